@@ -1,6 +1,6 @@
-"""Errors of this package: each text names the thing, the expectation, the finding, and the remedy.
+"""Errors of this package: each text names a thing, the expected value, the found value, and a remedy.
 
-Every error has these facts as attributes, and extends the builtin exception that fits.
+Every error has these four texts as attributes, and is also the builtin exception of its kind (`ValueError`, ...).
 
 >>> raise MemberNotFound("member 70 of convnet-digits", expected="an id in 0-63", found="70", member=70)
 Traceback (most recent call last):
@@ -14,18 +14,18 @@ import re
 import unicodedata
 from pathlib import Path
 
-LONGEST = 1000  # characters of each part of an error's text: what somebody typed or a file holds may be far longer
+LONGEST = 1000  # Largest number of characters in each part of an error's text; longer parts are shortened.
 
 
 class ZooError(Exception):
     """Base of all errors of this package.
 
     Args:
-        thing: what the error is about ("shard shards/x/00000-3f9a1c2b.safetensors").
-        expected: a phrase that follows "expected".
-        found: a phrase that follows "found".
-        do: the remedy, a sentence without its full stop.
-        collection, member, tensor, path: the facts, for programs.
+        thing: the object that the error is about ("shard shards/x/00000-3f9a1c2b.safetensors").
+        expected: a phrase that describes the expected value; the text puts it after the word "expected".
+        found: a phrase that describes the actual value; the text puts it after the word "found".
+        do: a sentence without its full stop that tells the user how to fix the problem.
+        collection, member, tensor, path: the objects that the error concerns, as attributes for programs.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class ZooError(Exception):
         self.path = None if path is None else str(path)
 
     def __str__(self) -> str:
-        thing, expected, found, do = (_cut(text) for text in (self.thing, self.expected, self.found, self.do))
+        thing, expected, found, do = (_shorten(text) for text in (self.thing, self.expected, self.found, self.do))
         clauses = [f"expected {expected}"] if expected else []
-        clauses += [f"found {found.rstrip('. ')}"] if found else []  # others' texts may end in a dot
+        clauses += [f"found {found.rstrip('. ')}"] if found else []  # Texts of other libraries may end in a dot.
         text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
         text = f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
         return _escape_controls(f"{text}{_explain_equal_looks(text)}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.__dict__.copy())
+        return _rebuild_error, (type(self), self.__dict__.copy())
 
 
 def _explain_equal_looks(text: str) -> str:
@@ -81,32 +81,32 @@ def _escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
-def _cut(text: str) -> str:
-    """Return a text of 1,000 characters or fewer: of a longer one, its beginning and its end."""
+def _shorten(text: str) -> str:
+    """Shorten a text to 1,000 characters by replacing its middle; return the text."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-195:]}"
 
 
-def _rebuild(kind: type[ZooError], facts: dict[str, str]) -> ZooError:
-    """Unpickle an error (workers send theirs back) with all its facts."""
+def _rebuild_error(kind: type[ZooError], facts: dict[str, str]) -> ZooError:
+    """Rebuild a pickled error with all its attributes; worker processes send their errors back pickled."""
     error = kind(facts["thing"])
     error.__dict__.update(facts)
     return error
 
 
 class CollectionNotFound(ZooError, KeyError):
-    """No collection of that name in the catalog, or in the source."""
+    """The catalog or the source has no collection of the requested name."""
 
 
 class MemberNotFound(ZooError, KeyError, IndexError):
-    """No member of that id, or at that position."""
+    """The collection has no member with the requested id, or at the requested position."""
 
 
 class SourceNotFound(ZooError, FileNotFoundError):
-    """A source that does not exist, or lacks a file that its manifest names."""
+    """A source does not exist, or lacks a file that its manifest names."""
 
 
 class SelectionError(ZooError, ValueError):
-    """A selection (`n`, `where`, `members`, `sample`) that can't be met."""
+    """No members can be selected by the given arguments (`n`, `where`, `members`, `sample`)."""
 
 
 class UsageError(ZooError, ValueError):
@@ -114,48 +114,49 @@ class UsageError(ZooError, ValueError):
 
 
 class SymmetryError(UsageError):
-    """A network whose symmetries can't be derived; the error names the operation."""
+    """The symmetries of a network can't be derived; the error names the operation that prevents it."""
 
 
 class FormatError(ZooError, ValueError):
-    """A manifest or description that breaks the format, or has a newer one."""
+    """A manifest or description does not follow the format, or has a newer format version."""
 
 
 class DamagedError(ZooError, ValueError):
-    """Bytes that differ from the manifest: cut, changed, overlapping, not finite."""
+    """The bytes of members differ from their manifest: they are cut, changed, overlapping or not finite."""
 
 
 class LayoutError(ZooError, ValueError):
-    """Tensors that are missing, extra or misshapen."""
+    """A member's tensors are not those of its network: some are missing, extra or have another shape."""
 
 
 class TooLargeError(ZooError, MemoryError):
-    """More memory needed than there is; the error names a smaller step."""
+    """The operation needs more memory than is free; the error names a smaller step."""
 
 
 class LockedError(ZooError, BlockingIOError):
-    """Another process is writing to the same folder."""
+    """Another process is writing to the same folder now."""
 
 
 class NetworkError(ZooError, ConnectionError):
-    """No answer, or an unusable one; or offline, and the files are not cached."""
+    """A server gave no usable answer; or offline mode is on, and the files are not cached."""
 
 
 class AccessError(ZooError, PermissionError):
-    """A repo or file that this login may not read."""
+    """The user's login has no permission to read a repo or file."""
 
 
 class StorageError(ZooError, OSError):
-    """A disk that is full or can't be written to."""
+    """A disk is full or can't be written to."""
 
 
 class WorkerError(ZooError, RuntimeError):
-    """A worker process that died repeatedly, or one whose error can't be sent back."""
+    """A worker process died repeatedly, or raised an error that can't be sent back."""
 
 
 class SmallerChunk(UserWarning):
-    """Memory is short: fewer members run at once than requested. Results stay the same."""
+    """Warning: memory is short, so fewer members run at once than requested. The results stay the same as with the
+    requested number."""
 
 
 class LeftOut(UserWarning):
-    """Members with unusable weights: their rows give the reason, and selections leave them out."""
+    """Warning: members with unusable weights were left out of a selection; their rows give the reason."""

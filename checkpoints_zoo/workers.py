@@ -34,12 +34,12 @@ R = TypeVar("R")
 A_in = TypeVar("A_in", contravariant=True)
 R_out = TypeVar("R_out", covariant=True)
 TRIES = 3
-GRACE_S = 5.0  # after a worker is asked to end, before it is killed
-OBJECT_STORE_BYTES = 2**29  # of a local cluster; results pass through its object store
-_STARTED = b""  # a worker's first message
+GRACE_S = 5.0  # Seconds between asking a worker to end and killing it.
+OBJECT_STORE_BYTES = 2**29  # Size of the object store of a local Ray cluster, through which results pass.
+_STARTED = b""  # First message of a worker, which says that it is ready.
 _GUARD = 'Put `if __name__ == "__main__":` around the calls of a script, or its classes and functions into a module'
-_importing_main = False  # in a worker, while it imports the main script
-POLL_S = 5.0  # between two looks at the free resources of the cluster
+_importing_main = False  # True in a worker while it imports the main script.
+POLL_S = 5.0  # Seconds between two queries of the cluster's free resources.
 
 
 class Work(Protocol[A_in, R_out]):
@@ -50,7 +50,7 @@ class Work(Protocol[A_in, R_out]):
 
 @dataclass(frozen=True)
 class Job(Generic[A]):
-    """One call of the work: its name in errors, and its argument."""
+    """One call of the work function: a name for error texts, and the argument."""
 
     name: str
     argument: A
@@ -66,18 +66,18 @@ class Engine(Protocol):
 
     @property
     def device(self) -> str:
-        """The device of the jobs; the first of several."""
+        """The device that jobs compute on; the first one if there are several."""
 
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
-        """Run as many jobs at a time as there are workers; yield each job with its result as it finishes.
+        """Run as many jobs at a time as there are workers; yield (job, result) of each job as it finishes.
 
         Args:
-            work: the function of every job; other processes get a copy of it.
-            jobs: taken one by one as workers become free.
+            work: the function that every job calls; other processes get a pickled copy of it.
+            jobs: the jobs to run; the next one is taken when a worker becomes free.
 
         Raises:
-            WorkerError: a job whose workers died repeatedly.
-            UsageError: work that can't be sent to another process.
+            WorkerError: the workers of one job died repeatedly.
+            UsageError: the work function can't be sent to another process.
         """
 
 
@@ -87,17 +87,19 @@ def choose_engine(
     ray: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Engine:
-    """Choose an engine; return it. It starts workers when it runs.
+    """Choose an engine by the number of workers, the devices and Ray; return the engine. The engine starts its workers
+    only when it runs jobs.
 
     Args:
-        workers: jobs at a time; None for one on each device, or with Ray as many as the cluster can run.
-        devices: of the workers, in turn; with Ray, "cuda" reserves one GPU for each job.
-        ray: "auto" for the cluster of this machine, "local" for a new one on this machine alone, or an address; None
+        workers: number of jobs that run at a time; None for one on each device, or with Ray as many as the cluster can
+            run.
+        devices: devices that the workers get in turn; with Ray, "cuda" reserves one GPU for each job.
+        ray: the Ray cluster: "auto" for the running cluster of this machine, "local" for a new one, or an address; None
             for no Ray.
-        say: is called with a line about each worker that died.
+        say: function that is called with a line of text about each worker that died.
 
     Raises:
-        UsageError: no devices, or fewer than one worker.
+        UsageError: the list of devices is empty, or fewer than one worker is requested.
 
     >>> choose_engine(), choose_engine(workers=4)
     (InProcess(device='cpu'), Processes(workers=4, devices=('cpu',)))
@@ -123,11 +125,11 @@ class InProcess:
     device: str = "cpu"
 
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
-        """Run jobs in their order; yield each with its result.
+        """Run jobs in their order; yield (job, result) of each.
 
         Args:
-            work: the function of every job.
-            jobs: taken one by one.
+            work: the function that every job calls.
+            jobs: the jobs to run; each is taken from the iterable when it is its turn.
         """
         for job in jobs:
             try:
@@ -142,17 +144,19 @@ class InProcess:
 class Processes:
     """Runs jobs in worker processes, which start as jobs arrive, take further jobs, and stop at the end.
 
-    Workers import the main script only for work or arguments that are defined in it. Such a script needs
+    Workers import the main script only if the work function or a job's argument is defined in it. Such a script needs
     `if __name__ == "__main__":` around its own calls; without it, and for code from standard input or a notebook, these
     jobs run in this process, and a warning says so.
 
     Args:
-        workers: processes at a time.
-        devices: of the processes, in turn.
-        tries: how often a job is started if its workers die.
-        start: "spawn", "forkserver" or "fork", as in multiprocessing. "fork" is unsafe after torch has run, and forked
+        workers: number of worker processes that run at a time.
+        devices: devices that the worker processes get in turn.
+        tries: the largest number of times that a job is started if its workers die.
+        start: method by which `multiprocessing` starts processes: "spawn", "forkserver" or "fork". "fork" is unsafe
+            after torch has
+            run, and forked
             processes hold this process's file locks until they end.
-        say: is called with a line about each worker that died.
+        say: function that is called with a line of text about each worker that died.
     """
 
     workers: int
@@ -166,9 +170,9 @@ class Processes:
         return self.devices[0]
 
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
-        """Run jobs in worker processes; yield each with its result as it finishes.
+        """Run jobs in worker processes; yield (job, result) of each as it finishes.
 
-        Args, Raises: as in `Engine.run`.
+        The arguments and errors are those of `Engine.run`.
         """
         if _importing_main:
             raise UsageError("jobs in several processes", found="calls at the top of the main script", do=_GUARD)
@@ -196,7 +200,8 @@ class Processes:
             pool.stop_all()
 
     def _start_jobs(self, pool: _WorkerPool, queue: _JobQueue[A], work: Work[A, R]) -> Iterator[tuple[Job[A], R]]:
-        """Send jobs to free workers; run jobs that need an unsafe main script here, and yield those with results."""
+        """Send jobs to free workers. Run jobs that need an unsafe main script in this process, and yield them with
+        their results."""
         while pool.has_room() and (start := queue.next_job()):
             job, tries = start
             argument = pickle_for_worker(job.argument)
@@ -213,11 +218,12 @@ class Processes:
 
 
 class _JobQueue(Generic[A]):
-    """The jobs that are still to be started: new ones, and those whose workers died. After a failure, none is started.
+    """Queue of jobs that are still to be started: new jobs, and jobs whose workers died. After the first failure of a
+    job, no further job is started.
 
     Args:
-        jobs: taken one by one.
-        tries: how often a job is started if its workers die.
+        jobs: the jobs to run; each is taken from the iterable when it is its turn.
+        tries: the largest number of times that a job is started if its workers die.
     """
 
     def __init__(self, jobs: Iterable[Job[A]], tries: int) -> None:
@@ -226,7 +232,7 @@ class _JobQueue(Generic[A]):
 
     @property
     def accepts_jobs(self) -> bool:
-        """Whether further jobs may be started."""
+        """Whether the queue may still start jobs."""
         return self.failure is None
 
     def next_job(self) -> tuple[Job[A], int] | None:
@@ -237,13 +243,14 @@ class _JobQueue(Generic[A]):
         return None if job is None else (job, earlier_starts + 1)
 
     def record_death(self, job: Job[A], tries: int, how: str, started: bool = True) -> None:
-        """Queue the job of a dead worker again; after its last try, note the failure.
+        """Put the job of a dead worker back into the queue; after its last try, record the failure.
 
         Args:
-            job: of the worker.
-            tries: how often the job was started.
-            how: the cause of death.
-            started: whether the worker was ready for jobs; one that exited before would exit again.
+            job: the job that the dead worker was running.
+            tries: number of times that the job was started so far.
+            how: phrase that says why the worker died.
+            started: whether the worker had become ready for jobs; a worker that dies before would die again, so its job
+                is not retried.
         """
         if not started and not how.startswith("signal"):
             self.failure = self.failure or WorkerError(
@@ -263,12 +270,12 @@ class _JobQueue(Generic[A]):
         )
 
     def read_answer(self, job: Job[A], raw: bytes, where: str) -> Iterator[tuple[Job[A], Any]]:
-        """Read an answer; yield the job with its result, or note its error as the failure.
+        """Read a worker's answer; yield (job, result), or record the job's error as the failure.
 
         Args:
-            job: the job of the answer.
-            raw: the result of `_run_job`.
-            where: the worker's name.
+            job: the job that the answer belongs to.
+            raw: the pickled answer, as `_run_job` returns it.
+            where: the worker's name, for the note of an error.
         """
         done, value = pickle.loads(raw)  # noqa: S301 (from our own worker)
         if done:
@@ -279,17 +286,17 @@ class _JobQueue(Generic[A]):
         self.failure = self.failure or error
 
     def raise_failure(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the recorded failure of a job, if there is one."""
         if self.failure is not None:
             raise self.failure
 
 
 class _WorkerPool:
-    """The workers of a run."""
+    """The worker processes of one call of `Processes.run`."""
 
     def __init__(self, engine: Processes, work: bytes) -> None:
         self.engine, self.work = engine, work
-        self.local = engine.start != "fork" and _needs_unsafe_main(work)  # all jobs run in this process
+        self.local = engine.start != "fork" and _needs_unsafe_main(work)  # If true, all jobs run in this process.
         self.workers: list[_Worker] = []
 
     @property
@@ -304,7 +311,7 @@ class _WorkerPool:
 
         Args:
             job: to run.
-            tries: number of this start of the job.
+            tries: number of this start of the job, from 1.
             argument: the job's argument, pickled.
         """
         worker = next((w for w in self.workers if w.job is None), None)
@@ -318,16 +325,16 @@ class _WorkerPool:
             worker.send_job(self.work)
 
     def wait_for_answers(self) -> list[_Worker]:
-        """Wait until a worker answers or dies; return the workers that did."""
+        """Wait until a worker answers or dies; return the workers that answered or died."""
         waiters: dict[Any, _Worker] = {}
         for worker in self.busy:
             waiters[worker.connection] = waiters[worker.process.sentinel] = worker
         return list(dict.fromkeys(waiters[x] for x in wait(list(waiters))))
 
     def discard(self, worker: _Worker) -> str:
-        """Remove a dead worker; return the cause of its death."""
+        """Remove a dead worker; return a phrase that says why it died."""
         worker.process.join(GRACE_S)
-        if worker.process.is_alive():  # it only closed its connection
+        if worker.process.is_alive():  # The process still runs: it has only closed its connection.
             worker.process.kill()
             worker.process.join()
         code = worker.process.exitcode
@@ -342,7 +349,7 @@ class _WorkerPool:
             if worker.job is not None:
                 worker.process.terminate()
         for worker in self.workers:
-            if worker.job is None:  # it sees the closed connection and exits normally
+            if worker.job is None:  # An idle worker sees the closed connection and exits normally.
                 worker.process.join(GRACE_S)
                 worker.process.terminate()
             worker.process.join(GRACE_S)
@@ -356,8 +363,8 @@ class _WorkerPool:
 class _Worker:
     """A worker process, the connection to it, and its current job.
 
-    The work and the first job are sent after the worker's first message: a process that dies at its start never reads
-    them, and sending it more than a pipe holds would block for ever.
+    The work and the first job are sent only after the worker's first message: a process that dies at its start reads
+    nothing, and sending more bytes than a pipe holds would block for ever.
     """
 
     def __init__(self, engine: Processes, slot: int) -> None:
@@ -374,7 +381,7 @@ class _Worker:
         )
         with _hold_interrupts(), nullcontext() if fork else _hide_main():
             self.process.start()
-        worker_end.close()  # so that the connection ends when the worker ends
+        worker_end.close()  # Close this end, so that the connection ends when the worker ends.
         self.job: Any = None
         self.tries, self.argument, self.started = 0, b"", False
 
@@ -383,15 +390,15 @@ class _Worker:
         return f"worker {self.slot} (process {self.process.pid})"
 
     def send_job(self, work: bytes) -> None:
-        """Send the job, and before the first one the work."""
-        with suppress(OSError):  # it died meanwhile; `receive` finds that
+        """Send the worker its job; before the first job, send the work function."""
+        with suppress(OSError):  # If the worker has died meanwhile, `receive` notices it.
             if not self.started:
                 self.connection.send_bytes(work)
             self.connection.send_bytes(self.argument)
         self.started, self.argument = True, b""
 
     def receive(self) -> bytes | None:
-        """Read an answer; return it, None if the worker died."""
+        """Read the worker's next answer; return it, or None if the worker died."""
         with suppress(EOFError, OSError):
             return self.connection.recv_bytes() if self.connection.poll() else None
         return None
@@ -399,7 +406,8 @@ class _Worker:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Block Ctrl-C while a process starts: the child inherits that, so only the parent handles Ctrl-C and stops it."""
+    """Block Ctrl-C while a process starts: the child inherits the block, so only the parent handles Ctrl-C and then
+    stops the child."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -411,7 +419,7 @@ def _hold_interrupts() -> Iterator[None]:
 
 
 def _main_file() -> Path | None:
-    """Return the file of the main script, None for standard input, `-c`, a notebook or an interpreter."""
+    """Return the path of the main script; None if the program is standard input, `-c`, a notebook or an interpreter."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return Path(file) if isinstance(file, str) and Path(file).is_file() else None
 
@@ -430,7 +438,7 @@ def _needs_unsafe_main(raw: bytes) -> bool:
         return True
     try:
         statements = ast.parse(file.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):  # a program that is not Python text, such as a frozen one
+    except (OSError, SyntaxError, ValueError):  # The main program is not Python text, for example a frozen program.
         return True
     tests = [ast.walk(statement.test) for statement in statements if isinstance(statement, ast.If)]
     return not any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in test)
@@ -459,7 +467,7 @@ def _import_main(main: dict[str, Any]) -> None:
     """Import the main script in a worker.
 
     Raises:
-        UsageError: it ends the process, or runs jobs, while it is imported.
+        UsageError: the main script ends the process, or runs jobs, while it is imported.
     """
     global _importing_main
     _importing_main = True
@@ -484,10 +492,10 @@ def _serve_jobs(connection: Connection[Any, Any], main: dict[str, Any], device: 
     """Run jobs in a worker process until the connection closes.
 
     Args:
-        connection: to the caller.
-        main: arguments that import the main script; it is imported for pickles that refer to it.
-        device: to compute on.
-        threads: of torch, unless OMP_NUM_THREADS is smaller.
+        connection: connection to the parent process.
+        main: arguments by which the main script is imported, if a pickle refers to it.
+        device: name of the device to compute on.
+        threads: number of threads that torch uses, unless OMP_NUM_THREADS is smaller.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -511,14 +519,16 @@ def _end_with_parent() -> None:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Runs jobs on the nodes of a Ray cluster. Each needs this package and the other modules that the work imports.
+    """Runs jobs on the nodes of a Ray cluster. Each node needs this package and the other modules that the work
+    function imports.
 
     Args:
-        address: "auto", "local", or an address for `ray.init`; an existing connection is used unchanged.
-        workers: jobs at a time; None for as many as the cluster can run.
-        cpus, gpus: of one job.
-        tries: how often a job is started if its workers or nodes die.
-        say: is called with a line about each job that is started again.
+        address: the cluster: "auto", "local", or an address for `ray.init`; if this process is connected already, that
+            connection is used.
+        workers: number of jobs that run at a time; None for as many as the cluster can run.
+        cpus, gpus: numbers of CPU cores and GPUs that Ray reserves for one job.
+        tries: the largest number of times that a job is started if its workers or nodes die.
+        say: function that is called with a line of text about each job that is started again.
     """
 
     address: str = "auto"
@@ -533,11 +543,11 @@ class RayCluster:
         return "cuda:0" if self.gpus else "cpu"
 
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
-        """Run jobs on the cluster; yield each with its result as it finishes.
+        """Run jobs on the cluster; yield (job, result) of each as it finishes.
 
-        Args, Raises: as in `Engine.run`, and
+        The arguments and errors are those of `Engine.run`, and
             UsageError: Ray is not installed, or no node has the resources of a job.
-            NetworkError: no cluster at the address.
+            NetworkError: no Ray cluster answers at the address.
         """
         raw_work = pickle_for_worker(work)
         ray = _import_ray()
@@ -560,7 +570,7 @@ class RayCluster:
                         try:
                             raw, where = ray.get(reference)
                         except ray.exceptions.RayTaskError:
-                            raise  # not an error of the work: the node could not start it
+                            raise  # The node could not start the job; the work function itself raised no error.
                         except ray.exceptions.RayError as error:
                             how = type(error).__name__
                             self.say(f"{how} in job {job.name}, start {tries} of {self.tries}")
@@ -573,10 +583,10 @@ class RayCluster:
                     ray.cancel(reference, force=True)
 
     def _free_slots(self, ray: Any) -> int:
-        """Return the number of jobs that the cluster can run at a time, with its present nodes.
+        """Return the number of jobs that the cluster's present nodes can run at a time.
 
         Raises:
-            UsageError: not a single job.
+            UsageError: the nodes lack the resources for a single job.
         """
         resources = ray.cluster_resources()
         slots = int(resources.get("CPU", 0) // self.cpus)
@@ -593,7 +603,7 @@ class RayCluster:
 
     @contextmanager
     def _connected(self, ray: Any) -> Iterator[None]:
-        """Connect to the cluster while the block runs, unless this process is connected."""
+        """Connect to the cluster while the block runs, unless this process is connected already."""
         if ray.is_initialized():
             yield
             return
@@ -619,9 +629,9 @@ def _import_ray() -> Any:
     """Import Ray; return the module.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: Ray is not installed.
     """
-    # Without this, every worker of a program started by `uv run` builds its own environment.
+    # Without this setting, every worker of a program started by `uv run` would build its own environment.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -646,7 +656,7 @@ def pickle_for_worker(work: object) -> bytes:
     """Pickle an object for another process; return the bytes.
 
     Raises:
-        UsageError: it contains something that can't be sent, such as a function defined inside another.
+        UsageError: the object can't be pickled, for example because it contains a function defined inside another.
     """
     try:
         return pickle.dumps(work)
@@ -664,18 +674,18 @@ def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict
 
     Args:
         work, argument: results of `pickle_for_worker`; unpickling them may raise, like the work itself.
-        device: to compute on.
-        threads: of torch.
-        main: as in `_serve_jobs`.
+        device: name of the device to compute on.
+        threads: number of threads that torch uses.
+        main: arguments by which the main script is imported, as in `_serve_jobs`.
     """
     try:
         if main and any(_refers_to_main(raw) for raw in (work, argument)):
             _import_main(main)
         function = _load_work(work)
-        if "torch" in sys.modules:  # the work may have imported it
+        if "torch" in sys.modules:  # Only if the work function has imported torch.
             sys.modules["torch"].set_num_threads(threads)
         value = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
-        # Plain pickle: torch's pickling for processes shares memory, which is lost with the worker.
+        # Pickled by the standard module: torch's own pickling would share memory, which is lost when the worker ends.
         return pickle.dumps((True, function(value, device)))
     except Exception as error:  # noqa: BLE001 (raised again in the caller)
         return _pickle_error(error)
@@ -683,7 +693,7 @@ def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict
 
 @lru_cache(1)
 def _load_work(work: bytes) -> Work[Any, Any]:
-    """Unpickle work, once for all jobs of a worker; return it."""
+    """Unpickle the work function, once for all jobs of a worker; return it."""
     loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from our own caller)
     return loaded
 

@@ -68,7 +68,8 @@ def compact_command(
 
     q_d is fitted to the members as they are, q_r to the members whose units were permuted to match a reference:
     mean and variance of every weight. Samples of both are compared with the ensemble, as in Xiao, Liu and Bamler 2023.
-    With --against, the ensemble and Gaussians fitted to HMC's draws and to it are compared with HMC, as in their table.
+    With --against, the ensemble and the Gaussians fitted to HMC's draws and to the ensemble are compared with HMC, as
+    in the table of that paper.
     """
     if against is not None:
         return _compare_with_hmc(selection, against, vi, data, to, plot, out, options)

@@ -27,7 +27,7 @@ FIGURES = ("accuracy", "nll", "brier", "ece", "mi_id", "mi_ood", "auroc", "fpr95
 def command(folder: Path, out: Output) -> None:
     """Load, ensemble and measure 64 networks that come with the package.
 
-    Nothing is fetched, and nothing is written but one picture.
+    Nothing is downloaded, and only one picture is written.
     """
     out.say("Importing torch …")
     from checkpoints_zoo import images

@@ -94,13 +94,13 @@ def command(
     archive, or a folder of archives, of safetensors files or of files of torch.save; or an address on the Hub,
     hf://datasets/ORG/NAME[@REVISION][/PATH]. An interrupted run continues.
     """
-    given: dict[str, Any] = _read_facts(file) if file is not None else {}
+    user_facts: dict[str, Any] = _read_facts(file) if file is not None else {}
     if dataset is not None:
-        given["dataset"] = dataset
+        user_facts["dataset"] = dataset
     if classes_from is not None:
         from checkpoints_zoo.interop.checkpoints import facts_to_json
 
-        given |= facts_to_json({"classes": classes_from})
+        user_facts |= facts_to_json({"classes": classes_from})
     network_arguments, build = dict(_parse_argument(text) for text in arguments), None
     if architecture is not None and ":" in architecture:
         build = partial(import_function(architecture), **network_arguments)
@@ -116,7 +116,7 @@ def command(
         name,
         out=target,
         hash=hashed,
-        given=given,
+        user_facts=user_facts,
         net=net,
         build=build,
         columns=custom_columns,

@@ -28,12 +28,12 @@ from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_
 
 
 class Command(NamedTuple):
-    """A command: where its function is, its line in the help, and examples of its use.
+    """A command: the place of its function, its line in the help, and examples of its use.
 
     Args:
-        place: its file, with ":FUNCTION" if the file has several commands.
-        summary: the first line of its help.
-        examples: commands that a user may type.
+        place: file of the command, with ":FUNCTION" if the file has several commands.
+        summary: first line of the command's help.
+        examples: example command lines for the help.
     """
 
     place: str
@@ -135,7 +135,7 @@ COMMANDS = {
     ),
     "audit": Command(
         "verify:audit_command",
-        "Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.",
+        "Check the files of any repo or folder for damage by hashes, sizes and first bytes.",
         ("zoo-cli audit hf://datasets/ORG/NAME",),
     ),
     "recipes": Command(
@@ -153,7 +153,7 @@ COMMANDS = {
     ),
     "train-merge": Command(
         "train:merge_command",
-        "Put members that were trained into several folders together into one source.",
+        "Merge members that were trained into several folders into one source.",
         ("zoo-cli train-merge out/ elsewhere/ --out all/",),
     ),
     "import": Command(
@@ -199,11 +199,11 @@ class Output:
     format: str
 
     def data(self, values: Any, *blocks: str) -> None:
-        """Write a command's data to stdout: the values as JSON, or the blocks of text with an empty line between them.
+        """Write a command's data to stdout: values as JSON, or blocks of text separated by empty lines.
 
         Args:
             values: JSON values, datetimes and paths; numbers that are not finite become null.
-            blocks: the same data as text for people; empty blocks are left out.
+            blocks: blocks of text for people with the same data; empty blocks are left out.
         """
         if self.format == "json":
             text = json.dumps(finite_or_null(values), indent=1, allow_nan=False, default=_json_text)
@@ -237,11 +237,11 @@ def _json_text(value: object) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
-    """Lay rows out in columns; return the text.
+    """Return rows as a table of aligned columns, in plain text.
 
     Args:
-        rows: mappings with the same keys, which become the header.
-        right: keys of text columns to align to the right, as columns of numbers are.
+        rows: rows of the table as mappings with the same keys, which become the header.
+        right: keys of text columns that are aligned to the right, as columns of numbers are.
 
     >>> print(table([{"name": "a", "members": 64}, {"name": "long", "members": 8}]))
     name  members
@@ -259,7 +259,7 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
 
 
 def fact_lines(values: Mapping[str, Any]) -> str:
-    """Write one key and its value a line; return the text.
+    """Return a mapping as text, with one key and its value per line.
 
     >>> print(fact_lines({"name": "convnet-digits", "members": 64}))
     name     convnet-digits
@@ -270,7 +270,7 @@ def fact_lines(values: Mapping[str, Any]) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """Write a value for people; return text that is safe to print to a terminal.
+    """Return a value as text that is safe to print to a terminal.
 
     >>> cell_text(0.1234567), cell_text(None), cell_text(True)
     ('0.1235', '-', 'yes')
@@ -289,7 +289,7 @@ def cell_text(value: Any) -> str:
 
 
 def percent(share: float | None) -> str | None:
-    """Write a share in [0, 1] as percent; return the text.
+    """Return a share in [0, 1] as text in percent.
 
     >>> percent(0.98148)
     '98.15 %'
@@ -298,7 +298,7 @@ def percent(share: float | None) -> str | None:
 
 
 class ClosedOutput(Exception):
-    """The reader of the output is gone. It is no BrokenPipeError, which click would turn into exit code 1."""
+    """The reader of the output has closed it; no BrokenPipeError, which click would turn into exit code 1."""
 
 
 # The first kind that matches an exception decides; an exception of no kind is a bug.
@@ -331,7 +331,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def report_error(error: BaseException) -> int:
-    """Write to stderr what went wrong; return the exit code."""
+    """Write an exception to stderr; return its exit code."""
     code = exit_code(error)
     if code == BUG:
         traceback.print_exception(error)
@@ -346,7 +346,7 @@ def report_error(error: BaseException) -> int:
 
 @contextmanager
 def closed_output() -> Iterator[None]:
-    """Turn a BrokenPipeError into ClosedOutput."""
+    """Raise ClosedOutput for a BrokenPipeError inside the `with` block."""
     try:
         yield
     except BrokenPipeError as error:
@@ -362,7 +362,7 @@ def say(text: str) -> None:
 def _warning_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return the line of a warning for a terminal, without its place in the code."""
+    """Return a warning as one line of text, without the line of code that warned."""
     return f"zoo-cli: warning: {printable(str(message).replace(chr(10), ' '))}\n"
 
 
@@ -372,7 +372,7 @@ def _message(error: BaseException) -> str:
         return f"{message}{'' if message.endswith('?') else '.'} See `{error.ctx.command_path} --help`."
     if isinstance(error, click.ClickException):
         return error.format_message()
-    # Workers name their job in a note: "in job members 0-3: ...".
+    # A worker adds a note with its job to the exception: "in job members 0-3: ...".
     jobs = [note.split(":")[0] for note in getattr(error, "__notes__", []) if note.startswith("in job ")]
     return f"{error}{f' ({jobs[0]})' if jobs else ''}"
 
@@ -387,14 +387,14 @@ def discard_output() -> None:
 
 
 def silence_progress_bars() -> None:
-    """Turn off the progress bars of other packages if stderr is no terminal, where each step would be a new line."""
+    """Turn off the progress bars of other packages if stderr is no terminal, where each step is a new line."""
     if sys.stderr is None or not sys.stderr.isatty():
         for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
-            os.environ.setdefault(name, "1")  # read when these packages are imported
+            os.environ.setdefault(name, "1")  # these packages read the variables when they are imported
 
 
 class Group(click.Group):
-    """Commands that are imported on first use, and end with the exit codes of `CODES`."""
+    """A group of commands whose modules are imported on first use and that exit with the codes of `CODES`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -440,7 +440,7 @@ class Group(click.Group):
         silence_progress_bars()
         format_before, warnings.formatwarning = warnings.formatwarning, _warning_line
         if isinstance(sys.stdout, TextIOWrapper):
-            # A terminal that lacks a character, such as "±", shows its code: no error.
+            # If a terminal can't show a character, such as "±", its code is printed instead, without an error.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)

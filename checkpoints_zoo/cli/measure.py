@@ -1,6 +1,6 @@
 """`zoo-cli evaluate` and `zoo-cli plot`: the figures of an ensemble, as a table and as a picture.
 
-Other commands use the options and the table too.
+Other commands use this module's options and table too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_SIZES = 3
 
 
 def _parse_sizes(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Parse sizes of ensembles, whole numbers separated by commas; return them."""
+    """Parse the sizes of ensembles, which are whole numbers separated by commas; return the list."""
     try:
         return None if value is None else tuple(int(part) for part in value.split(","))
     except ValueError:
@@ -60,7 +60,7 @@ def _parse_distances(context: click.Context, parameter: click.Parameter, values:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Members and the images to measure them on: the arguments of `zoo.evaluate`."""
+    """The members, the images and the other arguments of `zoo.evaluate`, as the command line gives them."""
 
     selection: Selection
     data: str | None
@@ -91,24 +91,25 @@ class Measurement:
         )  # fmt: skip
 
     def ood_name(self, default: str | None = None) -> str | None:
-        """Return the name of the images out of distribution, None for none.
+        """Return the name of the images out of distribution; None if there are none.
 
         Args:
-            default: the name if --ood is not given.
+            default: name of the images that are used if --ood is not given.
         """
         return None if self.ood == NONE else self.ood or default
 
     def inputs(
         self, members: Collection, default_ood: str | None = None
     ) -> tuple[ImagesOrPredictions, ImagesOrPredictions, float | ImagesOrPredictions]:
-        """Return the images in distribution, out of it, and held out: names, or with --stored predictions.
+        """Return three data sets: in distribution, out of distribution, and held out. Each is a name, or stored
+        predictions with --stored.
 
         Args:
-            members: the members whose stored predictions are read.
-            default_ood: the name of the images out of distribution if --ood is not given.
+            members: members whose stored predictions are read.
+            default_ood: name of the images out of distribution that are used if --ood is not given.
 
         Raises:
-            UsageError, SourceNotFound: no such predictions.
+            UsageError, SourceNotFound: the predictions do not exist.
         """
         ood = self.ood_name(default_ood)
         if self.stored is None:
@@ -122,7 +123,7 @@ class Measurement:
         return read(self._prediction_set(members)), None if ood is None else read(ood), held_out
 
     def _prediction_set(self, members: Collection) -> str:
-        """Return the name of the set of stored predictions that is measured."""
+        """Return the name of the set of stored predictions that the command measures."""
         return self.data or f"{members.description.dataset}-test"
 
 

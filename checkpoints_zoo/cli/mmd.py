@@ -23,7 +23,7 @@ NAMES = {"mmd2": "MMD²", "p_value": "p", "ns_mmd2": "NS", "ns_p_value": "p of N
 
 
 def _none_if_none(context: click.Context, parameter: click.Parameter, value: str) -> str | None:
-    """Return the value of an option, None for the word "none"."""
+    """Return the value of an option; None if it is the word "none"."""
     return None if value == NONE else value
 
 
@@ -87,7 +87,7 @@ def command(
 
 
 def load_other(selection: Selection, name: str, source: str | None) -> Collection:
-    """Return the second set of members."""
+    """Return the set of members that the selected ones are compared with."""
     if parse_citation(name):
         return Selection(name, None, None, None, None, source).load()
     return replace(selection, name=name, source=source or selection.source).load()

@@ -9,11 +9,13 @@ from checkpoints_zoo.cli.main import COMMANDS, main, say
 
 
 def run_old_form(program: str, current: bool = False) -> None:
-    """Run this process's command line as `zoo-cli`, whichever form it has; exit with the command's code.
+    """Run the command line of this process as a command of `zoo-cli`, in its old or new form; exit with the command's
+    code.
 
     Args:
-        program: what the user typed before the arguments, such as "python -m training".
-        current: whether the program itself is no old form: a note is written for old arguments only.
+        program: text that the user typed before the arguments, such as "python -m training".
+        current: whether the program's name is still valid; then a note is written only if its arguments have the old
+            form.
     """
     arguments = sys.argv[1:]
     translated = translate(arguments)
@@ -24,7 +26,7 @@ def run_old_form(program: str, current: bool = False) -> None:
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of `zoo-cli` that mean what arguments of `python -m training` meant in 0.1.
+    """Translate arguments of `python -m training` of version 0.1 into arguments of `zoo-cli`; return them.
 
     >>> translate(["convnet-digits", "--members", "0-3", "--out", "out/"])
     ['train', 'convnet-digits', '--members', '0-3', '--out', 'out/']

@@ -26,7 +26,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Selection:
-    """A name and which of its members are selected: the arguments of `zoo.load`."""
+    """The name of a collection and the selection of its members: the arguments of `zoo.load`."""
 
     name: str
     n: int | None
@@ -37,14 +37,14 @@ class Selection:
     architecture: str | None = None
 
     def load(self) -> Collection:
-        """Return the members as a Collection."""
+        """Load the selected members; return them as a Collection."""
         from checkpoints_zoo.collection.collection import load
 
         build = None if self.architecture is None else import_function(self.architecture)
         return load(**self._load_arguments(), architecture=build)
 
     def find(self) -> SelectedMembers:
-        """Select as `zoo.load` does, importing neither torch nor pandas; return the manifest's rows."""
+        """Select members as `zoo.load` does, without importing torch or pandas; return their manifest rows."""
         from checkpoints_zoo.sources.source import select_members
 
         return select_members(**self._load_arguments())
@@ -53,8 +53,8 @@ class Selection:
         """Return a selection of all members of another collection of the same architecture.
 
         Args:
-            name: of the other collection.
-            source: where it lies; None for the source of this selection.
+            name: name of the other collection.
+            source: source that has the collection; None for the source of this selection.
         """
         return Selection(name, None, None, None, None, source or self.source, self.architecture)
 
@@ -63,7 +63,7 @@ class Selection:
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command NAME and the options that select members, and pass it the Selection as `selection`."""
+    """Give a command the argument NAME and the options that select members; pass them to it as `selection`."""
 
     @click.argument("name", metavar="NAME")
     @click.option("-n", "n", type=int, metavar="N", help="The first N members; with --sample, N random ones.")
@@ -94,20 +94,20 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The devices and processes that train: the options --device, --workers and --ray."""
+    """The devices and processes for training, from the options --device, --workers and --ray."""
 
     devices: str
     workers: int | None
     ray: str | None
 
     def engine(self, say: Callable[[str], object]) -> Engine:
-        """Return the engine that trains on them.
+        """Return the engine that trains on this hardware.
 
         Args:
-            say: called with a message for each worker that died.
+            say: function called with a message for each worker that died.
 
         Raises:
-            UsageError: a device that this machine does not have.
+            UsageError: this machine lacks the device.
         """
         from checkpoints_zoo.workers import choose_engine
 
@@ -140,10 +140,10 @@ def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OutputFile(click.ParamType[Path]):
-    """A file that a command writes when its work is done. Its name and its folder are checked before.
+    """An option's file that a command writes at its end. The file's name and folder are checked at the start.
 
     Args:
-        endings: that its name may have, such as ".png"; none for any.
+        endings: suffixes that the file's name may have, such as ".png"; empty if any suffix is allowed.
     """
 
     name = "file"
@@ -160,7 +160,7 @@ class OutputFile(click.ParamType[Path]):
 
 
 class OutputFolder(click.ParamType[Path]):
-    """A folder that a command writes into when its work is done. It is checked before."""
+    """An option's folder that a command writes into at its end. The folder is checked at the start."""
 
     name = "folder"
 
@@ -171,7 +171,7 @@ class OutputFolder(click.ParamType[Path]):
 
 
 def parse_reference(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
-    """Parse what members are aligned to; return a member's id, "mean", or None if it is not given."""
+    """Parse the reference of an alignment; return a member's id, "mean", or None if the option is missing."""
     if value is None or value == "mean":
         return value
     if not value.isdecimal():
@@ -180,16 +180,15 @@ def parse_reference(context: click.Context, parameter: click.Parameter, value: s
 
 
 def import_function(text: str) -> Callable[..., Any]:
-    """Import the function that MODULE:FUNCTION names; return it.
-
-    The module's code runs. The working folder is searched too, from now on.
+    """Import a function named as MODULE:FUNCTION; return it. The module's code runs. From now on modules are also
+    searched for in the working folder.
 
     Raises:
         UsageError: there is no such function.
     """
     module, _, name = text.partition(":")
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # it stays: worker processes search it as well
+        sys.path.insert(0, here)  # the folder stays in sys.path, because worker processes search it as well
     try:
         function: Any = import_module(module)
         for part in name.split("."):

@@ -39,7 +39,7 @@ def command(folder: str, repo: str, sample: int, out: Output, **options: Any) ->
 
 
 def _plan_text(plan: Plan) -> str:
-    """Write a plan for people; return the text."""
+    """Return a plan as text for people."""
     values = plan.to_json()
     lists = ("upload", "there", "unnamed", "ignored", "to_come")
     lines = {key: value for key, value in values.items() if key not in (*lists, "there_bytes")}

@@ -21,7 +21,7 @@ MAIN = (
     "member", "epoch", "status", "reason", "method", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
-# A column is left out if all its values are the usual ones.
+# Main columns of a table with their usual values; a column is left out if it has no others.
 USUAL = {"status": {"ok"}, "method": {"independent"}}
 SHARES = ("train_accuracy", "test_accuracy")
 MOST_ROWS = 20
@@ -55,7 +55,7 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
 
 
 def _informative_columns(rows: pa.Table) -> list[str]:
-    """Return the main columns that have other than the usual values in these rows."""
+    """Return the main columns in which these rows have unusual values."""
     return [
         name
         for name in MAIN
@@ -105,7 +105,7 @@ def _rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
     for name in dict.fromkeys(names):
         column = rows.column(name)
         if pa.types.is_timestamp(column.type):
-            # By seconds: Arrow's own conversion wants a database of time zones.
+            # Times are converted from seconds, because Arrow's own conversion needs a database of time zones.
             seconds = column.cast(pa.int64()).to_pylist()
             columns[name] = [None if s is None else datetime.fromtimestamp(s, UTC) for s in seconds]
         else:

@@ -121,7 +121,7 @@ def _open(selection: Selection, member_options: list[str]) -> tuple[Table, Colle
 
 
 def _snapshots(selection: Selection, members: Collection) -> Collection:
-    """Return all snapshots of the selected members; a selection by epochs or by a citation as it is."""
+    """Return all snapshots of the selected members; return a selection by epochs or by a citation unchanged."""
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.formats.selection import parse_citation
 

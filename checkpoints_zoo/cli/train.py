@@ -1,4 +1,4 @@
-"""`zoo-cli train`, `zoo-cli train-merge` and `zoo-cli recipes`: members trained and exported as a source."""
+"""`zoo-cli train`, `zoo-cli train-merge` and `zoo-cli recipes`: train members and export them as a source."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def train_command(
     """Train members of a recipe and export them as a source: shards, manifest, description.
 
     RECIPE is a name that `zoo-cli recipes` lists, or a Python file that defines RECIPE or RECIPES (FILE.py:NAME takes
-    one of several). Members that the folder holds already are left alone; a run that was killed goes on where it was
-    saved.
+    one of several). Members that the folder has already are not trained again; an interrupted run continues from its
+    last saved state.
     """
     began = time.monotonic()
     from checkpoints_zoo.formats.selection import format_ids, parse_ids
@@ -86,7 +86,7 @@ def train_command(
 def recipes_command(file: str | None, out: Output) -> None:
     """List the recipes that come with the package, or those of a Python file, whose code runs.
 
-    "at once": how many members are trained together on one device.
+    "at once": number of members that are trained together on one device.
     """
     rows = recipe_rows(file)
     shown = [
@@ -101,10 +101,10 @@ def recipes_command(file: str | None, out: Output) -> None:
 
 
 def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
-    """Return a row for each recipe of a file, or of the package, by the names they are chosen by.
+    """Return name -> row of the table for each recipe of a file or of the package.
 
     Args:
-        file_or_name: a Python file, a recipe's name, or None for all recipes of the package.
+        file_or_name: Python file, or name of a recipe, or None for all recipes of the package.
 
     Raises:
         UsageError: no such recipe or file.
@@ -134,10 +134,10 @@ def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
 @click.option("--name", "names", multiple=True, metavar="NAME", help="A collection; all of the folders if not given.")
 @format_option
 def merge_command(folders: tuple[Path, ...], folder: Path, names: tuple[str, ...], out: Output) -> None:
-    """Put members that were trained into several folders together into one source.
+    """Merge members that were trained into several folders into one source.
 
-    The source is the same, byte for byte, as if one run had trained them all, but for times, versions and devices in
-    the rows. Members of different recipes, and a member with different weights in two folders, are refused.
+    The source has the same bytes as if one run had trained all members, except for times, versions and devices in the
+    rows. Members of different recipes, and a member with different weights in two folders, are refused.
     """
     from checkpoints_zoo.training.merge import merge
 

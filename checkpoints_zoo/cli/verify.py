@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.training.retrain import RetrainResult
 
-MOST_LINES = 20  # findings of one kind
+MOST_LINES = 20  # largest number of findings of one kind that are printed
 
 
 @click.command()
@@ -76,8 +76,8 @@ def verify_command(
     collection is checked, with its stored predictions. Members on the Hub are fetched first. The output tells what was
     checked, of how many members, and what could not be checked. Exit code 1: problems were found.
 
-    A member that is trained again must have the same bytes if this torch and this processor are those that its row
-    names; otherwise the test accuracies are compared.
+    A member that is trained again must have the same bytes if torch, the processor and the number of threads are those
+    that its row names; otherwise the test accuracies are compared. OMP_NUM_THREADS sets the number of threads.
     """
     if retrain is None and (recipe is not None or changes):
         raise click.UsageError("--recipe and --set need --retrain.")
@@ -110,7 +110,8 @@ def verify_command(
             if isinstance(error, NetworkError | AccessError):
                 errors.append(error)
                 continue
-            # A name that does not exist is no finding. In a folder, the other collections are checked all the same.
+            # A missing name is an error of the user, not a problem of a member. In a folder, an unreadable collection
+            # does not stop the checks of the others.
             if not whole and not isinstance(error, DamagedError | FormatError | LayoutError):
                 raise
             problems.append(Problem(collection, None, "manifest", str(error)))
@@ -172,7 +173,7 @@ def _retrain(
     hardware: Hardware,
     out: Output,
 ) -> list[RetrainResult]:
-    """Train some members again; return what came of each."""
+    """Train some members again; return the result of each comparison."""
     from checkpoints_zoo.training.recipes import choose_recipe
     from checkpoints_zoo.training.retrain import retrain
 
@@ -181,25 +182,25 @@ def _retrain(
 
 
 def _line_of(retrained: dict[str, Any]) -> str:
-    """Write for people what came of training a member again; return the line."""
+    """Return the result of training a member again as a line of text."""
     agree = "agree" if retrained["same"] else "DIFFER"
     who = f"member {retrained['member']} of {retrained['collection']}, trained again"
     return f"{who}: {retrained['compared']} {agree}: {retrained['text']}"
 
 
 def _is_address(name: str) -> bool:
-    return name.startswith(hub.SCHEME) and "#" not in name  # a citation names members too
+    return name.startswith(hub.SCHEME) and "#" not in name  # with "#" it is a citation, which selects members
 
 
 def _is_folder(name: str) -> bool:
     try:
         return Path(name).is_dir()
-    except (OSError, ValueError):  # too long for a path, as a citation may be
+    except (OSError, ValueError):  # the text is too long for a path; it may be a citation
         return False
 
 
 def _collections_of(place: str) -> tuple[str, list[str]]:
-    """Return a source at the commit that it has now, and the names of its collections, one at least."""
+    """Return a source fixed at its current commit, and the names of its collections, of which there is at least one."""
     source = open_source(place, "")
     names = source.collections()
     if not names:
@@ -211,11 +212,12 @@ def _collections_of(place: str) -> tuple[str, list[str]]:
 @click.argument("place", metavar="ADDRESS|DIR")
 @format_option
 def audit_command(place: str, out: Output) -> int:
-    """Look for what is wrong with any repo or folder, from hashes, sizes and first bytes.
+    """Check the files of any repo or folder for damage by hashes, sizes and first bytes.
 
-    ADDRESS is hf://datasets/ORG/NAME[@REVISION]. Found are files and members with one content under several names,
-    pickles, LFS pointers and web pages where weights should be, empty and damaged files, rows of manifests whose bytes
-    are not there, and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit code
+    ADDRESS is hf://datasets/ORG/NAME[@REVISION]. The command finds files and members with the same content under
+    several names; pickles, LFS pointers and web pages in place of weights; empty and damaged files; manifest rows whose
+    bytes are missing; and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit
+    code
     1: something was found.
     """
     found = audit(place)
@@ -239,7 +241,7 @@ def audit_command(place: str, out: Output) -> int:
 
 
 def _lines(findings: list[Finding]) -> list[str]:
-    """Write findings for people, of each kind the first few; return the lines."""
+    """Return findings as lines of text, with only the first few of each kind."""
     lines, counts = [], Counter[str]()
     for one in findings:
         counts[one.kind] += 1

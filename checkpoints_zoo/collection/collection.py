@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from checkpoints_zoo.formats.catalog import Description
     from checkpoints_zoo.sources.source import Source
 
-_AS_STORED = View()  # weights as they are stored
-# Public names of version 0.1 -> their names inside the package.
+_AS_STORED = View()  # The view that leaves weights as they are stored.
+# Public name of an attribute in version 0.1 -> its present name inside the package.
 _PRIVATE = {
-    "at": "__getitem__", "before": "_before", "commit": "_commit", "held_by": "_members_within", "keys": "_keys",
-    "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes", "read": "_read",
-    "skeleton": "_skeleton", "view": "_view",
+    "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_members_within",
+    "keys": "_keys", "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes",
+    "read": "_read", "skeleton": "_skeleton", "view": "_view",
 }  # fmt: skip
 
 
@@ -51,12 +51,12 @@ class Collection:
     """Selected members of a collection: their rows are in memory, their weights are read when needed.
 
     Args:
-        source: has the manifest and the shards.
-        commit: version of the source.
-        description: the source's JSON on this collection.
-        rows: the selected rows of the manifest.
-        architecture: builds the module; None for the architecture that the description names.
-        skeletons: layout -> module that is already built, shared by all selections of one collection.
+        source: the source that contains the manifest and the shards.
+        commit: version of the source, a commit or a hash.
+        description: the source's description of the collection.
+        rows: the manifest rows of the selected members.
+        architecture: function that builds the module; None for the architecture that the description names.
+        skeletons: layout -> module that is built already; all selections of one collection share this dict.
         view: steps that change the weights as they are read.
     """
 
@@ -82,7 +82,7 @@ class Collection:
 
         def __getattr__(self, name: str) -> Any:
             if name not in _PRIVATE:
-                return self.__getattribute__(name)  # raises Python's own error
+                return self.__getattribute__(name)  # This raises Python's usual AttributeError.
             warnings.warn(
                 f"Collection.{name} is private from version 0.2 on, and goes in the next one",
                 DeprecationWarning,
@@ -97,10 +97,10 @@ class Collection:
         return (self[i] for i in range(len(self)))
 
     def __add__(self, other: Collection) -> Collection:
-        """Join the members of two collections of one network; see `load` for the ids.
+        """Join the members of two collections of one network into one collection; `load` describes the new ids.
 
         Raises:
-            UsageError, LayoutError: other networks, views of other kinds, or a member twice.
+            UsageError, LayoutError: the networks or the kinds of views differ, or a member occurs twice.
         """
         if not isinstance(other, Collection):
             return NotImplemented
@@ -117,7 +117,7 @@ class Collection:
 
     @cached_property
     def ids(self) -> list[int]:
-        """Member ids, in order."""
+        """Ids of the selected members, in order."""
         return [int(m) for m in self.rows.column("member").to_pylist()]
 
     @property
@@ -130,7 +130,7 @@ class Collection:
         """The function that turns uint8 images (batch, channel, height, width) into the members' inputs.
 
         Raises:
-            FormatError: the collection's description has none.
+            FormatError: the collection's description has no preprocessing.
         """
         if not self.description.preprocessing:
             raise FormatError(
@@ -152,7 +152,7 @@ class Collection:
 
     @property
     def citation(self) -> str:
-        """Text that names this selection; `zoo.load` turns it into the same members."""
+        """Citation text that names this selection; `zoo.load` loads the same members from it."""
         self._check_not_empty()
         if isinstance(self.source, JoinedSource):
             return self.source.citation(self.rows)
@@ -161,7 +161,7 @@ class Collection:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the members as they are stored."""
+        """Number of bytes of the selected members as they are stored."""
         return manifest.sum_of(self.rows, "nbytes")
 
     @overload
@@ -170,10 +170,10 @@ class Collection:
     def __getitem__(self, position: slice) -> Collection: ...
 
     def __getitem__(self, position: int | slice) -> Member | Collection:
-        """Take by position: an int gives a Member, a slice a Collection.
+        """Select members by position: an int gives a Member, a slice gives a Collection.
 
         Raises:
-            MemberNotFound, UsageError: no such position.
+            MemberNotFound, UsageError: there is no member at the position.
         """
         if isinstance(position, slice):
             return self._select(list(range(len(self)))[position])
@@ -184,7 +184,7 @@ class Collection:
         """Return a position counted from the first member.
 
         Raises:
-            MemberNotFound, UsageError: no such position.
+            MemberNotFound, UsageError: there is no member at the position.
         """
         index = whole_number(position)
         if index is None:
@@ -200,47 +200,49 @@ class Collection:
         return index % len(self)
 
     def take(self, positions: Iterable[int]) -> Collection:
-        """Take members by position, in any order; return them as a collection.
+        """Select members by their positions, in any order; return them as a collection.
 
         Raises:
-            MemberNotFound, UsageError: no such position.
+            MemberNotFound, UsageError: there is no member at the position.
         """
         return self._select([self._position(position) for position in positions])
 
     def member(self, id: int) -> Member:
-        """Take a selected member by its id (its last selected snapshot); return it.
+        """Return the selected member with the given id (its last selected snapshot).
 
         Raises:
-            MemberNotFound: it is not among the selected ones.
+            MemberNotFound: no selected member has this id.
         """
         if whole_number(id) not in self.ids:
             raise selection.member_not_found(self.rows, f"this selection of {self.name}", id)
         return self[len(self) - 1 - self.ids[::-1].index(id)]
 
     def _select(self, positions: list[int], view: View | None = None) -> Collection:
-        """Return the members at some positions, under this view or another one."""
+        """Return the members at the given positions as a collection, with this view or another one."""
         rows = self.rows if positions == list(range(len(self))) else manifest.take_rows(self.rows, positions)
         view = self._view if view is None else view
         selected = Collection(
             self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
         )
-        if len(selected) and "symmetry_table" in vars(self):  # derived once, not for each batch
+        # Pass the symmetry table on, so that it is derived only once.
+        if len(selected) and "symmetry_table" in vars(self):
             selected.symmetry_table = self.symmetry_table
         return selected
 
     @property
     def _keys(self) -> list[tuple[int, int]]:
-        """Member id and epoch of each selected snapshot."""
+        """(member id, epoch) of each selected snapshot."""
         columns = (self.rows.column(name).to_pylist() for name in ("member", "epoch"))
         return list(zip(*columns, strict=True))
 
     @property
     def _member_nbytes(self) -> int:
-        """Bytes of one member as it is stored, on average; 1 or more."""
+        """Average number of bytes of a member as it is stored, at least 1."""
         return max(1, self.nbytes // max(1, len(self)))
 
     def _members_within(self, nbytes: int) -> int:
-        """Return how many members fit into some bytes, from 1 to all of them; `batches` takes this number."""
+        """Return the number of members that fit into `nbytes` bytes, at least 1; it can be the batch size of
+        `batches`."""
         return max(1, min(len(self), nbytes // self._member_nbytes))
 
     def _check_not_empty(self) -> None:
@@ -254,12 +256,12 @@ class Collection:
             )
 
     def _locations(self) -> list[Location]:
-        """Return where the members' bytes are on this machine; missing ones are fetched from the Hub together.
+        """Return the locations of the members' bytes on this machine; missing bytes are fetched from the Hub together.
 
         Raises:
-            SelectionError: no members, or one without weights.
-            DamagedError, SourceNotFound: a file outside the source, or none.
-            NetworkError, AccessError, StorageError: bytes on the Hub that can't be read, or not be stored here.
+            SelectionError: there are no members, or a member has no weights.
+            DamagedError, SourceNotFound: a file is missing, or its path leads out of the source.
+            NetworkError, AccessError, StorageError: bytes on the Hub can't be read, or can't be stored on this machine.
         """
         self._check_not_empty()
         manifest.check_located(self.rows, self.name)
@@ -269,8 +271,8 @@ class Collection:
         """Build the members' module without memory for parameters, checked against the layout; return it.
 
         Raises:
-            SelectionError: no members, or one without weights.
-            UsageError, LayoutError: no architecture of that name, or one with other tensors.
+            SelectionError: there are no members, or a member has no weights.
+            UsageError, LayoutError: no architecture has this name, or its tensors differ from the stored ones.
         """
         self._check_not_empty()
         manifest.check_located(self.rows, self.name)
@@ -291,18 +293,19 @@ class Collection:
         return self._skeletons[key]
 
     def download(self, dest: str | Path | None = None) -> Collection:
-        """Copy all members to this machine, missing ones together; return them as a collection from there.
+        """Copy all members to this machine, fetching missing ones together; return them as a collection of the copies.
 
-        Without `dest` they go into the member cache, and members of a folder are not copied. Progress goes to stderr.
+        Without `dest`, members on the Hub are stored in the member cache, and members in a local folder are not copied.
+        Progress is printed on stderr.
 
         Args:
-            dest: a folder that becomes a source of its own, or that gets these members added: shards and rows, with
-                their hashes. Other collections in it stay.
+            dest: a folder that becomes a source, or a source to which these members are added, with shards, rows and
+                hashes. Other collections in it stay.
 
         Raises:
-            NetworkError, AccessError, StorageError: they can't be read, or not be stored.
-            DamagedError, SourceNotFound: files outside the source, or none; a member that does not match its row.
-            UsageError: a folder that has other members under these ids, or another collection under this name.
+            NetworkError, AccessError, StorageError: the members can't be read, or can't be stored.
+            DamagedError, SourceNotFound: a file is missing or outside the source, or a member does not match its row.
+            UsageError: the folder has other members with the same ids, or another collection of the same name.
         """
         if dest is None:
             self._locations()
@@ -328,17 +331,17 @@ class Collection:
     ) -> dict[str, Tensor]:
         """Read the members' weights and statistics into stacked tensors; return name -> (member, …).
 
-        On the CPU in the stored dtype the tensors are views of the file if possible (writing to them changes no file),
-        and their values are not checked; all other ways to read weights refuse values that are not finite.
+        On the CPU and in the stored dtype, the tensors are views of the file if possible: writing to them changes no
+            file, and their values are not checked. In all other cases, values that are not finite are refused.
 
         Args:
-            device: of the tensors.
-            dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
-            names: of the tensors to read; None for all.
+            device: device of the tensors.
+            dtype: dtype of the weights; None for the stored dtype. Running statistics stay in float32 or wider.
+            names: names of the tensors to read; None for all tensors.
 
         Raises:
             DamagedError, LayoutError, SourceNotFound: the bytes do not match the manifest.
-            TooLargeError: more than the free memory; use `batches`.
+            TooLargeError: the tensors need more memory than is free; use `batches`.
         """
         return self._read(check_device(device), dtype, names, check=False)
 
@@ -354,9 +357,9 @@ class Collection:
         """Read stacked weights and apply the view's steps; return name -> (member, …).
 
         Args:
-            device, dtype, names: as in `reading.stack`.
-            check: whether to check the values of views of a file too.
-            locations: of the members, if they are known already.
+            device, dtype, names: the same arguments as in `reading.stack`.
+            check: whether to check that values are finite also if the tensors are views of a file.
+            locations: locations of the members' bytes, if they are known already.
         """
         located = self._locations() if locations is None else locations
         if not self._view.steps:
@@ -367,15 +370,16 @@ class Collection:
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Stream the members: yield (ids, stacked tensors) of `size` members each, reading the next batch meanwhile.
+        """Stream the members in batches of `size`: yield (ids, stacked tensors) of each, while the next batch is read.
 
         Args:
-            size: members a batch.
-            device, dtype: as in `stack`.
+            size: number of members in each batch.
+            device, dtype: the same arguments as in `stack`.
 
         Raises:
-            UsageError: a size that is no whole number from 1.
-            DamagedError, LayoutError, SourceNotFound, TooLargeError: as in `stack`; non-finite values always.
+            UsageError: the size is no whole number from 1.
+            DamagedError, LayoutError, SourceNotFound, TooLargeError: for the same reasons as in `stack`; values are
+                always checked to be finite.
         """
         count = whole_number(size)
         if count is None or count < 1:
@@ -401,13 +405,14 @@ class Collection:
         """Return a torch Dataset of flat weight vectors (weight,) and labels (label,).
 
         Args:
-            labels: numeric columns of the manifest.
-            split: "train", "validation" or "test" (all snapshots of a run are in one of them); None for all.
-            dtype: of the vectors.
+            labels: names of numeric columns of the manifest, whose values are the labels.
+            split: name of the split, "train", "validation" or "test" (all snapshots of a run are in the same split);
+                None for all members.
+            dtype: dtype of the weight vectors.
 
         Raises:
-            UsageError: a label that is no numeric column or is null somewhere.
-            SelectionError: no member in that split.
+            UsageError: a label is no numeric column, or is null in a row.
+            SelectionError: the split contains no member.
         """
         selected = self
         if split is not None:
@@ -433,20 +438,22 @@ class Collection:
         """Stack the members into one module; return it: `ens(members.preprocess(images))` gives their logits.
 
         Args:
-            device: of the module.
-            dtype: of the computation. float32 agrees with the members' modules to 1e-5 of the largest logit. On the
-                collections in the package bfloat16 differs by at most 0.008 of it, float16 by 0.0011, and 1 in 5,000
-                arg-maxes changes (measured by `benchmarks/ensemble.py --errors`).
-            execution: how members run: "loop", "grouped", "vmap", "graph" or "module" (the module's own code, bit for
-                bit); None chooses by device and sizes.
-            compile: whether to use torch.compile: the first call takes seconds to minutes, later ones are quicker;
+            device: device on which the module is placed.
+            dtype: dtype of the computation. Logits in float32 agree with those of the members' modules to 1e-5 of the
+                largest logit. On the collections in the package, logits in bfloat16 differ by at most 0.008 of the
+                largest logit and in float16 by 0.0011, and 1 in 5,000 predicted classes changes (measured by
+                `benchmarks/ensemble.py --errors`).
+            execution: name of the way to run members: "loop", "grouped", "vmap", "graph" or "module" (the module's own
+                code, bit for bit); None to choose by device and sizes.
+            compile: whether to use torch.compile: the first call takes seconds to minutes, later calls are faster and
                 equally exact.
-            chunk: how many members to read at a time, again at every call; None holds all, or as many as fit.
+            chunk: number of members that are read at a time, again at every call; None to keep all members in memory if
+                they fit.
 
         Raises:
             DamagedError: a weight is not finite, or the bytes do not match the manifest.
-            TooLargeError: even one member is more than the free memory.
-            UsageError: no such device, execution or chunk.
+            TooLargeError: even one member needs more memory than is free.
+            UsageError: the device, the execution or the chunk is not possible.
         """
         skeleton, target, located = self._skeleton(), check_device(device), self._locations()
 
@@ -466,26 +473,28 @@ class Collection:
         )
 
     def predict(self, data: ImageInput, out: str | Path | None = None, **options: Any) -> Predictions:
-        """Run the members on images and store their logits in float16 beside the manifest; return these predictions.
+        """Run the members on images and store their logits in float16 beside the manifest; return the predictions.
 
         Members whose predictions are stored already are not run again.
 
         Args:
-            data: images: their name ("digits", "digits/train"), their place, or whatever `images.of` takes.
-            out: a folder of a source; None for the members' own folder.
-            options: name, device, dtype and batch of `predictions.predict`.
+            data: images to run on: a name ("digits", "digits/train"), a path or address, or any other argument of
+                `images.of`.
+            out: folder that the predictions are written into; None for the members' own folder.
+            options: the arguments name, device, dtype and batch of `predictions.predict`.
 
         Raises:
-            UsageError, DamagedError, LockedError, StorageError, NetworkError, AccessError: as in `predictions.predict`.
+            UsageError, DamagedError, LockedError, StorageError, NetworkError, AccessError: for the same reasons as in
+                `predictions.predict`.
         """
         return predictions.predict(self, data, out, **options)
 
     def predictions(self, name: str, **options: Any) -> Predictions:
-        """Find stored predictions of these members, reading no logits yet; return them.
+        """Find stored predictions of these members without reading logits yet; return them.
 
         Args:
-            name: of the set ("digits-test").
-            options: source and data of `predictions.predictions_of`.
+            name: name of the set of predictions ("digits-test").
+            options: the arguments source and data of `predictions.predictions_of`.
 
         Raises:
             SourceNotFound, MemberNotFound, UsageError, FormatError, DamagedError, NetworkError: as in
@@ -498,8 +507,8 @@ class Collection:
         """The permutation and scaling symmetries of the members' network.
 
         Raises:
-            SymmetryError: an architecture whose symmetries can't be derived.
-            SelectionError, UsageError, LayoutError: no members, or no architecture that has their tensors.
+            SymmetryError: the symmetries of the architecture can't be derived.
+            SelectionError, UsageError, LayoutError: there are no members, or no architecture has their tensors.
         """
         preprocess = self.preprocess
         return symmetries(self._skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
@@ -514,20 +523,22 @@ class Collection:
     ) -> Collection:
         """Remove symmetries from the weights as they are read, scales first; return a view of the same members.
 
-        Two members that differ only by a symmetry of the network get the same weights. Scaled weights are float32 or
-        wider, also if the stored ones are narrower.
+        Two members that differ only by a symmetry of the network get the same weights. Scaled weights are in float32 or
+        wider, even if the stored weights are narrower.
 
         Args:
-            scale: "unit-norm" gives each unit's incoming row the norm 1, and gains 1 or -1; None leaves scales.
-            permute: sorts the units of each layer, in descending order, by their "first" weight, by the largest
-                ("max") or by their norm ("norm"); None leaves them.
+            scale: way to remove scales: "unit-norm" gives each unit's incoming row the norm 1, and makes gains 1 or -1;
+                None changes no scales.
+            permute: key by which the units of each layer are sorted in descending order: their "first" weight, their
+                largest weight ("max") or their norm ("norm"); None changes no order.
             streams: whether to sort the units of residual streams too, or inner channels only.
             approximate: whether to scale rows before norms without running statistics as well, which changes the
                 function by the order of their eps.
 
         Raises:
-            UsageError: an unknown word for scale or permute; permute="norm" where scaling makes all norms equal.
-            SymmetryError: an architecture whose symmetries can't be derived.
+            UsageError: `scale` or `permute` has an unknown value, or permute="norm" although scaling makes all norms
+                equal.
+            SymmetryError: the symmetries of the architecture can't be derived.
 
         >>> import checkpoints_zoo as zoo
         >>> members = zoo.load("convnet-digits", n=2).canonicalize(permute="norm")
@@ -536,25 +547,26 @@ class Collection:
         True
         """
         maps.check_options(scale, permute)
-        # Impossible options and architectures without a table are refused here, not at the first batch.
+        # Refuse impossible options, and architectures without a symmetry table, now and not at the first batch.
         table = self.symmetry_table
         maps.check_scaling(table, scale, permute, streams, approximate)
-        return self._viewed(Canonical(scale, permute, streams, approximate))
+        return self._with_step(Canonical(scale, permute, streams, approximate))
 
     def align(self, to: int | str | Member | None = None) -> Collection:
-        """Permute the members' units as they are read so that they match a reference; return a view of the members.
+        """Permute the units of members, when they are read, so that they match a reference; return a view of the
+        members.
 
         Each member is matched when it is first read; this view and its slices keep the permutations.
 
         Args:
-            to: id of a selected member (its last selected snapshot), a `Member` of the same architecture, or "mean":
-                the mean of all selected members, aligned; the memory then holds all members once. None for the first
-                selected member.
+            to: the reference: id of a selected member (its last selected snapshot), a `Member` of the same
+                architecture, or "mean" for the mean of all aligned members, for which all members must fit into memory.
+                `to` may be None for the first selected member.
 
         Raises:
-            MemberNotFound: no such member is selected.
-            UsageError: neither an id nor a member nor "mean".
-            SymmetryError: an architecture whose symmetries can't be derived.
+            MemberNotFound: no selected member has this id.
+            UsageError: the argument is neither an id nor a `Member` nor "mean".
+            SymmetryError: the symmetries of the architecture can't be derived.
 
         >>> import checkpoints_zoo as zoo
         >>> members = zoo.load("convnet-digits", n=2)
@@ -567,14 +579,14 @@ class Collection:
         if isinstance(to, str):
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
-            return self._viewed(AlignedToMean(self._match_mean))
+            return self._with_step(AlignedToMean(self._match_mean))
         if to is None:
             self._check_not_empty()
             to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
         unchanged = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
-        return self._viewed(Aligned(name, reference.state_dict, unchanged))
+        return self._with_step(Aligned(name, reference.state_dict, unchanged))
 
     def _match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
         """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
@@ -586,11 +598,13 @@ class Collection:
         """Apply symmetries to the weights as they are read; return a view of the members.
 
         Args:
-            symmetries: one a member, in the members' order, or a file that `write_symmetries` wrote.
+            symmetries: one symmetry for each member, in the members' order, or the path of a file that
+                `write_symmetries` wrote.
 
         Raises:
-            UsageError: symmetries of another network, or not one for each member.
-            SourceNotFound, FormatError, DamagedError: no such file, a file of another kind, or for other weights.
+            UsageError: the symmetries are of another network, or there is not exactly one for each member.
+            SourceNotFound, FormatError, DamagedError: the file does not exist, is of another kind, or is for other
+                weights.
         """
         if isinstance(symmetries, Element):
             rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
@@ -598,17 +612,17 @@ class Collection:
             rows, element = files.read_symmetries(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
-        return self._viewed(Transformed(rows, element, origin))
+        return self._with_step(Transformed(rows, element, origin))
 
     def symmetry(self, position: int) -> Element:
         """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value),
         signs (value).
 
         `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
-        rescaled ones up to rounding. The table is `members.symmetry_table`.
+        rescaled ones up to rounding. The symmetry table is `members.symmetry_table`.
 
         Raises:
-            MemberNotFound, UsageError: no such position.
+            MemberNotFound, UsageError: there is no member at the position.
         """
         return self._select([self._position(position)]).symmetries().select(0)
 
@@ -617,14 +631,15 @@ class Collection:
         return self._view.elements(self.symmetry_table, self._keys, self._locations())
 
     def write_symmetries(self, path: str | Path) -> Path:
-        """Write the symmetry that this view applies to each member; return the file's path, which `transform` takes.
+        """Write the symmetry that this view applies to each member into a file; return its path, which `transform`
+        takes.
 
         Args:
-            path: of a Parquet file with one row a member.
+            path: path of the Parquet file, which has one row for each member.
 
         Raises:
-            UsageError: a view that changes nothing.
-            StorageError: a file that can't be written.
+            UsageError: this view changes nothing.
+            StorageError: the file can't be written.
         """
         if not self._view.steps:
             raise UsageError(
@@ -639,21 +654,21 @@ class Collection:
             files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 
-    def _viewed(self, step: Step) -> Collection:
+    def _with_step(self, step: Step) -> Collection:
         return self._select(list(range(len(self))), View((*self._view.steps, step)))
 
-    def _before(self) -> Collection:
-        """Return these members without the last step of their view; the same members if there is none."""
+    def _without_last_step(self) -> Collection:
+        """Return these members without the last step of their view, or unchanged if the view has no step."""
         return self._select(list(range(len(self))), View(self._view.steps[:-1]))
 
 
 class Member:
-    """A snapshot of one training run; its weights are read when needed.
+    """One member: a snapshot of a training run, whose weights are read when needed.
 
     Args:
         collection: name of the collection.
         row: the member's row of the manifest.
-        selected: the collection of this member alone.
+        selected: the collection that contains only this member.
     """
 
     def __init__(self, collection: str, row: Mapping[str, Any], selected: Collection) -> None:
@@ -671,23 +686,23 @@ class Member:
 
     @property
     def selected(self) -> Collection:
-        """A collection with only this member: it has the view, the module and the preprocessing."""
+        """The collection that contains only this member, with its view, module and preprocessing."""
         return self._selected
 
     @property
     def citation(self) -> str:
-        """Text that names this member; `zoo.load` turns it into a collection with only this member."""
+        """Citation text that names this member; `zoo.load` loads a collection with only this member from it."""
         return self._selected.citation
 
     def state_dict(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Read the member's tensors; return them by name, with zeros for counters, ready for a strict load.
 
         Args:
-            device: of the tensors.
-            dtype: of the weights; None for the stored one. Statistics stay float32 or wider.
+            device: device of the tensors.
+            dtype: dtype of the weights; None for the stored dtype. Running statistics stay in float32 or wider.
 
         Raises:
-            DamagedError: the bytes do not match the manifest, or a value is not finite.
+            DamagedError: the member's bytes do not match the manifest, or a value is not finite.
         """
         target, located = check_device(device), self._selected._locations()
         stacked = self._selected._read(target, dtype, locations=located)
@@ -698,12 +713,12 @@ class Member:
         """Build the member's module in eval mode; return it.
 
         Args:
-            device: of the module.
-            dtype: of the weights; None for the stored one.
+            device: device on which the module is placed.
+            dtype: dtype of the weights; None for the stored dtype.
 
         Raises:
-            UsageError, LayoutError: no architecture of that name, or one with other tensors.
-            DamagedError: see `state_dict`.
+            UsageError, LayoutError: no architecture has this name, or its tensors differ from the stored ones.
+            DamagedError: for the same reasons as in `state_dict`.
         """
         return modules.fill_skeleton(self._selected._skeleton(), self.state_dict(device, dtype), torch.device(device))
 
@@ -725,29 +740,30 @@ def load(
     architecture: Callable[[], nn.Module] | None = None,
     check: bool = False,
 ) -> Collection:
-    """Select members of a collection by its manifest, reading no weights yet; return the Collection.
+    """Select members of a collection by its manifest, without reading weights yet; return the Collection.
 
     Args:
-        name: of the collection, or a citation; or several names, citations and collections of one network, whose
+        name: name of the collection, or a citation; or several names, citations and collections of one network, whose
             members are joined in this order. Members of several collections get the ids 0, 1, 2, …, and the manifest
             gets the columns `collection` and `member_of_collection`.
-        n: how many: the first n, or with `sample` n drawn without replacement.
-        where: an SQL condition on the manifest's columns ("test_accuracy > 0.97"). `/` gives fractions of whole
-            numbers too; a division by zero is null, which meets no condition.
-        members: ids, or their text ("0-99,205,7@40").
-        sample: seed of the draw.
+        n: number of members: the first n, or with `sample` n members drawn without replacement.
+        where: an SQL condition on the manifest's columns that members must meet ("test_accuracy > 0.97"). `/` gives
+            fractions of whole numbers too; a division by zero is null, which meets no condition.
+        members: ids of the members to select, or a text of ids ("0-99,205,7@40").
+        sample: seed of the random draw of n members.
         snapshots: whether to select snapshots that are not final as well.
-        source: a folder, or hf://datasets/ORG/NAME[@REVISION]; None for the collection's source in the catalog.
-        architecture: builds the module, for a network that the package lacks.
-        check: whether to hash each member when it is opened, against the manifest. Without it, members of a folder are
-            mapped and not looked at; members from the Hub are hashed when they arrive and whenever their file in the
-            cache has changed.
+        source: folder or address (hf://datasets/ORG/NAME[@REVISION]) to load from; None for the collection's source in
+            the catalog.
+        architecture: function that builds the module, for a network that the package lacks.
+        check: whether to compare the hash of each member with the manifest when the member is opened. Without it,
+            members of a folder are mapped and not hashed; members from the Hub are hashed when they arrive and whenever
+            their file in the cache has changed.
 
     Raises:
-        CollectionNotFound, SourceNotFound: no such collection or source; the error names the nearest ones.
-        SelectionError, MemberNotFound: members that the collection lacks.
-        FormatError, DamagedError: a manifest that breaks the format.
-        NetworkError, AccessError: a source on the Hub that can't be reached or may not be read.
+        CollectionNotFound, SourceNotFound: there is no such collection or source; the error names the nearest ones.
+        SelectionError, MemberNotFound: the collection lacks the requested members.
+        FormatError, DamagedError: the manifest does not follow the format.
+        NetworkError, AccessError: the source is on the Hub and can't be reached or may not be read.
 
     >>> import checkpoints_zoo as zoo
     >>> zoo.load("convnet-digits", n=8)
@@ -791,7 +807,7 @@ def _join(parts: Sequence[Collection]) -> Collection:
 def collections() -> pd.DataFrame:
     """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source.
 
-    `print` shows all its columns.
+    Printing the DataFrame shows all its columns.
     """
     import pandas as pd
 
@@ -802,7 +818,7 @@ def collections() -> pd.DataFrame:
             return str(self.to_string(max_rows=60))
 
         def __reduce__(self) -> Any:
-            return pd.DataFrame(self).__reduce__()  # another process gets a plain one
+            return pd.DataFrame(self).__reduce__()  # In another process the object is a plain DataFrame.
 
     listings = catalog.collections().values()
     columns = ("name", "title", "architecture", "dataset", "members", "bytes", "licence")

@@ -21,12 +21,12 @@ def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor
     """Take labels from a manifest's rows; return them, float64, (member, label).
 
     Args:
-        rows: of the members.
-        names: of numeric columns.
-        collection: its name, for errors.
+        rows: manifest rows of the members.
+        names: names of numeric columns of the manifest.
+        collection: name of the collection, for error texts.
 
     Raises:
-        UsageError: a name that is no numeric column, or one that is null somewhere.
+        UsageError: a name is no numeric column, or the column is null in a row.
     """
     known = [field.name for field in rows.schema if str(field.type) in ("int32", "int64", "double", "bool")]
     table = torch.empty(rows.num_rows, len(names), dtype=torch.float64)
@@ -49,13 +49,13 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     """Flat weight vectors and labels; a member is read when it is indexed.
 
     Args:
-        locations: of the members' bytes.
+        locations: locations of the members' bytes.
         view: steps that change the weights as they are read.
-        keys: each member's id and epoch.
-        table: the symmetries of the network; None for a view that changes nothing.
-        labels: (member, label), float64.
-        names: of the labels.
-        dtype: of the vectors.
+        keys: (id, epoch) of each member.
+        table: symmetry table of the network; None for a view that changes nothing.
+        labels: labels of the members, (member, label), float64.
+        names: names of the labels.
+        dtype: dtype of the weight vectors.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
             keys = [self._keys[i] for i in positions]
             stacked = self._view.stack(self._table, keys, locations, torch.device("cpu"), self.dtype)
         flat = {n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()}
-        check_finite(flat, locations)  # statistics may be too large for the dtype
+        check_finite(flat, locations)  # Running statistics may be too large for the dtype of the vector.
         vectors = torch.cat(list(flat.values()), dim=1)
         return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
 
@@ -108,7 +108,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         """Cut flat vectors (…, weight) back into named tensors; return name -> (…, *shape).
 
         Raises:
-            UsageError: vectors of another width.
+            UsageError: the vectors have another number of weights.
         """
         if vectors.shape[-1] != self.width:
             raise UsageError("weight vectors", expected=f"{self.width:,} weights", found=f"{vectors.shape[-1]:,}")

@@ -1,4 +1,5 @@
-"""Do two sets of parameters compute the same function? Both are run in float64 on the same inputs, and compared.
+"""Test whether two sets of parameters compute the same function. Both sets are run in float64 on the same inputs, and
+their outputs are compared.
 
 >>> import torch
 >>> import checkpoints_zoo as zoo
@@ -36,7 +37,7 @@ from checkpoints_zoo.predictions.running import check_same_outputs
 Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
 State = dict[str, Tensor]
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
-_BATCH_BYTES = 1 << 28  # of a collection's members that are read at once
+_BATCH_BYTES = 1 << 28  # Number of bytes of a collection's members that are read at once.
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,16 @@ class Equivalence:
     """How far two sets of parameters are from computing the same outputs; true if they are within the tolerance.
 
     Args:
-        ids: of the members; numbers from 0 where they have none.
-        relative: (member, input), the largest difference of an input's outputs, divided by the member's largest output
-            on any input. A module with several outputs has one such ratio for each; the largest counts.
-        absolute: (member, input), the largest difference.
+        ids: ids of the members; numbers from 0 if members have no ids.
+        relative: (member, input), the largest difference between both outputs for an input, divided by the member's
+            largest output on any input. If a module has several outputs, each has such a ratio, and the largest counts.
+        absolute: (member, input), the largest absolute difference between both outputs for an input.
         tolerance: the largest `relative` that counts as equal.
-        eps: the eps of the norms in this comparison; None for their own.
+        eps: eps of the norms in this comparison; None if each norm kept its own eps.
         changed: names of the layers whose eps was replaced.
         change: (member, input), `relative` with the norms' own eps; None if no eps was replaced.
-        narrow: layers that compute in less than float64, so that their rounding is part of the differences.
+        narrow: names of layers that compute in a narrower dtype than float64, so that their rounding errors are part of
+            the differences.
     """
 
     ids: tuple[int, ...]
@@ -110,25 +112,30 @@ def check_equivalence(
 ) -> Equivalence:
     """Run two sets of parameters on the same inputs in float64 and eval mode; return how far their outputs differ.
 
-    An exact symmetry leaves differences of rounding, about 1e-15. An approximate one (a scale before a norm without
-    running statistics) is exact where the norms' eps is 0: `eps=0` tests it, and the result also says how much it
-    changes the outputs with the norms' own eps. The arguments are never changed: everything happens on copies.
+    For an exact symmetry, the outputs differ only by rounding errors of about 1e-15. An approximate one (a scale before
+    a norm without running statistics) is exact where the norms' eps is 0: `eps=0` tests it, and the result also says
+    how much it changes the outputs with the norms' own eps. The arguments are never changed: everything happens on
+    copies.
 
     Args:
-        a, b: each a state dict, a stacked one (member, *shape), a Member, a Collection, or a module, of which only
-            the tensors count; both of one member, or of as many members. Counters may be missing.
-        module: computes the function; None if `a` is a Member, a Collection or a module: then its own.
-        inputs: one batch, a tuple if the module takes several; floating ones become float64.
-        tolerance: of the differences, relative to the largest output.
-        eps: of all norms without running statistics; None for their own.
-        device: where to compute.
+        a, b: the two sets of parameters: each a state dict, a stacked state dict (member, *shape), a Member, a
+            Collection, or a module, of which only the tensors are used; both have equally many members. Counters may be
+            missing.
+        module: module that computes the function; None to use that of `a`, if `a` is a Member, a Collection or a
+            module.
+        inputs: one batch of inputs, or a tuple of batches if the module takes several inputs; floating tensors become
+            float64.
+        tolerance: largest difference of outputs, relative to the largest output, that counts as equal.
+        eps: eps that all norms without running statistics get; None to keep their own eps.
+        device: device to compute on.
 
     Raises:
-        LayoutError: tensors that are missing, extra or misshapen, by name; two values for tensors that are tied.
-        UsageError: inputs that are not finite, or that the module doesn't take; a module whose outputs differ from run
-            to run, that computes in a dtype of its own, or with tensors that its state dict doesn't reach; no such eps
-            or device.
-        DamagedError: weights or outputs that are not finite.
+        LayoutError: tensors are missing, extra or have another shape, or two names of one tensor have different values;
+            the error names them.
+        UsageError: inputs are not finite, or the module can't process them; the module's outputs differ from run to
+            run, or it computes in a fixed dtype or with tensors outside its state dict; or the eps or device is not
+            possible.
+        DamagedError: weights or outputs are not finite.
 
     >>> net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> swapped = {n: t.flip(1 if n == "2.weight" else 0) for n, t in net.state_dict().items()}
@@ -140,15 +147,15 @@ def check_equivalence(
             raise UsageError(thing, expected="a number from 0", found=repr(value))
     batch = inputs if isinstance(inputs, tuple) else (inputs,)
     _check_inputs(batch)
-    one = _side_of(a, "a", module)
-    other = _side_of(b, "b", one.module)
+    one = _to_parameter_set(a, "a", module)
+    other = _to_parameter_set(b, "b", one.module)
     if (len(one.ids), one.stacked) != (len(other.ids), other.stacked):
         counts = [counted(len(s.ids), "member") if s.stacked else "one member alone" for s in (one, other)]
         raise UsageError("a and b", expected="one member each, or as many stacked ones", found=" and ".join(counts))
     on = check_device(device)
-    own = _Run(one.module, batch, on, None)
-    runs = [own] if eps is None else [own, _Run(one.module, batch, on, float(eps))]
-    differences: list[list[tuple[Tensor, Tensor]]] = []  # of each member by each run
+    own = _ModuleRun(one.module, batch, on, None)
+    runs = [own] if eps is None else [own, _ModuleRun(one.module, batch, on, float(eps))]
+    differences: list[list[tuple[Tensor, Tensor]]] = []  # For each member, the output differences of each run.
     for number, states in enumerate(zip(one.states(), other.states(), strict=True)):
         if number == 0:
             own.check_module(states[0])
@@ -171,12 +178,13 @@ def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
 
 
 def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
-    """Return the largest difference of each input's outputs, relative and absolute, (input,) each."""
+    """Compare two outputs; return the largest relative and the largest absolute difference for each input, (input,)
+    each."""
     if {n: t.shape for n, t in one.items()} != {n: t.shape for n, t in other.items()}:
         raise UsageError("outputs of a and b", expected="the same shapes", found="others: they depend on the values")
     if not any(bool(t.any()) for t in (*one.values(), *other.values())):
         raise UsageError("inputs", expected="some that tell functions apart", found="ones whose outputs are all 0")
-    # Outputs without one row for each input count as the outputs of one input.
+    # Outputs that do not have one row for each input are treated as the output for one input.
     rows = batch if all(t.ndim and len(t) == batch for t in one.values()) else 1
     relative, absolute = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
     for first, second in ((t, other[name]) for name, t in one.items() if t.numel()):
@@ -187,15 +195,15 @@ def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], batch: 
     return relative, absolute
 
 
-class _Side(NamedTuple):
-    """One of the two arguments that are compared.
+class _ParameterSet(NamedTuple):
+    """One of the two compared sets of parameters, prepared for the comparison.
 
     Args:
-        name: "a" or "b", for errors.
-        module: computes the function.
-        ids: of the members.
+        name: name of the argument, "a" or "b", for error texts.
+        module: module that computes the function.
+        ids: ids of the members.
         stacked: whether the tensors have a member axis.
-        parts: reads the members' tensors (member, *shape), some members at a time, counters left out.
+        parts: function that yields the members' tensors (member, *shape), some members at a time, without counters.
     """
 
     name: str
@@ -205,14 +213,14 @@ class _Side(NamedTuple):
     parts: Callable[[], Iterator[State]]
 
     def member_name(self, number: int) -> str:
-        """Name a member, for errors."""
+        """Return a name for a member in error texts."""
         return f"{self.name}, member {self.ids[number]}" if self.stacked else self.name
 
     def states(self) -> Iterator[State]:
-        """Yield each member's tensors by name, without a second name for a tied tensor.
+        """Yield each member's tensors by name; a tensor with several names is yielded under one of them.
 
         Raises:
-            DamagedError, LayoutError: values that are not finite, or that differ between names of one tensor.
+            DamagedError, LayoutError: values are not finite, or differ between two names of one tensor.
         """
         number = 0
         for part in self.parts():
@@ -237,21 +245,23 @@ class _Side(NamedTuple):
         return {name: state[name] for name in first.values()}
 
 
-def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Side:
-    """Take parameters of any form; return them with the module that computes their function.
+def _to_parameter_set(parameters: Parameters, name: str, module: nn.Module | None) -> _ParameterSet:
+    """Convert parameters of any form for the comparison; return them with the module that computes their function.
 
     Args:
-        parameters: a state dict, a stacked one, a Member, a Collection, or a module.
-        name: "a" or "b", for errors.
-        module: computes the function; None for the parameters' own.
+        parameters: a state dict, a stacked state dict, a Member, a Collection, or a module.
+        name: name of the argument, "a" or "b", for error texts.
+        module: module that computes the function; None for the module of the parameters themselves.
 
     Raises:
-        UsageError: no module, or parameters of no known form.
-        LayoutError: tensors that are missing, extra or misshapen, by name.
+        UsageError: there is no module, or the parameters have an unknown form.
+        LayoutError: tensors are missing, extra or have another shape; the error names them.
     """
     if isinstance(parameters, Collection):
         size, module = parameters._members_within(_BATCH_BYTES), module or parameters._skeleton()
-        return _Side(name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size)))
+        return _ParameterSet(
+            name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size))
+        )
     tensors: Any = parameters
     if isinstance(parameters, Member):
         tensors, module = parameters.state_dict(), module or parameters.model()
@@ -268,14 +278,15 @@ def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Si
     count = _count_members(state, module, name)
     ids = tuple(range(count)) if count else (parameters.id if isinstance(parameters, Member) else 0,)
     stacked = state if count else {n: t[None] for n, t in state.items()}
-    return _Side(name, module, ids, bool(count), lambda: iter([stacked]))
+    return _ParameterSet(name, module, ids, bool(count), lambda: iter([stacked]))
 
 
 def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) -> int | None:
-    """Compare names and shapes with a module's; return how many members are stacked, None without a member axis.
+    """Check the tensors' names and shapes against a module; return the number of stacked members, None without a member
+    axis.
 
     Raises:
-        LayoutError: naming what is missing, extra and misshapen.
+        LayoutError: tensors are missing, extra or have another shape; the error names them.
         UsageError: no members.
     """
     expected = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
@@ -304,14 +315,14 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     return next(iter(counts), None)
 
 
-class _Run:
-    """A copy of a module that computes in float64, and the inputs that it is run on.
+class _ModuleRun:
+    """A copy of a module that computes in float64, with the inputs that it is run on.
 
     Args:
-        module: it is not changed.
+        module: the module to copy, which is not changed.
         inputs: one batch.
-        device: where to compute.
-        eps: of the norms without running statistics; None for their own.
+        device: device to compute on.
+        eps: eps that all norms without running statistics get; None to keep their own eps.
     """
 
     def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...], device: torch.device, eps: float | None) -> None:
@@ -327,7 +338,7 @@ class _Run:
         self.narrow: tuple[str, ...] = ()
 
     def _replace_eps(self, eps: float) -> tuple[str, ...]:
-        """Set the eps of layers without running statistics, whose buffer would move along; return their names."""
+        """Set the eps of norms without running statistics; return the names of the changed layers."""
         changed = []
         for name, layer in self.module.named_modules():
             own = layer.__dict__.get("eps", "")
@@ -344,22 +355,22 @@ class _Run:
         return tuple(changed)
 
     def check_module(self, state: State) -> None:
-        """Run twice and look at every operation; note the layers that narrow what they compute.
+        """Run the module twice and watch every operation; record the layers that compute in a narrower dtype.
 
         Raises:
-            UsageError: outputs that differ from run to run, tensors that a state dict doesn't reach, a module that
-                doesn't take the inputs, or not in float64.
+            UsageError: the outputs differ from run to run, the module uses tensors outside its state dict, or it can't
+                process the inputs in float64.
         """
-        watcher = _Watcher(self.original, self.module)
+        watcher = _OperationWatcher(self.original, self.module)
         first = self._run(state, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
         check_same_outputs(self.module, first, self._run(state), 1e-10)
 
     def outputs(self, state: State, thing: str) -> State:
-        """Run with a member's tensors; return the outputs by name, in float64.
+        """Run the module with a member's tensors; return the outputs by name, in float64.
 
         Raises:
-            DamagedError: they are not finite.
+            DamagedError: the outputs are not finite.
         """
         outputs = self._run(state)
         if not all(bool(tensor.isfinite().all()) for tensor in outputs.values()):
@@ -368,25 +379,28 @@ class _Run:
             raise DamagedError(f"outputs of {thing}", expected=expected, found=found, do=do if self.eps == 0 else "")
         return outputs
 
-    def _run(self, state: State, watcher: _Watcher | None = None) -> State:
+    def _run(self, state: State, watcher: _OperationWatcher | None = None) -> State:
         tensors = {n: _to_float64(t.to(self.device, copy=True)) for n, t in state.items()}
         try:
             if watcher is None:
-                return dict(_named_tensors(_call(self.module, tensors, self.inputs)))
+                return dict(_named_tensors(_call_module(self.module, tensors, self.inputs)))
             with watcher:
-                return dict(_named_tensors(_call(self.module, tensors, self.inputs)))
+                return dict(_named_tensors(_call_module(self.module, tensors, self.inputs)))
         except ZooError:
             raise
         except _FAILURES as error:
             self._explain(error, state, watcher.layer if watcher is not None else "")
 
     def _explain(self, error: Exception, state: State, layer: str) -> NoReturn:
-        """Run the original in its own dtypes, and raise an error that blames the inputs if that fails as well."""
+        """Explain a failed run: run the original module in its own dtypes, and raise an error about the inputs if that
+        fails as well."""
         found = (f"in layer {layer!r}: " if layer else "") + str(error).partition("\n")[0]
         dtype = input_dtype(dict(state))
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in self.inputs)
         try:
-            _call(_eval_copy(self.original, self.device), {n: t.to(self.device) for n, t in state.items()}, inputs)
+            _call_module(
+                _eval_copy(self.original, self.device), {n: t.to(self.device) for n, t in state.items()}, inputs
+            )
         except _FAILURES:
             raise UsageError("inputs", expected=f"one batch that {self.kind} takes", found=found) from error
         raise UsageError(
@@ -397,7 +411,7 @@ class _Run:
         ) from error
 
 
-def _call(module: nn.Module, state: State, inputs: tuple[Tensor, ...]) -> Any:
+def _call_module(module: nn.Module, state: State, inputs: tuple[Tensor, ...]) -> Any:
     with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
         return functional_call(module, dict(state), tuple(x.clone() for x in inputs))
 
@@ -410,7 +424,8 @@ def _to_float64(tensor: Tensor) -> Tensor:
 
 
 def _eval_copy(module: nn.Module, device: torch.device) -> nn.Module:
-    """Copy a module in eval mode to a device; return the copy. Tensors without memory stay so."""
+    """Copy a module in eval mode to a device; return the copy. Tensors without memory (on the device "meta") stay
+    without memory."""
     kind = type(module).__name__
     try:
         twin = copy.deepcopy(module)
@@ -428,7 +443,7 @@ def _eval_copy(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _named_tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a module's result by name; of nested ones, by their path."""
+    """Yield the tensors of a module's result by name; in nested results, the name is the path to the tensor."""
     if isinstance(result, Tensor):
         yield name, result.double() if not result.is_complex() else torch.view_as_real(_to_float64(result))
     elif isinstance(result, Mapping):
@@ -441,21 +456,22 @@ def _named_tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         raise UsageError("outputs", expected="tensors, or tuples, lists and dicts of them", found=type(result).__name__)
 
 
-class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at every operation of a run: does it narrow, does it read a tensor that no state dict replaces?
+class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches every operation of a run: whether it narrows the dtype, and whether it reads a tensor outside the state
+    dict.
 
-    A function that holds on to a parameter reads the same values whichever state dict is loaded: any two state dicts
-    would look equal.
+    A function that stores a reference to a parameter reads the same values whichever state dict is used, so any two
+    state dicts would seem equal.
 
     Args:
-        original, module: the module that somebody gave, and its copy, which is run.
+        original, module: the caller's module, and the copy of it that is run.
     """
 
     def __init__(self, original: nn.Module, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.module = module
         self.narrow: list[str] = []
-        self.running: list[str] = []  # names of the layers around the current operation
+        self.running: list[str] = []  # Names of the layers that contain the current operation, from outer to inner.
         self._hooks: list[Any] = []
         self._parameters = {
             id(t): n for m in (original, module) for n, t in m.state_dict(keep_vars=True).items() if not is_counter(n)
@@ -463,7 +479,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def layer(self) -> str:
-        """The layer that is running; after a failure, where it was."""
+        """Name of the layer that is running, or that failed."""
         return self.running[-1] if self.running else ""
 
     def __enter__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Join members of several collections that have one network: one selection, whose bytes stay in their sources."""
+"""Join members of several collections of one network into one selection; their bytes stay in their sources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JoinedSource(Source):
     """The sources of joined members. The layout "1/main" of a joined row is the layout "main" of the second part.
 
     Args:
-        root, label, repo: "", "joined" and None: joined members have no place of their own.
+        root, label, repo: "", "joined" and None, since joined members have no place of their own.
         parts: the joined selections.
     """
 
@@ -44,14 +44,15 @@ class JoinedSource(Source):
         return first_few(list(dict.fromkeys(part.source.display_name for part in self.parts)), 3)
 
     def split(self, rows: pa.Table) -> Iterator[SelectedMembers]:
-        """Yield runs of joined rows of one part each, with the ids and layouts that they have in this part."""
+        """Split joined rows into runs of one part each; yield each part with its rows, which have the ids and layouts
+        of this part."""
         keys = rows.column("layout").to_pylist()
         for number, positions in groupby(range(len(keys)), key=lambda i: int(keys[i].partition("/")[0])):
             part = self.parts[number]
             run = manifest.take_rows(rows, list(positions))
             members = run.column(MEMBER).cast(part.rows.schema.field("member").type)
             layouts = pa.array([key.partition("/")[2] for key in run.column("layout").to_pylist()], pa.string())
-            run = _replaced(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
+            run = _replace_columns(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
             yield replace(part, rows=run)
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
@@ -60,7 +61,7 @@ class JoinedSource(Source):
         return [replace(x, member=id) for x, id in zip(locations, ids, strict=True)]
 
     def citation(self, rows: pa.Table) -> str:
-        """Cite joined rows: the citations of their parts, with " + " between them."""
+        """Return the citation of joined rows: the citations of their parts, joined by " + "."""
         parts = (replace(p, rows=p.source.updated_rows(p.description.name, p.rows)) for p in self.split(rows))
         return " + ".join(part.citation for part in parts)
 
@@ -91,15 +92,15 @@ class JoinedSource(Source):
 def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
     """Join selections of one network; return one selection.
 
-    Members of one collection keep their ids. Members of several get the ids 0, 1, 2, …, and the columns `collection`
-    and `member_of_collection`.
+    If all members are of one collection, they keep their ids. Members of several collections get the ids 0, 1, 2, …,
+    and the columns `collection` and `member_of_collection`.
 
     Args:
-        parts: two or more selections; joined ones are taken apart first.
+        parts: two or more selections; selections that are joined already are split into their parts first.
 
     Raises:
-        UsageError: other architectures, classes or preprocessing; a member twice.
-        LayoutError: tensors of other names or shapes.
+        UsageError: architectures, classes or preprocessing differ, or a member occurs twice.
+        LayoutError: the names or shapes of tensors differ.
     """
     flat = [
         part
@@ -108,7 +109,7 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
     ]
     first = flat[0]
     for other in flat[1:]:
-        _check_alike(first, other)
+        _check_compatible(first, other)
     places = [(part.source.label, part.commit, part.description.name) for part in flat]
     keys = [(place, key) for place, part in zip(places, flat, strict=True) for key in manifest.snapshot_keys(part.rows)]
     for place, (member, epoch) in keys:
@@ -133,11 +134,15 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
         "layout": pa.array(layouts, pa.string()),
     }
     return SelectedMembers(
-        JoinedSource(Path(), "joined", None, tuple(flat)), "", _described(flat), _replaced(rows, columns), len(rows)
+        JoinedSource(Path(), "joined", None, tuple(flat)),
+        "",
+        _described(flat),
+        _replace_columns(rows, columns),
+        len(rows),
     )
 
 
-def _replaced(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
     """Replace columns of a table, or append them; return the table."""
     for name, values in columns.items():
         at = rows.schema.get_field_index(name)
@@ -167,8 +172,9 @@ def _described(parts: Sequence[SelectedMembers]) -> Description:
     )
 
 
-def _all_arguments(description: Description) -> dict[str, Any]:
-    """Return the arguments of a description's architecture, with the defaults that it leaves out."""
+def _arguments_with_defaults(description: Description) -> dict[str, Any]:
+    """Return the arguments of a description's architecture, including default values that the description leaves
+    out."""
     arguments = {name: tuple(v) if isinstance(v, list) else v for name, v in description.arguments.items()}
     if description.architecture not in ARCHITECTURES:
         return arguments
@@ -176,17 +182,17 @@ def _all_arguments(description: Description) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty} | arguments
 
 
-def _check_alike(one: SelectedMembers, other: SelectedMembers) -> None:
-    """Check that two selections have one network with one meaning of its inputs and outputs.
+def _check_compatible(one: SelectedMembers, other: SelectedMembers) -> None:
+    """Check that two selections have the same network, preprocessing and classes.
 
     Raises:
-        UsageError, LayoutError: they differ.
+        UsageError, LayoutError: the networks, the preprocessing or the classes differ.
     """
     first, second = one.description, other.description
     names = f"{first.name} and {second.name}"
 
     def network(description: Description) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in _all_arguments(description).items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in _arguments_with_defaults(description).items())
         return f"{description.architecture}({arguments})"
 
     facts = {

@@ -3,7 +3,7 @@
 Members that are evenly spaced in one file become strided views of one memory map of the file. All other members are
 read in large pieces through one reused buffer and converted from there.
 
-Axes: m member, … the tensor's own.
+Axes of stacked tensors are (member, …), where … stands for the axes of one member's tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
     check_against_files,
-    neighbours,
+    neighbour_groups,
     read_at,
     read_into,
     reused_buffer,
@@ -31,8 +31,8 @@ from checkpoints_zoo.formats.shard_files import (
 from checkpoints_zoo.networks.device import check_device, check_memory
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
-GROUP_BYTES = 2**24  # of members that are read into one buffer and converted together
-READERS = 2  # threads for large members: more threads are no quicker
+GROUP_BYTES = 2**24  # Bytes of members that are read into one buffer and converted together.
+READERS = 2  # Number of threads that read large members; more threads are not faster.
 
 
 def stack(
@@ -46,20 +46,20 @@ def stack(
     """Read members into stacked tensors; return name -> (member, …), statistics never narrower than stored.
 
     The tensors are views of the file (private to this process: writing to them changes no file) if the members are
-    evenly spaced in one file, the device is the CPU and no dtype changes. Otherwise they are copies, whose values are
-    checked.
+    evenly spaced in one file, the device is the CPU and no dtype changes. Otherwise the tensors are copies, whose
+    values are checked.
 
     Args:
-        locations: of the members, all with tensors of the same names and shapes.
-        device: of the tensors.
-        dtype: of floating tensors; None keeps the stored one.
-        names: of the tensors to read; None for all.
-        check: whether to check the values of views too.
+        locations: locations of the members' bytes, all with tensors of the same names and shapes.
+        device: device of the tensors.
+        dtype: dtype of floating-point tensors; None to keep the stored dtype.
+        names: names of the tensors to read; None for all tensors.
+        check: whether to check that values are finite also if the tensors are views of a file.
 
     Raises:
-        DamagedError: a file is cut, its header or the offsets are wrong, or a value is not finite.
-        LayoutError: members with different tensors.
-        TooLargeError: more memory than there is.
+        DamagedError: a file is cut short, its header or an offset is wrong, or a value is not finite.
+        LayoutError: members have different tensors.
+        TooLargeError: the tensors need more memory than is free.
     """
     device = check_device(device)
     specs = _common_specs(locations, names)
@@ -98,7 +98,7 @@ def stack(
 
 
 def prefetched(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
-    """Yield read(0), read(1), … up to `count` results, each read while the caller uses the one before it."""
+    """Yield read(0), read(1), … up to `count` results; each is read while the caller uses the previous one."""
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
         future = reader.submit(read, 0)
         for number in range(count):
@@ -121,7 +121,7 @@ def empty_stack(
     """Allocate tensors for the members' weights, without values yet; return name -> (member, …).
 
     Raises:
-        TooLargeError: more memory than there is.
+        TooLargeError: the tensors need more memory than is free.
     """
     shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in dtypes}
     check_memory(shapes, dtypes, device)
@@ -129,7 +129,7 @@ def empty_stack(
 
 
 def even_spacing(locations: Sequence[Location]) -> int:
-    """Return the bytes from member to member if they are evenly spaced in one file and have one layout, else 0."""
+    """Return the distance in bytes between members that are evenly spaced in one file and have one layout, else 0."""
     first = locations[0]
     if len(locations) == 1:
         return first.layout.nbytes
@@ -146,20 +146,21 @@ def _strides(t: TensorSpec) -> tuple[int, ...]:
 
 
 def mapped_tensors(first: Location, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor] | None:
-    """Map a file into memory and view its members' tensors; return name -> (member, …), None if it can't be mapped."""
-    # A private map: writing to it changes no file. Python's own mmap would hold a file open for each map, and
+    """Map a file into memory and view its members' tensors; return them, name -> (member, …), None if the file can't be
+    mapped."""
+    # The map is private: writing to it changes no file. Python's own mmap would hold a file open for each map, and
     # a process may not open a thousand files. Each view owns only its part of the map, so that saving a view
     # saves no more than this part.
     size = first.path.stat().st_size
     try:
         mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
-    except (RuntimeError, UnicodeError):  # larger than the memory, or a name that is no text
+    except (RuntimeError, UnicodeError):  # The file is larger than the memory, or its name is no valid text.
         return None
     return tensor_views(mapped, first.offset, specs, count, distance)
 
 
 def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor]:
-    """View the tensors of members that are evenly spaced in memory; return name -> (member, …)."""
+    """View the tensors of members that are evenly spaced in memory; return them, name -> (member, …)."""
     views = {}
     for t in specs:
         dtype, begin = TORCH_DTYPES[t.dtype], start + t.offset
@@ -170,10 +171,12 @@ def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: in
 
 
 def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Read large members of one layout into one block; return name -> (member, …), views of it, values checked."""
+    """Read large members of one layout into one block of memory, and check the values; return views of it, name ->
+    (member, …)."""
     size = locations[0].layout.nbytes
     distance = -(-size // 8) * 8
-    memory = np.empty(distance * len(locations), np.uint8)  # numpy asks for large pages: their first use is quicker
+    # numpy requests large memory pages, whose first use is faster.
+    memory = np.empty(distance * len(locations), np.uint8)
     runs = _float_runs(specs)
     with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-read") as readers:
         parts = [memory[i * distance : i * distance + size].data for i in range(len(locations))]
@@ -189,7 +192,8 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
 
 
 def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
-    """Join floating tensors that follow each other with one dtype; return (dtype, offset in the member, elements)."""
+    """Join floating tensors of one dtype that follow each other into runs; return (dtype, offset in the member, number
+    of elements) of each run."""
     runs: list[tuple[torch.dtype, int, int]] = []
     for t in specs:
         kind = TORCH_DTYPES[t.dtype]
@@ -225,7 +229,7 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     distance = -(-layout.nbytes // 8) * 8  # aligned for every dtype
     buffer = reused_buffer(distance * len(group))
     first = 0
-    for run in neighbours(group, GROUP_BYTES if distance == layout.nbytes else 0):
+    for run in neighbour_groups(group, GROUP_BYTES if distance == layout.nbytes else 0):
         begin = first * distance
         read_into(run[0], run[0].offset, buffer[begin : begin + layout.nbytes * len(run)])
         first += len(run)
@@ -256,8 +260,8 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
 
 def _convert(source: Tensor, target: Tensor) -> None:
     if source.dtype == torch.float16 and target.dtype == torch.bfloat16:
-        source = source.float()  # the direct cast is several times slower than the cast through float32
-    # The stored dtype has fewer bytes to send: cast on the device.
+        source = source.float()  # A direct cast is several times slower than a cast through float32.
+    # Cast on the device, because the stored dtype has fewer bytes to send.
     target.copy_(source if target.device.type == "cpu" else source.to(target.device))
 
 
@@ -280,7 +284,7 @@ def _common_specs(locations: Sequence[Location], names: Iterable[str] | None) ->
 def _dtypes(
     specs: Sequence[TensorSpec], locations: Sequence[Location], dtype: torch.dtype | None
 ) -> dict[str, torch.dtype]:
-    """Return the dtype of each tensor in memory."""
+    """Return the dtype that each stacked tensor will have in memory."""
     if dtype is not None and dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         expected = "torch.float64, float32, float16 or bfloat16"
         raise UsageError("dtype of stacked weights", expected=expected, found=repr(dtype)[:80])
@@ -297,7 +301,7 @@ def _dtypes(
 
 
 def _wider_dtype(name: str, first: torch.dtype, second: torch.dtype) -> torch.dtype:
-    """Return the smallest dtype that holds the values of both floating dtypes."""
+    """Return the narrowest dtype that holds all values of two floating dtypes."""
     if not (first.is_floating_point and second.is_floating_point):
         raise LayoutError(
             f"tensor {name!r}", expected="one dtype in all members", found=f"{first} and {second}", tensor=name
@@ -309,12 +313,13 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
     """Check that all values are finite.
 
     Raises:
-        DamagedError: naming the first member and tensor.
+        DamagedError: a value is not finite; the error names the first such member and tensor.
     """
     for name, tensor in stacked.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():  # one pass; NaN comes through both
+        # One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN.
+        if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():
             continue
         flat = tensor.reshape(len(tensor), -1)
         not_finite = ~torch.isfinite(flat)

@@ -3,7 +3,7 @@
 Threads read pieces of the files into pinned memory. One stream sends the stored bytes (float16 crosses the bus at half
 of float32's cost), another stream casts them into the stacked tensors. On the CPU the same steps run one by one.
 
-Axes: m member, … the tensor's own.
+Axes of stacked tensors are (member, …), where … stands for the axes of one member's tensor.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.shard_files import Location, neighbours, read_into
+from checkpoints_zoo.formats.shard_files import Location, neighbour_groups, read_into
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
-GROUP_BYTES = 2**26  # of neighbouring members that are converted together
-PIECE_BYTES = 2**23  # of one read
-READERS = min(8, os.cpu_count() or 1)  # threads: one copies from the page cache at a fifth of a fast bus's speed
+GROUP_BYTES = 2**26  # Number of bytes of neighbouring members that are converted together.
+PIECE_BYTES = 2**23  # Number of bytes of one read.
+# Number of reading threads; one thread copies from the page cache at a fifth of the speed of a fast bus.
+READERS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some bytes of a group of neighbouring members.
+    """A piece of the bytes of a group of neighbouring members.
 
     Args:
         group: the members.
         first: position of the group's first member among all members.
-        start, stop: range of the bytes in the group.
-        size: bytes of the whole group.
+        start, stop: range of the piece's bytes within the group.
+        size: number of bytes of the whole group.
     """
 
     group: Sequence[Location]
@@ -47,7 +48,7 @@ class _Piece:
 
 
 class _Stream:
-    """A CUDA stream; on a device without streams every call is done when it returns."""
+    """A CUDA stream, or a stand-in for devices without streams, where every call is done when it returns."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -73,30 +74,31 @@ class _Stream:
 _streams: dict[torch.device, tuple[_Stream, _Stream]] = {}
 
 
-def _streams_of(device: torch.device) -> tuple[_Stream, _Stream]:
+def _device_streams(device: torch.device) -> tuple[_Stream, _Stream]:
     if device not in _streams:
         _streams[device] = _Stream(device), _Stream(device)
     return _streams[device]
 
 
 def allocation_stream(device: torch.device) -> AbstractContextManager[Any]:
-    """Allocate tensors on the stream that `copy_to_device` writes on, so that it waits for no other computation."""
-    return _streams_of(device)[1].running()
+    """While the `with` block runs, allocate tensors on the stream that `copy_to_device` writes on, so that it need not
+    wait for other streams."""
+    return _device_streams(device)[1].running()
 
 
 def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], stacked: Mapping[str, Tensor]) -> bool:
     """Read members and convert them into stacked tensors on a device; return whether all values are finite.
 
     Args:
-        locations: of the members.
-        specs: which tensors; their offsets are those of each member's own layout.
-        stacked: name -> (member, …), made under `allocation_stream`.
+        locations: locations of the members' bytes.
+        specs: descriptions of the tensors to copy; their offsets are taken from each member's own layout.
+        stacked: tensors to copy into, name -> (member, …), allocated inside `allocation_stream`.
 
     Raises:
-        DamagedError: a file is cut.
+        DamagedError: a file is shorter than the locations need.
     """
     device = next(iter(stacked.values())).device
-    send, cast = _streams_of(device)
+    send, cast = _device_streams(device)
     pieces = list(_split_into_pieces(locations))
     if not pieces:
         return True
@@ -105,7 +107,8 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
     free: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in pinned)
     reading: deque[tuple[_Piece, Tensor, Future[Any]]] = deque()
     waiting, flags = deque(pieces), []
-    staged: deque[tuple[Tensor, Any]] = deque()  # groups' bytes on the device, and when each was converted
+    # Bytes of the last groups on the device, each with the event of its conversion.
+    staged: deque[tuple[Tensor, Any]] = deque()
     with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-send") as readers:
         try:
             while waiting or reading:
@@ -139,7 +142,7 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
 
 def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
     first = 0
-    for group in neighbours(locations, GROUP_BYTES):
+    for group in neighbour_groups(locations, GROUP_BYTES):
         size = group[0].layout.nbytes * len(group)
         for start in range(0, size, PIECE_BYTES):
             yield _Piece(group, first, start, min(start + PIECE_BYTES, size), size)
@@ -147,7 +150,7 @@ def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
 
 
 def _read(piece: _Piece, buffer: Tensor, sent: Any) -> None:
-    """Read a piece into a buffer, once the buffer's last piece is sent."""
+    """Read a piece into a buffer, after the buffer's previous piece has been sent."""
     if sent is not None:
         sent.synchronize()
     view: Any = buffer[: piece.stop - piece.start].numpy()
@@ -168,7 +171,8 @@ def _staging_memory(staged: deque[tuple[Tensor, Any]], size: int, device: torch.
 
 
 def _convert(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> list[Tensor]:
-    """Convert a group's bytes into its rows of the stacked tensors; return whether each one's values are finite."""
+    """Convert a group's bytes into its rows of the stacked tensors; return for each tensor whether its values are
+    finite."""
     layout, count, flags = piece.group[0].layout, len(piece.group), []
     stored = {source.name: source for source in layout.tensors}
     for spec in specs:
@@ -178,7 +182,8 @@ def _convert(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mappi
         rows = out[source.name][piece.first : piece.first + count]
         rows.copy_(strided_view(raw, source, count, layout.nbytes))
         if rows.is_floating_point():
-            flags.append(torch.isfinite(torch.stack(torch.aminmax(rows))).all())  # NaN comes through both
+            # If a value is NaN, so are the minimum and the maximum.
+            flags.append(torch.isfinite(torch.stack(torch.aminmax(rows))).all())
     return flags
 
 
@@ -186,14 +191,14 @@ def strided_view(raw: Tensor, spec: TensorSpec, count: int, distance: int) -> Te
     """View one tensor of members that are evenly spaced in memory; return it, (member, …).
 
     Args:
-        raw: the bytes, from the first member's on.
+        raw: bytes of the members, from the first byte of the first member on.
         spec: the tensor.
         count: members.
-        distance: bytes from member to member.
+        distance: number of bytes from one member to the next.
     """
     dtype = TORCH_DTYPES[spec.dtype]
     size = dtype.itemsize
-    if spec.offset % size or distance % size:  # archives hold tensors at any byte
+    if spec.offset % size or distance % size:  # In archives, tensors may begin at any byte.
         rows = [raw[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(count)]
         return torch.stack(rows).view(count, *spec.shape)
     strides = (distance // size, *torch.empty(spec.shape, device="meta").stride())

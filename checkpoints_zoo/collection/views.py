@@ -1,7 +1,7 @@
 """Views: steps that change members' weights as they are read (canonical maps, alignment, symmetries from a caller).
 
-A step changes stacked parameters, name -> (member, …), and returns them with the symmetry that it applied, one row a
-member. Its `scales` is true if values change, false if they only move.
+A step changes stacked parameters, name -> (member, …), and returns them together with the symmetry that it applied to
+each member. The attribute `scales` of a step is true if values change, and false if they only move.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from checkpoints_zoo.symmetry.canonical import alignment, maps
 Key = tuple[int, int]  # member, epoch
 Params = dict[str, Tensor]
 
-_CHUNK = 1 << 25  # bytes of members that are read and changed at once; the memory holds two such chunks
+_CHUNK = 1 << 25  # Number of bytes of members that are read and changed at once; two such chunks are in memory.
 
 
 @dataclass(frozen=True)
 class Canonical:
-    """A canonical map; the arguments are those of `canonical.maps.canonicalize`."""
+    """A step that applies a canonical map; the arguments are those of `canonical.maps.canonicalize`."""
 
     scale: str | None
     permute: str | None
@@ -52,12 +52,12 @@ class Canonical:
 
 @dataclass(eq=False)
 class Aligned:
-    """Members matched to a reference, each when it is first read; its permutations are kept.
+    """A step that aligns members to a reference: each is matched when it is first read, and its permutations are kept.
 
     Args:
-        to: a name for the reference, for texts.
-        reference: reads the reference's tensors, name -> (*shape).
-        unchanged: keys of members that are the reference itself: nothing moves.
+        to: name of the reference in texts.
+        reference: function that reads the reference's tensors, name -> (*shape).
+        unchanged: keys of members that are the reference itself, which are not permuted.
     """
 
     to: str
@@ -82,7 +82,7 @@ class Aligned:
         return _apply_permutations(table, params, [self._permutations[key] for key in keys])
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process gets the reference's tensors, not the function that reads them.
+        # Pickle the reference's tensors, and not the function that reads them, for other processes.
         return self.__dict__ | {"_reference": self.target(), "reference": dict}
 
     def target(self) -> Mapping[str, Tensor]:
@@ -96,10 +96,10 @@ class Aligned:
 
 @dataclass(eq=False)
 class AlignedToMean:
-    """Members matched to the mean of all members, which is computed when the first member is read.
+    """A step that aligns members to the mean of all members, which is computed when the first member is read.
 
     Args:
-        match: matches all members to their mean; returns key -> group -> (unit).
+        match: function that matches all members to their mean, and returns key -> group -> permutation (unit).
     """
 
     match: Callable[[], dict[Key, dict[str, Tensor]]]
@@ -119,12 +119,12 @@ class AlignedToMean:
 
 @dataclass(eq=False)
 class Transformed:
-    """Symmetries that the caller or a file supplies, one a member.
+    """A step that applies symmetries from the caller or a file, one for each member.
 
     Args:
-        rows: key -> the member's row of `element`.
-        element: one symmetry a member.
-        origin: a name for their source, for texts.
+        rows: key of a member -> the member's row in `element`.
+        element: the symmetries, one row for each member.
+        origin: name of the symmetries' source in texts.
     """
 
     rows: Mapping[Key, int]
@@ -163,7 +163,7 @@ Step = Canonical | Aligned | AlignedToMean | Transformed
 
 @dataclass(frozen=True)
 class View:
-    """Steps, one after another."""
+    """A view: a sequence of steps that are applied one after another."""
 
     steps: tuple[Step, ...] = ()
 
@@ -172,7 +172,7 @@ class View:
         return any(step.scales for step in self.steps)
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        """Change stacked members; return them, and the symmetry that was applied, one row a member."""
+        """Apply all steps to stacked members; return the members, and the symmetry that was applied to each."""
         applied = Element()
         for step in self.steps:
             params, element = step(table, keys, params)
@@ -188,12 +188,13 @@ class View:
         dtype: torch.dtype | None,
         names: Sequence[str] | None = None,
     ) -> Params:
-        """Read members, some at a time, and change them; return name -> (member, …), values checked.
+        """Read members, some at a time, check their values and apply the steps; return them, name -> (member, …).
 
         Args:
-            table: of their network.
-            keys, locations: of the members.
-            device, dtype, names: as in `reading.stack`; with scales, None for the dtype is float32 or wider.
+            table: symmetry table of the members' network.
+            keys, locations: keys of the members, and locations of their bytes.
+            device, dtype, names: the same arguments as in `reading.stack`; if a step scales values, None for the dtype
+                means float32 or wider.
         """
         dtypes = reading.stacked_dtypes(locations, dtype, names)
         if dtype is None and self.scales:
@@ -214,7 +215,7 @@ class View:
             yield len(chunk), self(table, chunk, params)[0]
 
     def elements(self, table: Table, keys: Sequence[Key], locations: Sequence[Location]) -> Element:
-        """Read members and return the symmetries that this view applies to them, one row a member."""
+        """Read members and return the symmetry that this view applies to each of them."""
         cpu = torch.device("cpu")
         parts = [self(table, chunk, params)[1] for chunk, params in self._chunks(keys, locations, cpu)]
         return Element.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Check the arguments that all measurements have: members, labelled images of their classes, seeds."""
+"""Checks of the arguments that all measurements have: members, labelled images of their classes, seeds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def images_of(description: Description, split: str = "test") -> ImageData:
     """Load the test or training images that a collection names, if the package has them; return them.
 
     Args:
-        description: of the collection.
-        split: "test" or "train".
+        description: description of the collection.
+        split: name of the split, "test" or "train".
 
     Raises:
-        UsageError: the package lacks them: only the producer of the collection has them.
-        ZooError: they can't be loaded: see `images.load`.
+        UsageError: the package lacks the images, which only the producer of the collection has.
+        ZooError: the images can't be loaded, for the reasons given in `images.load`.
     """
     if description.dataset in images.DATASETS:
         return images.load(description.dataset, split)
@@ -42,7 +42,7 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
     The images may have only some of the classes, in any order: they are matched by name, as in `images.in_order`.
 
     Raises:
-        UsageError: no labels, labels of classes without names, or of other classes.
+        UsageError: the images have no labels, or their classes have no names or are not the collection's.
     """
     ordered = in_order(data, description.classes)
     if ordered.labels is not None and tuple(ordered.classes) == description.classes:
@@ -72,12 +72,12 @@ def labels_of(data: ImageData, description: Description) -> Tensor:
 
 
 def eval_data(data: ImageData) -> str:
-    """Return how a manifest names images: name and split ("digits/test")."""
+    """Return the images' name in manifests: their name and split ("digits/test")."""
     return f"{data.name}/{data.split}"
 
 
 def image_key(data: ImageData) -> str:
-    """Return how a report names images: name, split and fingerprint ("digits/test 0123456789abcdef")."""
+    """Return the images' name in reports: their name, split and fingerprint ("digits/test 0123456789abcdef")."""
     return f"{eval_data(data)} {data.fingerprint}"
 
 
@@ -85,7 +85,7 @@ def check_measurable(members: object) -> None:
     """Check that a value is a collection or stored predictions, which can be measured.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the value is neither a collection nor stored predictions.
     """
     if not isinstance(members, Collection | predictions.Predictions):
         advice = "Give the members themselves, they are run as an ensemble"
@@ -101,11 +101,11 @@ def check_collection(members: object, thing: str = "members") -> None:
     """Check that a value is a collection.
 
     Args:
-        members: the value.
-        thing: its name in the error.
+        members: the value to check.
+        thing: name of the value in error texts.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the value is no collection.
     """
     if not isinstance(members, Collection):
         advice = ""
@@ -117,10 +117,10 @@ def check_collection(members: object, thing: str = "members") -> None:
 
 
 def check_seed(seed: object) -> int:
-    """Check a seed; return it as an int. numpy's and torch's whole numbers are allowed.
+    """Check a seed; return it as an int. Whole numbers of numpy and torch are allowed too.
 
     Raises:
-        UsageError: no whole number, or one of more than 64 bits.
+        UsageError: the seed is no whole number, or has more than 64 bits.
     """
     value = whole_number(seed)
     if value is None or not -(2**63) <= value < 2**64:
@@ -132,7 +132,7 @@ def check_draws(seed: object, subsets: object) -> tuple[int, int]:
     """Check the seed and the number of random subsets; return both as ints.
 
     Raises:
-        UsageError: no whole number, a seed of more than 64 bits, or fewer than two subsets.
+        UsageError: a value is no whole number, the seed has more than 64 bits, or there are fewer than two subsets.
     """
     count = whole_number(subsets)
     if count is None or count < 2:

@@ -27,24 +27,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-BARS = 20  # largest number of bars of a histogram
-# Okabe & Ito, Color universal design (2008): colour-blind readers can distinguish these colours.
+BARS = 20  # Largest number of bars of a histogram.
+# These colours, from Okabe & Ito, Color universal design (2008), can be distinguished by colour-blind readers.
 BLUE, RED, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#606060"
 STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
     "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "text.parse_math": False,  # A dollar sign in a name is printed as such, not read as mathematics.
 }  # fmt: skip
-# Ending of a picture's name -> matplotlib's backend, and metadata without a date: the same figure gives the same bytes.
+# Ending of a picture's name -> matplotlib's backend, and metadata without a date, so that the same figure gives the
+# same bytes.
 PICTURES: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
     ".png": ("agg", {"Software": "checkpoints_zoo"}),
     ".pdf": ("pdf", {"Creator": "checkpoints_zoo", "CreationDate": None}),
     ".svg": ("svg", {"Creator": "checkpoints_zoo", "Date": None}),
 }
-MOST_MARKS = 500  # of one kind in an SVG; more become an image
-MOST_LETTERS = 400  # of a line of text in a picture
-# Colours of an SVG element that depend on whether the page is light or dark -> the page's variable.
+MOST_MARKS = 500  # Largest number of marks of one kind in an SVG; more marks are drawn as an image.
+MOST_LETTERS = 400  # Largest number of letters of a line of text in a picture.
+# Colour in an SVG element that differs between light and dark pages -> the page's variable for it.
 _INK, _EDGE = "#222222", "#8a8a8a"
 _THEME = {
     _INK: "var(--ink)", _EDGE: "var(--soft)", GREY: "var(--soft)", STYLE["grid.color"]: "var(--grid)",
@@ -76,23 +77,23 @@ def save(make: Callable[[], Figure], path: Path, title: str, members: str = "") 
     """Draw a figure in the package's style and write it by temporary name and rename; return its path.
 
     Args:
-        make: draws the figure.
-        path: of the PNG, PDF or SVG; its folder is made.
-        title: for the file's metadata.
-        members: their citation, for the file's metadata; "" for none.
+        make: function that draws the figure.
+        path: path of the PNG, PDF or SVG file; its folder is made if missing.
+        title: title of the figure in the file's metadata.
+        members: citation of the members for the file's metadata; "" for none.
 
     Raises:
-        UsageError: a place that can't be written to.
+        UsageError: the file can't be written.
     """
     kind = path.suffix.lower()
     backend, metadata = PICTURES[kind]
     style = {**STYLE, "svg.hashsalt": title, "pdf.fonttype": 42}
     try:
-        with replace_file(path, "wb") as file, _drawing(style):
+        with replace_file(path, "wb") as file, _drawing_style(style):
             metadata = {**metadata, "Title": _printable(title)}
             if members:
                 metadata["Subject" if kind == ".pdf" else "Description"] = members
-            _prepared(make()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
+            _make_printable(make()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
@@ -105,13 +106,13 @@ def png_bytes(make: Callable[[], Figure], title: str) -> bytes:
     """Draw a figure in the package's style; return a PNG.
 
     Args:
-        make: draws the figure.
-        title: for the metadata.
+        make: function that draws the figure.
+        title: title of the figure in the file's metadata.
     """
     backend, metadata = PICTURES[".png"]
     file = io.BytesIO()
-    with _drawing(STYLE):
-        _prepared(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
+    with _drawing_style(STYLE):
+        _make_printable(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
     return file.getvalue()
 
 
@@ -122,14 +123,14 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
     writes the panel's title itself; a legend that the drawing leaves out stands above the axes.
 
     Args:
-        draw: draws into the axes.
-        name: of the panel; ids in the element begin with it.
-        size: width and height, inches.
+        draw: function that draws into the axes that it is given.
+        name: name of the panel; ids in the element begin with this name.
+        size: width and height of the panel in inches.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    with _drawing({**_SVG_STYLE, "svg.hashsalt": name}):
+    with _drawing_style({**_SVG_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
@@ -139,18 +140,20 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize(figure)
-        _prepared(figure).draw_without_rendering()
-        for axis in (axes.xaxis, axes.yaxis):  # the final layout must not choose other ticks, with wider labels
+        _make_printable(figure).draw_without_rendering()
+        # The final layout must not choose other ticks, which could have wider labels.
+        for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), MaxNLocator):
                 axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
         figure.savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
-    return _inline(text.getvalue(), name)
+    return _inline_element(text.getvalue(), name)
 
 
 @contextmanager
-def _drawing(style: Any) -> Iterator[None]:
-    """Draw with matplotlib's defaults and a style, without warnings about letters that the font lacks."""
+def _drawing_style(style: Any) -> Iterator[None]:
+    """While the `with` block runs, draw with matplotlib's defaults and a style, without warnings about letters that the
+    font lacks."""
     import matplotlib as mpl
 
     with mpl.rc_context(), warnings.catch_warnings():
@@ -160,8 +163,8 @@ def _drawing(style: Any) -> Iterator[None]:
         yield
 
 
-def _prepared(figure: Figure) -> Figure:
-    """Make every text of a figure printable and powers of ten free of markup; return the figure.
+def _make_printable(figure: Figure) -> Figure:
+    """Make every text of a figure printable, and write powers of ten without mathematical markup; return the figure.
 
     Names in a figure come from files that anyone may have written.
     """
@@ -184,7 +187,7 @@ def _printable(text: str) -> str:
 
 
 def _use_plain_labels(axis: Axis) -> None:
-    """Make an axis write 10⁻² for a power, and its own labels without control characters."""
+    """Make an axis write powers as 10⁻², and its other labels without control characters."""
     from matplotlib.ticker import FixedFormatter, FuncFormatter, LogFormatterMathtext, LogFormatterSciNotation
 
     class Powers(LogFormatterSciNotation):
@@ -209,7 +212,8 @@ def _superscript(power: re.Match[str]) -> str:
 
 
 def _rasterize(figure: Figure) -> None:
-    """Let colour scales and more than 500 marks of one kind become images when a figure is written as SVG."""
+    """Mark colour scales, and more than 500 marks of one kind, to be drawn as images when a figure is written as
+    SVG."""
     import numpy as np
     from matplotlib.collections import Collection, QuadMesh
     from matplotlib.lines import Line2D
@@ -222,23 +226,24 @@ def _rasterize(figure: Figure) -> None:
             marks.set_rasterized(True)
 
 
-def _inline(svg: str, name: str) -> str:
+def _inline_element(svg: str, name: str) -> str:
     """Turn matplotlib's SVG document into a short element for an HTML page; return it.
 
-    Without prologue, metadata and global style; with ids of its own, the page's colours and coordinates in hundredths.
+    The element has no prologue, metadata or global style; it has unique ids, the page's colours, and coordinates with
+    two decimals.
     """
     root = ElementTree.fromstring("".join(c for c in svg if c.isprintable() or c == "\n"))
     values = [value for element in root.iter() for value in element.attrib.values()]
     references = (match[1] for value in values if (match := re.fullmatch(r"(?:url\()?#(.+?)\)?", value)))
     ids = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(references))}
-    _tidy(root, ids)
+    _shorten_element(root, ids)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.tail = None
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
+def _shorten_element(element: ElementTree.Element, ids: dict[str, str]) -> None:
     """Shorten an SVG element and what is inside it, in place."""
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() if element.tag in ("text", "tspan") else None
@@ -254,7 +259,7 @@ def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
         elif value.startswith("url(#"):
             value = f"url(#{ids[value[5:-1]]})"
         elif key == "style":
-            value = _styled(value)
+            value = _rewrite_style(value)
         elif key == "href":
             value = value.replace("\n", "")
         else:
@@ -274,7 +279,7 @@ def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
         ):
             element.remove(child)
             continue
-        _tidy(child, ids)
+        _shorten_element(child, ids)
         child.tail = None
     if element.tag in ("g", "svg"):
         element[:] = [
@@ -282,7 +287,7 @@ def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
         ]
 
 
-def _styled(style: str) -> str:
+def _rewrite_style(style: str) -> str:
     """Write an SVG element's style with the page's colours and the page's font; return it."""
     style = re.sub(
         r"font: (?:(\w+) )?([\d.]+px)[^;]*",
@@ -299,9 +304,9 @@ def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str
     """Make a figure for panels side by side, with a title above and a note below; return it.
 
     Args:
-        panels: how many.
-        panel: width and height of one, inches.
-        title, note: of the figure.
+        panels: number of panels.
+        panel: width and height of one panel in inches.
+        title, note: text above the panels, and text below them.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -316,7 +321,7 @@ def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str
 def histogram_edges(values: Sequence[float]) -> list[float]:
     """Choose the edges of a histogram's bars; return them. Each bar covers equally many possible values.
 
-    Accuracies are multiples of 1 / images: if the values are multiples of a step, the edges are between multiples.
+    If the values are multiples of a step (accuracies are multiples of 1 / images), the edges lie between multiples.
 
     >>> [round(e, 2) for e in histogram_edges([98.0, 98.5, 99.5])]
     [97.75, 98.25, 98.75, 99.25, 99.75]

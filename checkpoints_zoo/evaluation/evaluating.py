@@ -29,9 +29,9 @@ from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.predictions import Predictions
 
 __all__ = ["Report", "evaluate"]
-SMALL_LOGITS = 2**22  # logits; one thread is quicker for fewer than these
-SUBSETS = 100  # default number of random ensembles of each size
-SHARE = 0.2  # default share of the inputs held out for the temperature
+SMALL_LOGITS = 2**22  # Number of logits below which one thread is faster.
+SUBSETS = 100  # Default number of random ensembles of each size.
+SHARE = 0.2  # Default share of the inputs that is held out for the temperature.
 
 
 def evaluate(
@@ -51,33 +51,35 @@ def evaluate(
 ) -> Report:
     """Measure members as an ensemble: accuracy, calibration, OOD detection, diversity; return the Report.
 
-    Stored predictions are read in blocks, so that a thousand members need not fit into memory; no weights are read.
-    The rounding error of their float16 logits l is at most l/2048, that of a log-probability twice that of the largest.
+    Stored predictions are read in blocks, so that a thousand members need not fit into memory; no weights are read. The
+    rounding error of a stored float16 logit l is at most l/2048, and that of a log-probability is at most twice the
+    error of the largest logit.
 
     Args:
         members: a collection, or stored predictions on labelled images.
-        data: labelled images: their name, their place, or whatever `images.of` takes, or the members' stored
-            predictions on them; None for the collection's own test set. If the members are stored predictions, the
-            images must be those of the predictions; None skips this check.
-        ood: images out of distribution, in the same forms, or stored predictions on them; None leaves out the figures
-            on them.
-        sizes: of the ensembles on the curve; None for the powers of two and all members.
-        temperature: whether to measure everything again after temperature scaling: the members' mean probabilities p
-            become softmax(log p / T). Each random ensemble has its own T, the one with the least NLL on held-out
-            inputs.
-        held_out: for the temperature: a share of the images (default 0.2), drawn by a rule and then left out of all
-            figures; or other labelled images, or stored predictions on them; not the members' training images.
-        within: figure -> distance from its limit ("nll": 0.01, or "5%" of it): the report then says how many members
-            bring the figure within this distance, as `Report.needed` does.
-        device, dtype: of the computation.
-        batch: images a forward pass.
+        data: labelled images to measure on: a name, a path or address, any other argument of `images.of`, or the
+            members' stored predictions on images; None for the collection's own test set. If the members are stored
+            predictions, the images must be those of the predictions; None skips this check.
+        ood: images out of distribution, or stored predictions on such images, in the same forms as `data`; None leaves
+            out the figures on them.
+        sizes: sizes of the ensembles to measure; None for the powers of two and the number of all members.
+        temperature: whether to measure everything again after temperature scaling, which turns the members' mean
+            probabilities p into softmax(log p / T). Each random ensemble has its own temperature T, the one with the
+            least NLL on held-out inputs.
+        held_out: inputs to which the temperature is fitted: a share of the images (default 0.2), drawn by a rule and
+            then left out of all figures; or other labelled images, or stored predictions on them. The held-out images
+            must not be the members' training images.
+        within: figure -> distance from the figure's limit ("nll": 0.01, or "5%" of the limit): the report then states
+            how many members bring the figure within this distance, as `Report.needed` does.
+        device, dtype: device and dtype of the computation.
+        batch: number of images in each forward pass.
         subsets: number of random ensembles of each size.
-        seed: of the random ensembles.
+        seed: seed of the random choice of ensembles.
 
     Raises:
-        UsageError: images without labels, of other classes, or of a size the members can't take; predictions of other
-            members or on other images; no held-out inputs; a distance from a limit that is not above 0.
-        DamagedError: members whose weights or logits are not finite.
+        UsageError: the images have no labels, other classes, or a size that the members can't take; predictions are of
+            other members or on other images; there are no held-out inputs; or a distance from a limit is not above 0.
+        DamagedError: weights or logits of a member are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> report = zoo.evaluate(zoo.load("convnet-digits", n=4), "digits", ood="photos")
@@ -123,7 +125,7 @@ def evaluate(
         calibrated=calibrated,
         **_summarise(population.names, values[:, :unscaled], plans, seed),
     )
-    tuple(report.answers())  # refuse an impossible distance now
+    tuple(report.answers())  # Compute the answers once, to refuse an impossible distance now.
     return report
 
 
@@ -141,7 +143,7 @@ def check_arguments(
 
     The held-out part is None for no scaling.
 
-    Args, Raises: as of `evaluate`.
+    The arguments and errors are those of `evaluate`.
     """
     arguments.check_measurable(members)
     checked_seed, checked_subsets = arguments.check_draws(seed, subsets)
@@ -155,10 +157,10 @@ def _summarise(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], 
     """Summarise the figures of single members and of random ensembles; return the fields of a report.
 
     Args:
-        names: of the figures.
-        values: (subset, figure): first each member, then the subsets of each plan.
-        plans: size -> its subsets; the last plan is that of all members.
-        seed: of the bootstrap.
+        names: names of the figures.
+        values: measured figures, (subset, figure): first of each single member, then of the subsets of each plan.
+        plans: size of ensembles -> plan of the subsets; the last plan is that of all members.
+        seed: seed of the bootstrap's resampling.
     """
     members = max(plans)
     singles, ensembles = values[:members], values[members:]
@@ -220,7 +222,7 @@ def _labelled_logits(
 def _check_held_out(
     members: Collection | Predictions, temperature: object, held_out: float | ImageInput | Predictions | None
 ) -> float | ImageData | Predictions | None:
-    """Check the inputs that the temperature is fitted to; return a share or images, None for no scaling."""
+    """Check the argument `held_out`; return a share or images, None for no temperature scaling."""
     if not isinstance(temperature, bool):
         found = f"{temperature!r}"[:80]
         raise UsageError("temperature", expected="True or False: it is fitted", found=found)
@@ -244,7 +246,7 @@ def _check_held_out(
         trained_on,
     )
     if isinstance(members, Predictions) and not isinstance(held_out_set, Predictions):
-        raise _cannot_run(held_out_set, members)
+        raise _unusable_images_error(held_out_set, members)
     return held_out_set
 
 
@@ -254,7 +256,8 @@ def _split_held_out(
     held_out: float | ImageData | Predictions | None,
     options: _ComputeOptions,
 ) -> tuple[_LabelledLogits, _LabelledLogits | None]:
-    """Return the logits on the test inputs, and on the inputs held out for the temperature, None for no scaling."""
+    """Split test inputs from held-out inputs; return the logits on the test inputs, and on the held-out inputs (None
+    for no scaling)."""
     if held_out is None:
         return test, None
     if isinstance(held_out, float | int):
@@ -282,14 +285,14 @@ def _ood_logits(
     """Return the members' logits on the images out of distribution.
 
     Raises:
-        UsageError: these images are the test set, which would give an AUROC of 0.5.
+        UsageError: the images are the test set itself, which would give an AUROC of 0.5.
     """
     if isinstance(ood, Predictions):
         logits = _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
     else:
         ood_images = images.of(ood)
         if isinstance(members, Predictions):
-            raise _cannot_run(ood_images, members)
+            raise _unusable_images_error(ood_images, members)
         logits = _LabelledLogits(
             _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
         )
@@ -303,7 +306,7 @@ def _ood_logits(
     return logits
 
 
-def _cannot_run(data: ImageData, members: Predictions) -> UsageError:
+def _unusable_images_error(data: ImageData, members: Predictions) -> UsageError:
     return UsageError(
         f"images {data.name!r} for predictions {members.name}",
         expected="stored predictions on them, since there are no members to run",

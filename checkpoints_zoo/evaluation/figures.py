@@ -1,7 +1,8 @@
 """The table of a report's figures: how each is computed, its title, unit, direction, meaning and definition.
 
-A figure "of" probabilities or scores is computed by the function of the same name in `evaluation.metrics`: a new metric
-needs a function there and a row here. This file does not import torch, so that the command line starts quickly.
+A figure whose field `of` is probabilities or scores is computed by the function of the same name in
+`evaluation.metrics`; a new metric needs such a function and a row in this table. This file does not import torch, so
+that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -16,26 +17,30 @@ from checkpoints_zoo.errors import UsageError
 if TYPE_CHECKING:
     from checkpoints_zoo.evaluation.metrics import Interval
 
-PROBABILITIES = "probabilities"  # metric(probabilities (input, class), labels (input,))
-LOG_PROBABILITIES = "log probabilities"  # metric(log probabilities (input, class), labels (input,))
-UNCERTAINTY = "uncertainty"  # metric(probabilities (input, class), labels (input,), uncertainty=(input,))
-SCORES = "scores"  # metric(scores (input,), whether each is out of distribution (input,))
-MEMBERS = "members"  # differences between members: a single member has none, and temperature scaling changes none
+# Metrics of this kind are called as metric(probabilities (input, class), labels (input,)).
+PROBABILITIES = "probabilities"
+# Metrics of this kind are called as metric(log probabilities (input, class), labels (input,)).
+LOG_PROBABILITIES = "log probabilities"
+# Metrics of this kind are called as metric(probabilities (input, class), labels (input,), uncertainty=(input,)).
+UNCERTAINTY = "uncertainty"
+SCORES = "scores"  # Metrics of this kind are called as metric(scores (input,), is_ood (input,)).
+# Figures on differences between members: a single member has none, and temperature scaling does not change them.
+MEMBERS = "members"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a report.
+    """The description of one figure of a report.
 
     Args:
-        unit: "nats", or the range, such as "0..1".
-        better: "higher", "lower", or "" if neither is better.
-        meaning: in one line.
-        of: its input, one of the constants above; "" if no metric computes it.
-        title: its name in pictures and pages.
-        definition: in full, for pages.
-        short: a shorter title for axes and tables; "" for the title itself.
-        scale: its factor in pictures and tables: 100 for percent.
+        unit: unit of the figure ("nats"), or its range ("0..1").
+        better: which direction is better, "higher" or "lower"; "" for neither.
+        meaning: meaning of the figure in one line.
+        of: kind of input from which the figure is computed, one of the constants above; "" if no metric computes it.
+        title: name of the figure in pictures and pages.
+        definition: full definition of the figure, for pages.
+        short: short title of the figure for axes and tables; "" to use the title.
+        scale: factor by which values are multiplied in pictures and tables: 100 for percent.
     """
 
     unit: str
@@ -49,7 +54,7 @@ class Figure:
 
     @property
     def label(self) -> str:
-        """The title and the unit, for an axis or a row."""
+        """The figure's title and unit, as the label of an axis or a row."""
         return f"{self.short or self.title} ({'%' if self.scale == 100 else self.unit})"
 
     @property
@@ -61,10 +66,10 @@ class Figure:
         return float(self.unit.partition("..")[2]) if ".." in self.unit else math.inf
 
     def within(self, interval: Interval) -> Interval:
-        """Cut an interval and its value at the figure's range; return it."""
+        """Limit the value and the bounds of an interval to the figure's range; return the interval."""
 
         def cut(x: float) -> float:
-            return min(max(x, self.least), self.largest)  # NaN stays NaN in this order of min and max
+            return min(max(x, self.least), self.largest)  # In this order of min and max, NaN stays NaN.
 
         low, high = (None if bound is None else cut(bound) for bound in (interval.low, interval.high))
         return replace(interval, value=cut(interval.value), low=low, high=high)
@@ -74,7 +79,7 @@ def figure_of(figures: Mapping[str, Interval], name: str) -> Interval:
     """Return a figure by its name.
 
     Raises:
-        UsageError: no such figure.
+        UsageError: there is no figure of this name.
     """
     if name not in figures:
         raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(figures)}", found="none such")
@@ -201,7 +206,7 @@ OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.of == SCORES
 TEMPERATURE = "temperature"
 SCALED: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        "0.05..20",  # the bounds of `metrics.temperature`
+        "0.05..20",  # These are the bounds of `metrics.temperature`.
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         title="temperature",

@@ -2,9 +2,10 @@
 
 The mean figure of ensembles of k members is a + b/k + c/k² + …, and a is its limit. For the Brier score a + b/k holds
 exactly: with the members' errors e_i (probabilities minus the label's indicator), the mean over ensembles of
-|mean of e|² is a + (B1 - a)/k, where B1 is the mean of |e_i|² and a the mean of e_i·e_j over pairs. So the figures of
-single members and of all members give the limit a without random subsets (Ueda & Nakano, Generalization error of
-ensemble estimators, 1996). A smooth function of the mean probabilities (NLL, mutual information) has this series by its
+|mean of e|² is a + (B1 - a)/k, where B1 is the mean of |e_i|² and a the mean of e_i·e_j over pairs. So the limit a
+follows from the figures of single members and of all members, without random subsets (Ueda & Nakano, Generalization
+error of ensemble estimators, 1996). A smooth function of the mean probabilities (NLL, mutual information) has this
+series by its
 Taylor expansion in the errors (for the NLL: Lobacheva et al., On power laws in deep ensembles, 2020). A figure that
 sorts or counts (accuracy, ECE, AUROC) has the series only as far as many inputs make it smooth; its intervals are wide.
 """
@@ -21,26 +22,28 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 
-_NO_SPREAD = 1e6  # relative half width from which an interval is useless: larger ensembles gain nothing here
-_NORMAL = 1.959964  # quantile, 95 % two-sided
-EXACT = ("brier",)  # figures for which a + b/k holds exactly
-SMOOTH = ("nll", "brier", "mi_id", "mi_ood", "temperature")  # smooth functions of the mean probabilities
-CONSTANT = ("disagreement",)  # means over pairs: the same for every size
-SENSITIVE = (*SMOOTH, *CONSTANT)  # a few members that are much worse than the others decide these
+_NO_SPREAD = 1e6  # Relative half width of an interval from which it is useless, because larger ensembles gain nothing.
+_NORMAL = 1.959964  # Quantile of the normal distribution for two-sided 95 % intervals.
+EXACT = ("brier",)  # Figures for which a + b/k holds exactly.
+# Figures that are smooth functions of the mean probabilities.
+SMOOTH = ("nll", "brier", "mi_id", "mi_ood", "temperature")
+CONSTANT = ("disagreement",)  # Figures that are means over pairs of members, and so the same for every size.
+SENSITIVE = (*SMOOTH, *CONSTANT)  # Figures that a few members decide, if these are much worse than the others.
 
 
 @dataclass(frozen=True)
 class Needed:
-    """How many members a figure takes to come within some distance of its limit.
+    """The number of members that an ensemble needs to bring a figure within some distance of its limit.
 
     Args:
-        figure: its name.
-        within: the distance, in the figure's unit.
-        members: the least size from which on every ensemble is within the distance; None if it is more than `at_hand`.
-        low, high: bounds of the 95 % interval over members; None if there is no bound. Numbers above `at_hand` are
-            extrapolated by 1/k.
-        at_hand: how many members there are.
-        extrapolated: `members`, or if it is None, the size that 1/k predicts.
+        figure: name of the figure.
+        within: the allowed distance from the limit, in the figure's unit.
+        members: smallest size from which on the mean figure is within the distance; None if more members than `at_hand`
+            are needed.
+        low, high: bounds of the 95 % interval of the needed number; None if there is no bound. Numbers above `at_hand`
+            are extrapolated, with distances proportional to 1/k.
+        at_hand: number of members that were measured.
+        extrapolated: equal to `members`, or if that is None, the size predicted by distances proportional to 1/k.
     """
 
     figure: str
@@ -65,11 +68,11 @@ class Growth:
     """How far a figure's mean over ensembles of some size is from the figure of an infinite ensemble.
 
     Args:
-        sizes: measured sizes, increasing, from 1 to all members.
-        distances: mean figure minus limit, of each size, in the figure's unit.
-        limit: of the figure; low and high over members.
-        spread: half the width of a 95 % interval of the distances over members, as a share of them; None for fewer
-            than 32 members.
+        sizes: measured sizes of ensembles, increasing, from 1 to all members.
+        distances: mean figure minus limit, for each of the sizes, in the figure's unit.
+        limit: figure of an infinite ensemble, with the bounds of an interval over members.
+        spread: half the width of a 95 % interval of the distances over members, as a share of the distances; None for
+            fewer than 32 members.
         noise: half the width of a 95 % interval of each distance, in the figure's unit: from the choice of random
             subsets, and for a figure that counts or sorts also from the figure of all members.
     """
@@ -87,8 +90,8 @@ class Growth:
         distance is interpolated linearly in 1/k.
 
         Args:
-            figure: its name.
-            within: the distance, in the figure's unit, above 0.
+            figure: name of the figure.
+            within: the allowed distance from the limit, in the figure's unit, above 0.
 
         >>> growth = Growth((1, 4, 16), (0.8, 0.2, 0.05), Interval(0.1, 0.08, 0.12), 0.25, (0.0, 0.0, 0.0))
         >>> growth.needed("nll", 0.1)
@@ -102,7 +105,8 @@ class Growth:
             low = self.sizes[0]
         elif self.spread is not None:
             widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
-            # Beyond all members the distance d is proportional to 1/k: solve d ± sqrt((spread d)² + noise²) = within.
+            # For more than all members, the distance d is proportional to 1/k; solve d ± sqrt((spread d)² + noise²) =
+            # within.
             remainder, noise = 1 - self.spread**2, self.noise[-1]
             root = math.sqrt(max(0.0, within**2 - remainder * (within**2 - noise**2)))
             least = (within + root) / remainder if remainder > 0 else math.inf
@@ -121,9 +125,9 @@ class Growth:
         """Return the least size from which on all distances are at most `within`.
 
         Args:
-            distances: of `sizes`.
-            within: the largest distance allowed.
-            beyond: if all members are not enough, the size as a multiple of their number.
+            distances: distance from the limit of each size in `sizes`.
+            within: largest allowed distance from the limit.
+            beyond: needed size as a multiple of the number of all members, if these are not enough.
         """
         largest = -math.inf
         larger: tuple[int, float] | None = None
@@ -149,11 +153,11 @@ def needed(growths: Mapping[str, Growth], figure: str, within: float | str) -> N
 
     Args:
         growths: figure -> its growth with the number of members.
-        figure: its name.
-        within: the distance, in the figure's unit, or as a share of the limit ("5%").
+        figure: name of the figure.
+        within: the allowed distance from the limit, in the figure's unit, or as a share of the limit ("5%").
 
     Raises:
-        UsageError: no such figure, or a distance that is not above 0.
+        UsageError: there is no figure of this name, or the distance is not above 0.
     """
     if not growths:
         raise UsageError("limits of figures", expected="two members or more", found="one")
@@ -165,14 +169,14 @@ def needed(growths: Mapping[str, Growth], figure: str, within: float | str) -> N
 
 
 def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> tuple[float, bool]:
-    """Check the arguments of `needed`; return the number, and whether it is a percentage of the limit.
+    """Check the arguments of `needed`; return the distance as a number, and whether it is a percentage of the limit.
 
     Args:
-        figure, within: as in `needed`.
+        figure, within: the same arguments as in `needed`.
         figures: names of the figures that have a limit.
 
     Raises:
-        UsageError: no such figure, or a distance that is not above 0.
+        UsageError: there is no figure of this name, or the distance is not above 0.
     """
     known = [n for n in figures if n not in CONSTANT]
     if figure not in known:
@@ -204,10 +208,10 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
     The limit's interval and `spread` come from a jackknife over halves: a line through sizes 1 and N/2 for each half.
 
     Args:
-        name: of the figure.
-        singles: (member,) its value for each of two members or more.
-        curve: size -> the plan of its subsets, and the figure of each (subset,). The plan of all members is a
-            jackknife's.
+        name: name of the figure.
+        singles: (member,) value of the figure for each single member, at least two.
+        curve: size -> plan of the subsets of this size, and the figure of each subset, (subset,). The plan of all
+            members is a jackknife's.
     """
     members = len(singles)
     plan, values = curve[members]
@@ -249,13 +253,13 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
 def _mean_of_size(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, Tensor]:
     """Average a figure over random subsets; return the mean, and each subset's residual around it.
 
-    A control variate makes the mean more exact: a subset's figure goes along with the mean of its members' own figures,
-    and the mean of the latter over all members is known.
+    A control variate makes the mean more exact: a subset's figure is correlated with the mean of its members' single
+        figures, whose mean over all members is known.
 
     Args:
-        singles: (member,) figures of the members.
+        singles: (member,) value of the figure for each single member.
         plan: the subsets.
-        values: (subset,) figures of all subsets of the plan; those of random ones are averaged.
+        values: (subset,) value of the figure for each subset of the plan; only random subsets are averaged.
     """
     if plan.complete:
         return float(values[plan.random].mean()), values.new_zeros(1)
@@ -273,12 +277,12 @@ def _fit_limit(
     """Extrapolate a figure beyond all members; return the limit, and the error of each size's distance from it.
 
     Args:
-        means: size -> mean figure.
-        residuals: size -> each subset's residual around the mean. The random subsets of one row are nested, so their
-            residuals are correlated.
-        members: how many there are.
-        all_members: the figure of all members.
-        error: the part of its error that the means do not share.
+        means: size -> mean figure over ensembles of this size.
+        residuals: size -> residual of each subset around the mean, (subset,). The random subsets of one row are nested,
+            so their residuals are correlated.
+        members: number of all members.
+        all_members: figure of the ensemble of all members.
+        error: the part of the error of `all_members` that is independent of the means.
     """
     sizes = [size for size in means if size > 1]
     sizes = sizes if len(sizes) > 1 else list(means)

@@ -14,18 +14,19 @@ RULE = "held-out-sha256"
 
 
 def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
-    """Draw a share of the inputs by the rule "held-out-sha256"; return sorted positions: kept ones, held-out ones.
+    """Draw a share of the inputs by the rule "held-out-sha256"; return the sorted positions of the kept and of the
+    held-out inputs.
 
     The rule: sort the positions by the sha256 of "held-out|<fingerprint of the images>|<position>"; the first
     share * inputs, rounded, are held out. The result is the same for all members and every seed.
 
     Args:
-        fingerprint: of the images.
-        inputs: how many.
-        share: of the inputs to hold out, between 0 and 1.
+        fingerprint: fingerprint of the images.
+        inputs: number of the images.
+        share: the share of the inputs to hold out, between 0 and 1.
 
     Raises:
-        UsageError: a share that holds out no input, or all.
+        UsageError: the share is so small or large that no input or every input would be held out.
 
     >>> kept, held_out = draw_held_out("0123456789abcdef", 10, 0.2)
     >>> held_out.tolist(), len(kept)
@@ -44,7 +45,7 @@ def check_share(share: float) -> float:
     """Check that a share is between 0 and 1; return it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the share is not between 0 and 1.
     """
     if not 0 < share < 1:
         raise UsageError("share of the inputs held out", expected="above 0 and below 1", found=f"{share!r}")
@@ -57,30 +58,32 @@ def check_trained(held_out: str, trained: str, trained_on: Iterable[str]) -> Non
     Args:
         held_out: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
         trained: name and split of the training set ("digits/train").
-        trained_on: fingerprints of the members' training sets, as far as their manifest has them.
+        trained_on: fingerprints of the members' training sets, as far as the manifest states them.
 
     Raises:
-        UsageError: they are the training images.
+        UsageError: the images are the training images.
     """
     name, _, fingerprint = held_out.partition(" ")
     if name == trained or fingerprint in set(trained_on):
-        raise _refused(name, "the images that the members were trained on, where their confidence is too high")
+        raise _same_images_error(
+            name, "the images that the members were trained on, where their confidence is too high"
+        )
 
 
 def check_measured(held_out: str, measured: str) -> None:
     """Check that held-out images are not the test images.
 
     Args:
-        held_out, measured: name, split and fingerprint of the images.
+        held_out, measured: name, split and fingerprint of the held-out and of the test images.
 
     Raises:
-        UsageError: they are the same.
+        UsageError: both are the same images.
     """
     if held_out.partition(" ")[2] == measured.partition(" ")[2]:
-        raise _refused(held_out.partition(" ")[0], "the images that the members are measured on")
+        raise _same_images_error(held_out.partition(" ")[0], "the images that the members are measured on")
 
 
-def _refused(name: str, found: str) -> UsageError:
+def _same_images_error(name: str, found: str) -> UsageError:
     return UsageError(
         f"images {name} held out for the temperature",
         expected="images that the members were neither trained on nor are measured on",

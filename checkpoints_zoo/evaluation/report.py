@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INCHES = (11.0, 8.4)  # width and height of a report's picture
-WIDE, HIGH = 4.0, 2.6  # inches of one panel of curves
-COLUMNS = 3  # of panels of curves
-MOST_SIZES = 3  # columns of a text table
-USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # entries of the legend that every curve has
-TITLE_PAD = 22  # points between a panel and its title, for a legend
+INCHES = (11.0, 8.4)  # Width and height of a report's picture in inches.
+WIDE, HIGH = 4.0, 2.6  # Width and height in inches of one panel of curves.
+COLUMNS = 3  # Number of columns of panels in a picture of curves.
+MOST_SIZES = 3  # Largest number of ensemble sizes in a text table.
+USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # Entries of the legend that every curve has.
+TITLE_PAD = 22  # Space in points between a panel and its title, for a legend.
 CALIBRATION = ("ece", "adaptive_ece", "ace")
-FEW_INPUTS = 10  # of a bin, whose bar is pale with fewer
+FEW_INPUTS = 10  # The bar of a bin with fewer inputs than this is pale.
 Curve = Mapping[int, Mapping[str, Interval]]
 Bins = Mapping[str, Sequence[float]]
 
@@ -47,9 +47,10 @@ class Calibrated:
 
     Args:
         held_out: name and fingerprint of the images that the temperatures were fitted to.
-        inputs: number of held-out inputs.
-        share: the held-out share of the report's images; None if other images were held out.
-        ensemble, member, curve: as in the report, with "temperature", without the figures that scaling does not change.
+        inputs: number of the held-out inputs.
+        share: the share of the report's images that was held out; None if other images were used.
+        ensemble, member, curve: tables as in the report, with the figure "temperature" and without figures that scaling
+            does not change.
         growth: figure -> its limit and the distance of each size from it.
     """
 
@@ -65,7 +66,7 @@ class Calibrated:
         """Return a figure of the whole ensemble after scaling.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no figure of this name.
         """
         return figure_of(self.ensemble, figure)
 
@@ -76,11 +77,11 @@ class Calibrated:
 
     @property
     def at_bound(self) -> bool:
-        """Whether the temperature is the lowest or highest allowed one, so that it may not be the best."""
+        """Whether the temperature is the lowest or highest allowed value, so that the best value may lie outside."""
         return self.temperature.value in (KNOWN[TEMPERATURE].least, KNOWN[TEMPERATURE].largest)
 
     def needed(self, figure: str, within: float | str) -> Needed:
-        """As `Report.needed`, for ensembles after scaling."""
+        """Return the number of members needed after scaling, as `Report.needed` does."""
         return growth.needed(self.growth, figure, within)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,19 +93,20 @@ class Calibrated:
 
 @dataclass(frozen=True, repr=False)
 class Report(Printed):
-    """The figures of an ensemble, each an Interval (value, low, high).
+    """The result of an evaluation: figures of ensembles, each an Interval (value, low, high).
 
     Args:
-        collection: its name.
-        citation: of the members.
+        collection: name of the collection.
+        citation: citation of the members.
         data, ood: names and fingerprints of the images ("digits/test 0123456789abcdef"); ood is "" if there are none.
-        inputs, ood_inputs: number of test inputs, and of inputs out of distribution.
-        members: number of members.
-        ensemble: figure -> value of all members together; low and high by a delete-d jackknife.
-        member: figure -> mean over the single members; low and high by a bootstrap over members.
+        inputs, ood_inputs: number of test inputs, and number of inputs out of distribution.
+        members: number of measured members.
+        ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife.
+        member: figure -> mean over the single members; low and high are from a bootstrap over members.
         curve: size -> figure -> mean over ensembles of that size; low and high bound the figure of a new ensemble of
             that size (for all members: as `ensemble`).
-        drawing: more values for the picture: accuracy of each member, reliability bins, information of each input.
+        drawing: further values for the picture: accuracy of each member, reliability bins, mutual information of each
+            input.
         growth: figure -> its limit (the figure of an infinite ensemble) and the distance of each size from it.
         within: figure -> requested distance from the limit.
         calibrated: the figures after temperature scaling; None without scaling.
@@ -129,7 +131,7 @@ class Report(Printed):
         """Return a figure of the whole ensemble.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no figure of this name.
         """
         return figure_of(self.ensemble, figure)
 
@@ -141,27 +143,27 @@ class Report(Printed):
         """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
 
         Args:
-            sizes: of the columns; None for at most the smallest, a middle one and the largest.
-            figures: names of the rows.
+            sizes: ensemble sizes of the columns; None for the smallest, a middle and the largest size.
+            figures: names of the figures in the rows.
         """
         ordered = sorted(self.curve)
         few = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
-        return _text(self, few if sizes is None else list(sizes), list(figures))
+        return _report_text(self, few if sizes is None else list(sizes), list(figures))
 
     @property
     def limits(self) -> dict[str, Interval]:
-        """Figure -> estimate for an infinite ensemble of such members; low and high over members."""
+        """Figure -> estimate for an infinite ensemble of such members, with an interval over members."""
         return {name: x.limit for name, x in self.growth.items()}
 
     def needed(self, figure: str, within: float | str) -> Needed:
         """Return how many members bring the mean figure within some distance of its limit.
 
         Args:
-            figure: its name.
-            within: the distance, in the figure's unit, or as a share of the limit ("5%").
+            figure: name of the figure.
+            within: the allowed distance from the limit, in the figure's unit, or as a share of the limit ("5%").
 
         Raises:
-            UsageError: no such figure, or a distance that is not above 0.
+            UsageError: there is no figure of this name, or the distance is not above 0.
 
         >>> import checkpoints_zoo as zoo
         >>> report = zoo.evaluate(zoo.load("convnet-digits", n=16))
@@ -172,11 +174,11 @@ class Report(Printed):
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences that explain missing intervals, and figures that are best for a smaller size than all members."""
+        """Sentences about missing intervals, and about figures that are best for fewer than all members."""
         return [*_missing_intervals(self), *_smaller_is_better(self)]
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
-        """Yield the members needed for each distance in `within`, after "" or, for scaled figures, "scaled"."""
+        """Yield ("" or "scaled", needed members) for each distance in `within`, before and after scaling."""
         for figure, within in self.within.items():
             yield "", self.needed(figure, within)
             if self.calibrated is not None and figure in self.calibrated.growth:
@@ -218,38 +220,41 @@ class Report(Printed):
         return json.dumps(finite_or_null(values), indent=1)
 
     def plot(self, path: str | Path) -> Path:
-        """Draw reliability, curves over ensemble size, member accuracies and information into a PNG; return its path.
+        """Draw reliability, curves over ensemble size, member accuracies and mutual information into a PNG file; return
+        its path.
 
         The same report gives the same bytes.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is made if missing. The file is written under a temporary name and
+                then renamed.
 
         Raises:
-            UsageError: a name that does not end in .png, or a place that can't be written to.
+            UsageError: the name does not end in .png, or the file can't be written.
         """
         return save(lambda: draw(self), path_of(path), title(self), public_members(self))
 
     def plot_curves(self, path: str | Path, figures: Iterable[str] | None = None) -> Path:
-        """Draw figures over ensemble size, with bands, limits and the members needed, into a PNG; return its path.
+        """Draw figures over ensemble size, with bands, limits and needed members, into a PNG file; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
-            figures: their names, a panel each; None for all.
+            path: path of the PNG file; its folder is made if missing. The file is written under a temporary name and
+                then renamed.
+            figures: names of the figures, one panel each; None for all figures.
 
         Raises:
-            UsageError: no such figure, a name that does not end in .png, or a place that can't be written to.
+            UsageError: a figure does not exist, the name does not end in .png, or the file can't be written.
         """
         names = _select_figures(self, figures)
         return save(lambda: draw_curves(self, names), path_of(path), title(self), public_members(self))
 
 
 def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
-    """Yield one row a figure and size.
+    """Yield one table row for each figure and size.
 
     Args:
-        curve, member: of a report.
-        scaled: text to append to "of": "" or ", scaled".
+        curve, member: the fields of the same name of a report.
+        scaled: text appended to the column "of": "" or ", scaled".
     """
     groups = [("ensemble", size, figures) for size, figures in curve.items()]
     groups.append(("mean of members", 1, member))
@@ -262,7 +267,7 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
             }  # fmt: skip
 
 
-def _text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
+def _report_text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
     """Lay out a report and explain its intervals; return the text."""
     header = ["ensemble of", *(f"{size:,}" for size in sizes)]
     rows = []
@@ -278,7 +283,7 @@ def _text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
 
 
 def _members_needed(report: Report) -> Iterator[str]:
-    """Yield a line for each distance in `within`: how many members are needed."""
+    """Yield a line of text for each distance in `within` that states the needed number of members."""
     for kind, answer in report.answers():
         growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
         scale = KNOWN[answer.figure].scale
@@ -289,7 +294,7 @@ def _members_needed(report: Report) -> Iterator[str]:
 
 
 def _explanation(report: Report) -> str:
-    """Say what was measured, what intervals mean, and the report's remarks."""
+    """Return sentences on the measured members and inputs, the meaning of intervals, and the report's remarks."""
     measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
     if report.ood:
         measured_on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
@@ -305,7 +310,7 @@ def _explanation(report: Report) -> str:
 
 
 def _missing_intervals(report: Report) -> Iterator[str]:
-    """Say which intervals the report leaves out, and why."""
+    """Yield sentences on the intervals that the report leaves out, with the reason."""
     if report.members < 3:
         yield "No intervals: they need 3 members or more."
     elif report.members < FEWEST_SKEWED:
@@ -320,7 +325,7 @@ def _missing_intervals(report: Report) -> Iterator[str]:
 
 
 def _smaller_is_better(report: Report) -> Iterator[str]:
-    """Say which figures are best for a smaller size than all members, and why this can be."""
+    """Yield sentences on figures that are best for fewer than all members, with a possible reason."""
     by_chance: list[str] = []
     calibration: list[str] = []
     others: list[str] = []
@@ -358,7 +363,7 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
 
 
 def draw(report: Report) -> Figure:
-    """Draw a report's four panels; return the figure, whose axes have labels to find them by."""
+    """Draw a report's four panels; return the matplotlib figure, whose axes have labels by which they can be found."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -367,12 +372,12 @@ def draw(report: Report) -> Figure:
     figure.suptitle(f"{title(report)}\n", fontsize=14, fontweight="bold")
     figure.text(0.5, 0.958, about(report), ha="center", va="top", color=GREY, fontsize=10)
     figure.supxlabel(notes(report), fontsize=8, color=GREY)
-    grid = figure.add_gridspec(20, 2)  # one grid, so that the edges of panels above each other agree
+    grid = figure.add_gridspec(20, 2)  # One grid for all panels, so that the edges of panels above each other agree.
     bars = figure.add_subplot(grid[:8, 0], label="reliability")
     draw_reliability(report, bars)
     if report.calibrated is not None:
         draw_scaled_reliability(report, report.calibrated, bars)
-        bars.lines[-1].set_label("_scaled")  # named in a legend of its own
+        bars.lines[-1].set_label("_scaled")  # These bars get their entry in a separate legend.
     bars.tick_params(labelbottom=False)
     _add_legend(bars, "a  Reliability diagram")
     if report.calibrated is not None:
@@ -382,9 +387,9 @@ def draw(report: Report) -> Figure:
             bars.lines[-1:], [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none"
         )
         box.set_in_layout(False)
-        if key is not None:  # the second legend replaced the first one: add it again
+        if key is not None:  # The second legend has replaced the first one, so add that again.
             bars.add_artist(key)
-    # Above the axes, since bars may be anywhere inside.
+    # The legend stands above the axes, since bars may be anywhere inside.
     bars.set_title(
         f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=TITLE_PAD, fontsize=10, fontweight="normal"
     )
@@ -425,8 +430,8 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     """Draw accuracy over confidence in bins and the gap between them; bins of fewer than 10 inputs are pale.
 
     Args:
-        report: of an evaluation.
-        axes: to draw into.
+        report: the report to draw.
+        axes: matplotlib axes to draw into.
         pooled: "confidence", "accuracy" and "inputs" of the bins of all single members; None draws no line for them.
     """
     from matplotlib.colors import to_rgba
@@ -453,7 +458,7 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
 def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> None:
     """Draw the share of the inputs in each bin of confidence on a logarithmic scale.
 
-    Args: as in `draw_reliability`.
+    The arguments are those of `draw_reliability`.
     """
     series = [(reliability_bins(report)["inputs"], GREY if pooled is None else BLUE, "ensemble")]
     series += [] if pooled is None else [(pooled["inputs"], PURPLE, "single members")]
@@ -511,11 +516,11 @@ def draw_member_values(
     """Draw a histogram of a figure of the single members, with their mean and the ensemble's figure.
 
     Args:
-        report: of an evaluation.
-        axes: to draw into.
-        figure: its name.
-        values: (member,) in the unit that the figure is shown in.
-        edges: of the bars.
+        report: the report to draw.
+        axes: matplotlib axes to draw into.
+        figure: name of the figure.
+        values: (member,), in the unit in which the figure is shown.
+        edges: edges of the histogram's bars.
     """
     scale = KNOWN[figure].scale
     mean, everyone = report.member[figure], report.ensemble[figure]
@@ -593,7 +598,7 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
     """Return the names of the requested figures, or of all figures.
 
     Raises:
-        UsageError: an unknown figure, or none.
+        UsageError: a figure is unknown, or no figure is requested.
     """
     scaled = {} if report.calibrated is None else report.calibrated.ensemble
     known = [n for n in KNOWN if n in report.ensemble or n in scaled]
@@ -610,9 +615,9 @@ def draw_curve(report: Report, axes: Axes, name: str) -> None:
     """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
 
     Args:
-        report: of an evaluation.
-        axes: to draw into.
-        name: of the figure; if only scaled ensembles have it, theirs is drawn in its place.
+        report: the report to draw.
+        axes: matplotlib axes to draw into.
+        name: name of the figure; if only scaled ensembles have it, their values are drawn instead.
     """
     sizes, scale = sorted(report.curve), KNOWN[name].scale
     if name in report.ensemble:
@@ -644,12 +649,12 @@ def _draw_line(
     """Draw one line with its band and bar.
 
     Args:
-        axes: to draw into.
-        figures: size -> figure -> interval.
-        name, scale: of the figure.
-        members: how many there are.
-        colours: of the line, and of the bar at all members.
-        label: for the legend; "" for the three usual entries.
+        axes: matplotlib axes to draw into.
+        figures: size of ensembles -> figure -> interval.
+        name, scale: name of the figure, and factor of its values in pictures.
+        members: number of all members.
+        colours: colour of the line, and colour of the bar at the size of all members.
+        label: text for the legend; "" for the three usual entries.
     """
     colour, full_colour = colours
     sizes = sorted(figures)
@@ -676,13 +681,13 @@ def _draw_line(
 
 
 def _draw_limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
-    """Draw a figure's limit if it has one."""
+    """Draw the limit of a figure, if the figure has a limit."""
     if name in growth:
         axes.axhline(growth[name].limit.value * scale, color=colour, linestyle="--", linewidth=1)
 
 
 def _add_panel_legend(axes: Axes) -> None:
-    """Draw a legend of the lines that only some panels have, where it covers the curves least."""
+    """Draw a legend for lines that only some panels have, at the place where it covers the curves least."""
     entries = [
         (line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in USUAL_ENTRIES
     ]
@@ -714,12 +719,13 @@ def about(report: Report) -> str:
 
 
 def public_members(report: Report) -> str:
-    """Return the citation of the members without the source, which may be a folder of this machine."""
+    """Return the citation of the members without the source, which may be a private folder of this machine."""
     return report.citation.rpartition("@")[2]
 
 
 def notes(report: Report) -> str:
-    """Return the lines below a picture: the meaning of the intervals, the members needed, the members' ids."""
+    """Return the lines of text below a picture: the meaning of the intervals, the needed members, and the members'
+    ids."""
     text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
     text += " by a delete-d jackknife (a bootstrap for the mean of members)."
     text = text if report.members >= 3 else ""
@@ -732,7 +738,7 @@ def notes(report: Report) -> str:
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
-    # The file's metadata have the commit and the check.
+    # The commit and the check of the citation are in the file's metadata.
     members = public_members(report).partition("/")[2].rpartition("~")[0]
     shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shown}' if shown else ''}"

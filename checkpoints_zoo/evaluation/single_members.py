@@ -18,16 +18,16 @@ from checkpoints_zoo.images import ImageData
 def member_figures(
     members: Collection, data: ImageData, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Measure members one by one; yield (member, accuracy, nll, brier and ece by name).
+    """Measure members one by one; yield (member, name -> value) with accuracy, nll, brier and ece.
 
     Args:
         members: a collection.
-        data: images with labels.
-        device: what the members run on.
+        data: labelled images to measure on.
+        device: device that the members run on.
 
     Raises:
-        UsageError: images without labels, or of other classes or another size than the members take.
-        DamagedError: members whose weights or logits are not finite.
+        UsageError: the images have no labels, or their classes or size do not fit the members.
+        DamagedError: weights or logits of a member are not finite.
     """
     data, labels = require_labels(data, members.description)
     # The module's own code runs, so that a manifest's figures do not depend on the ensemble's execution.
@@ -55,9 +55,9 @@ def member_figures(
 def manifest_columns(
     members: Collection, data: ImageData, device: str | torch.device = "cpu"
 ) -> dict[int, dict[str, Any]]:
-    """Measure members on a test set; return member -> the manifest's columns on it.
+    """Measure members on a test set; return member -> values of the manifest's columns on the test set.
 
-    Args, Raises: as of `member_figures`.
+    The arguments and errors are those of `member_figures`.
     """
     name = eval_data(data)
     return {

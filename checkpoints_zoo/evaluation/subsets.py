@@ -27,11 +27,11 @@ from checkpoints_zoo.evaluation.figures import (
     UNCERTAINTY,
 )
 
-MEMORY = 2**27  # bytes of mean probabilities in memory at a time
-SUBSETS_PER_WALK = 512  # measured in one pass over the inputs out of distribution
-VALUES_AT_ONCE = 2**20  # (member, input) values in memory at a time
-READ_BYTES = 2**24  # of logits in one read
-BLOCK_BYTES = 2**22  # of probabilities in a block of inputs, for all members or for all subsets
+MEMORY = 2**27  # Largest number of bytes of mean probabilities in memory at a time.
+SUBSETS_PER_WALK = 512  # Number of subsets measured in one pass over the inputs out of distribution.
+VALUES_AT_ONCE = 2**20  # Largest number of (member, input) values in memory at a time.
+READ_BYTES = 2**24  # Largest number of bytes of logits in one read.
+BLOCK_BYTES = 2**22  # Number of bytes of probabilities in a block of inputs, for all members or for all subsets.
 
 
 class Logits(Protocol):
@@ -57,7 +57,7 @@ class InMemory:
     """Logits in memory.
 
     Args:
-        logits: (member, input, class).
+        logits: logits in memory, (member, input, class).
     """
 
     logits: Tensor
@@ -79,10 +79,10 @@ class InMemory:
 
 @dataclass(frozen=True)
 class InputSubset:
-    """Some inputs of other logits.
+    """The logits of some of the inputs of other logits.
 
     Args:
-        logits: of all inputs.
+        logits: logits of all inputs, from which some are selected.
         inputs: (input,) positions of the inputs to keep, rising.
     """
 
@@ -104,7 +104,8 @@ class InputSubset:
         positions = self.inputs[begin:end].tolist()
         longest_read = max(1, READ_BYTES // (members * classes * self.dtype.itemsize))
         start = 0
-        # Few long reads, each at most READ_BYTES: a read covers also the inputs between two selected ones.
+        # The logits are read by few long reads of at most READ_BYTES, which include unselected inputs between selected
+        # ones.
         while start < len(positions):
             first = positions[start]
             stop = next(
@@ -123,16 +124,16 @@ class DataSetLogits:
     """Logits of one data set, and the values computed from them once for all subsets of members.
 
     Args:
-        logits: of all members.
-        labels: (input,); None if there are none.
+        logits: logits of all members.
+        labels: labels of the inputs, (input,); None if there are none.
 
     Attributes:
-        entropy: (member,) mean over the inputs, float64.
-        information: (input,) mutual information of label and member, among all members.
-        mean_probs: (input, class) of all members.
-        label_log_probs: (member, input) log probability of each label.
-        votes: (member, input) most probable class.
-        log_others: (member, input) log(1 − p), p the largest probability; exact also where p rounds to 1.
+        entropy: (member,), mean entropy over the inputs, float64.
+        information: (input,), mutual information of label and member, over all members.
+        mean_probs: (input, class), mean probabilities of all members.
+        label_log_probs: (member, input), log probability of each label.
+        votes: (member, input), most probable class.
+        log_others: (member, input), log(1 − p) for the largest probability p; exact also where p rounds to 1.
     """
 
     def __init__(self, logits: Tensor | Logits, labels: Tensor | None) -> None:
@@ -165,7 +166,7 @@ class DataSetLogits:
         """Iterate over blocks of inputs; yield the range of inputs and all members' logits (member, input, class).
 
         Args:
-            rows: how many arrays (input, class) the caller computes from a block.
+            rows: number of arrays (input, class) that the caller computes from a block, for the choice of its size.
         """
         members, inputs, classes = self.logits.shape
         step = max(1, BLOCK_BYTES // (4 * max(rows, members) * classes))
@@ -184,10 +185,11 @@ class DataSetLogits:
         """
         weights = weights.to(self.dtype)
         sizes = weights.sum(1)[:, None, None]
-        # A product with one row adds up in another order at the end of a block: equal inputs would get unequal values.
+        # A matrix product with a single row adds up in another order at the end of a block, so that equal inputs would
+        # get unequal values.
         summands = weights if len(weights) > 1 else weights.expand(2, -1)
         for span, logits in self.blocks(len(weights)):
-            # Sum first, then divide: if all members agree, the mean is then exactly their value.
+            # Sum first, then divide: if all members agree, the mean is exactly their common value.
             sums = (summands @ logits.softmax(-1).flatten(1))[: len(weights)]
             yield span, sums.view(len(weights), -1, logits.shape[-1]).div_(sizes)
 
@@ -202,7 +204,7 @@ class DataSetLogits:
         """Return the log of some members' mean probability of each label, (input,), exact also where it underflows.
 
         Args:
-            members: their positions.
+            members: positions of the members of the subset.
         """
         step = max(1, VALUES_AT_ONCE // len(members))
         parts = [part.index_select(0, members).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)]
@@ -212,11 +214,11 @@ class DataSetLogits:
         """Return log(1 − p), p the largest mean probability of some members, (input,); exact also where p rounds to 1.
 
         Args:
-            members: their positions.
+            members: positions of the members of the subset.
             largest: p, (input,).
         """
         uncertainty = torch.log1p(-largest.double().clamp(max=1))
-        # Where 1 − p is so small, all members agree on the class: 1 − p is the mean of their own.
+        # Where 1 − p is so small, all members agree on the class, and 1 − p is the mean of the members' values.
         close = largest > 1 - 0.5 / len(members)
         if bool(close.any()):
             own = self.log_others[:, close].index_select(0, members).double()
@@ -224,10 +226,10 @@ class DataSetLogits:
         return uncertainty.to(self.dtype)
 
     def disagreement(self, members: Tensor) -> Tensor:
-        """Return the disagreement of some members, NaN for one, float64.
+        """Return the disagreement of some members, float64; NaN for a single member.
 
         Args:
-            members: their positions.
+            members: positions of the members of the subset.
         """
         inputs, classes = self.mean_probs.shape
         disagreement = torch.zeros((), dtype=torch.float64)
@@ -242,8 +244,8 @@ class DataSetLogits:
         Another class's probability that is 0 in this dtype counts as the smallest normal number of the dtype.
 
         Args:
-            members: positions of the members.
-            probs: their mean probabilities, (input, class).
+            members: positions of the members of the subset.
+            probs: mean probabilities of these members, (input, class).
         """
         if len(members) == 1:
             return self.logits.one(int(members)).to(self.dtype).log_softmax(-1)
@@ -253,7 +255,8 @@ class DataSetLogits:
             return log_probs
         labels = self.labels.unsqueeze(-1)
         exact, rounded = self.log_probs_of_labels(members).unsqueeze(-1), log_probs.gather(-1, labels)
-        # Only where it underflows: elsewhere a different rounding could break a tie between the label and a class.
+        # Replace the value only where it underflows, because elsewhere another rounding could break a tie between the
+        # label and a class.
         return log_probs.scatter_(-1, labels, torch.where(probs.gather(-1, labels) < least, exact, rounded))
 
 
@@ -261,11 +264,11 @@ class Population:
     """Predictions of all members, and the figures of any subset of them.
 
     Args:
-        logits: on inputs with labels.
+        logits: logits on inputs with labels.
         labels: (input,).
-        ood_logits: on inputs out of distribution, None without any.
-        held_out: logits on other inputs and their labels (input,), to which each subset's temperature is fitted. None
-            for no temperature scaling.
+        ood_logits: logits on inputs out of distribution; None if there are none.
+        held_out: logits on other inputs and their labels (input,), to which each subset's temperature is fitted.
+            `held_out` is None for no temperature scaling.
     """
 
     def __init__(
@@ -293,7 +296,7 @@ class Population:
         The columns are the figures of `names`, then those of `scaled_names` after temperature scaling.
 
         Args:
-            subsets: positions of members, (k,) each; duplicates are measured once.
+            subsets: the ensembles, each as (k,) positions of members; duplicates are measured once.
         """
         order = {tuple(subset.tolist()): subset for subset in subsets}
         rows = {key: self._single(int(subset)) for key, subset in order.items() if len(key) == 1}
@@ -311,7 +314,7 @@ class Population:
                 for j, subset in enumerate(group[i : i + size]):
                     temperature = None if temperatures is None else temperatures[i + j]
                     rows[tuple(subset.tolist())] = self._row(subset, probs[j], temperature, ood, i + j)
-                del probs  # before the next group's mean probabilities are computed
+                del probs  # Free the memory before the next group's mean probabilities are computed.
         return torch.stack([rows[tuple(subset.tolist())] for subset in subsets])
 
     def _single(self, position: int) -> Tensor:
@@ -328,7 +331,7 @@ class Population:
         """Fit the temperature of each subset to the held-out inputs; return (subset,) float64, None without them.
 
         Args:
-            subsets: positions of members.
+            subsets: the subsets, each as positions of members.
             weights: (subset, member), 1 for the members of a subset, else 0.
         """
         held_out = self.held_out
@@ -351,16 +354,16 @@ class Population:
         """Return the figures of a subset before and after scaling, (figure,) float64.
 
         Args:
-            subset: positions of the members.
-            probs: their mean probabilities, (input, class).
-            temperature: of the subset; None for no scaling.
+            subset: positions of the subset's members.
+            probs: mean probabilities of these members, (input, class).
+            temperature: temperature of the subset; None for no temperature scaling.
             ood: predictions of several subsets, this one included, on the inputs out of distribution; None without such
                 inputs.
             row_in_group: the row of this subset in `ood`.
         """
         test = self.test
         uncertainty = test.uncertainty(subset, probs.amax(-1))
-        figures = self._of_probs(probs, uncertainty, None if ood is None else ood.uncertainty[row_in_group])
+        figures = self._probability_figures(probs, uncertainty, None if ood is None else ood.uncertainty[row_in_group])
         figures["nll"] = -test.log_probs_of_labels(subset).double().mean()
         figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - test.entropy[subset].mean()).clamp(
             min=0
@@ -372,21 +375,26 @@ class Population:
         if temperature is not None:
             unscaled = test.log_probs(subset, probs)
             log_probs = metrics.tempered(unscaled, temperature.to(probs.dtype))
-            # By the formula of the inputs out of distribution, so that equal inputs of both data sets get equal values.
+            # This is the same formula as for inputs out of distribution, so that equal inputs of both data sets get
+            # equal values.
             uncertainty = _log_others(unscaled / temperature.to(probs.dtype))
-            figures = self._of_probs(log_probs.exp(), uncertainty, None if ood is None else ood.scaled[row_in_group])
+            figures = self._probability_figures(
+                log_probs.exp(), uncertainty, None if ood is None else ood.scaled[row_in_group]
+            )
             figures["nll"] = metrics.nll(log_probs, self.labels, check=False)
             figures[TEMPERATURE] = temperature
             row += [figures[n] for n in self.scaled_names]
         return torch.stack([x.double() for x in row])
 
-    def _of_probs(self, probs: Tensor, uncertainty: Tensor, ood_uncertainty: Tensor | None) -> dict[str, Tensor]:
+    def _probability_figures(
+        self, probs: Tensor, uncertainty: Tensor, ood_uncertainty: Tensor | None
+    ) -> dict[str, Tensor]:
         """Return the figures that depend on the probabilities alone.
 
         Args:
             probs: (input, class).
-            uncertainty: log(1 − largest probability), (input,).
-            ood_uncertainty: the same of each input out of distribution, (input,).
+            uncertainty: log(1 − largest probability) of each input, (input,).
+            ood_uncertainty: log(1 − largest probability) of each input out of distribution, (input,).
         """
         figures = self._metrics(PROBABILITIES, probs, self.labels)
         figures |= self._metrics(UNCERTAINTY, probs, self.labels, uncertainty=uncertainty)
@@ -395,7 +403,7 @@ class Population:
         return figures
 
     def _metrics(self, of: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
-        """Return the figures with some input, each by the metric of the same name."""
+        """Compute all figures that take one kind of input, each by the metric of the same name; return them."""
         names = [name for name in self.names if FIGURES[name].of == of]
         return {name: getattr(metrics, name)(*tensors, **named, check=False) for name in names}
 
@@ -403,7 +411,7 @@ class Population:
         """Return the values for pictures: bins of a reliability diagram, mutual information of each input.
 
         Args:
-            temperature: of all members, for the bins after scaling.
+            temperature: temperature of the ensemble of all members, for the bins after scaling.
         """
         probs = self.test.mean_probs
         values = _reliability_bars("reliability", probs, self.labels)
@@ -423,8 +431,8 @@ class _OodPredictions:
     """Predictions of some subsets on the inputs out of distribution.
 
     Args:
-        uncertainty: log(1 − largest mean probability), (subset, input).
-        entropy: mean over the inputs, (subset,).
+        uncertainty: log(1 − largest mean probability) of each input, (subset, input).
+        entropy: mean entropy over the inputs, (subset,).
         scaled: `uncertainty` after temperature scaling.
     """
 
@@ -434,12 +442,12 @@ class _OodPredictions:
 
     @classmethod
     def of_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
-        """Iterate over the inputs once for some subsets; return their predictions.
+        """Compute the predictions of some subsets in one pass over the inputs; return them.
 
         Args:
             data: logits on the inputs out of distribution.
             weights: (subset, member), 1 for the members of a subset, else 0.
-            temperatures: (subset,), None for no scaling.
+            temperatures: temperature of each subset, (subset,); None for no scaling.
         """
         largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.dtype)
         scaled = torch.empty_like(largest)
@@ -458,7 +466,7 @@ class _OodPredictions:
     def of_member(cls, data: DataSetLogits, at: int, temperature: Tensor | None) -> _OodPredictions:
         """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
         logits = data.logits.one(at).to(data.dtype)
-        probs = logits.softmax(-1)  # as in `_single`, so that equal inputs of both data sets get equal values
+        probs = logits.softmax(-1)  # Computed as in `_single`, so that equal inputs of both data sets get equal values.
         uncertainty = data.uncertainty(torch.tensor([at]), probs.amax(-1))[None]
         scaled = uncertainty
         if temperature is not None:
@@ -474,12 +482,12 @@ def _log_others(logits: Tensor) -> Tensor:
 
 
 def _subsets_at_once(data: DataSetLogits) -> int:
-    """Return how many subsets' mean probabilities fit into `MEMORY`."""
+    """Return the number of subsets whose mean probabilities fit into `MEMORY`."""
     _, inputs, classes = data.logits.shape
     return max(1, MEMORY // (4 * inputs * classes))
 
 
 def _reliability_bars(name: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return the bars of a reliability diagram, with a name before each."""
+    """Return the bars of a reliability diagram by name, with a prefix before each name."""
     bins = metrics.reliability(probs, labels)
     return {f"{name}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.evaluation.metrics import Interval
 
-FAINTEST = 1e-7  # smaller widths of intervals and smaller mutual informations are rounding errors of float32
+FAINTEST = 1e-7  # Smaller widths of intervals, and smaller mutual informations, count as rounding errors of float32.
 
 
 def as_text(interval: Interval, scale: float = 1) -> str:
     """Write a figure and its interval, in four digits, or fewer if the interval is wide; return the text.
 
     Args:
-        interval: of the figure; bounds that differ only by rounding are left out.
-        scale: factor of all numbers: 100 for percent.
+        interval: value and bounds of the figure; bounds that differ only by rounding are left out.
+        scale: factor by which the numbers are multiplied: 100 for percent.
     """
     value = interval.value * scale
     if not math.isfinite(value):
@@ -41,11 +41,11 @@ def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
 
     Args:
         frame: the table; its index is not written.
-        path: of the file; its folder is made.
+        path: path of the new file; its folder is made if missing.
 
     Raises:
         UsageError: another ending.
-        StorageError: a place that can't be written to.
+        StorageError: the file can't be written.
     """
     import pyarrow as pa
     import pyarrow.csv
@@ -65,11 +65,11 @@ def write_text(text: str, path: str | Path) -> Path:
     """Write a text and a line end to a file; return the path.
 
     Args:
-        text: such as JSON, or a table in LaTeX.
-        path: of the file; its folder is made.
+        text: the text to write, for example JSON or a table in LaTeX.
+        path: path of the new file; its folder is made if missing.
 
     Raises:
-        StorageError: a place that can't be written to.
+        StorageError: the file can't be written.
     """
     path = Path(path).expanduser()
     with disk.writing_into(path.parent), replace_file(path) as file:

@@ -1,8 +1,8 @@
 """The catalog of collections, and the description that a source has of each collection.
 
-The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. The description
-(`manifests/NAME.json` of a source) decides for that source. Both are data from files: every value is checked, no
-value is run.
+The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. If a source has a
+description of its own (`manifests/NAME.json`), it counts instead of the catalog's summary. Catalog and descriptions
+come from files that anyone may have written: every value is checked, and no value is executed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.A
 
 @dataclass(frozen=True)
 class Archives:
-    """A collection that lies in archives without a manifest: its folder, and the facts that archives don't hold.
+    """Facts on a collection that lies in archives without a manifest: its folder, and the facts that archives lack.
 
     Args:
-        folder: of the archives, in the source.
-        classes, preprocessing, citation: as in `Description`.
+        folder: path of the archives' folder in the source.
+        classes, preprocessing, citation: facts on the collection, as in `Description`.
     """
 
     folder: str
@@ -49,7 +49,7 @@ class Archives:
         """Read and check the catalog's JSON on archives; return the object.
 
         Raises:
-            FormatError: a key that is missing or of another type.
+            FormatError: a key is missing, or its value has another type.
         """
         kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
         fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
@@ -76,17 +76,17 @@ class Description:
     """A source's description of a collection: the JSON file beside the manifest.
 
     Args:
-        name: of the collection.
-        title: one line on what it is.
-        architecture: a name in `ARCHITECTURES`, or any other for a net of the user's own.
-        arguments: of the function that builds the network: JSON values only.
-        dataset: name of the images it was trained and tested on.
-        classes: names in the order of the logits.
-        preprocessing: what `images.Preprocess.from_json` reads.
-        layouts: key to layout.
+        name: name of the collection.
+        title: one line of text that says what the collection is.
+        architecture: name of the network: a key of `ARCHITECTURES`, or any other name for a user's own network.
+        arguments: arguments of the function that builds the network, as JSON values.
+        dataset: name of the images that the members were trained and tested on.
+        classes: class names in the order of the logits.
+        preprocessing: JSON values from which `images.Preprocess.from_json` makes the preprocessing.
+        layouts: key of a layout (named by the manifest's rows) -> the layout.
         licence: SPDX name.
-        citation: how to cite the collection, as text.
-        base: a repo of the Hub at a commit, if the bytes lie there and not in this source; else "".
+        citation: text by which the authors of the collection want to be cited.
+        base: address of a Hub repo at a commit that holds the members' bytes; "" if this source holds them.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Description:
     base: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description as JSON values, with the format's version."""
+        """Return the description as JSON values, which include the version of the format."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["classes"] = list(self.classes)
         values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
@@ -115,7 +115,7 @@ class Description:
         """Read and check the JSON of a source; return the description.
 
         Raises:
-            FormatError: a newer format, or a key that is missing or of another type.
+            FormatError: the format is newer, a key is missing, or its value has another type.
         """
         kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
         names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
@@ -144,7 +144,7 @@ def _check_input_size(preprocessing: Mapping[str, Any], path: Path) -> None:
     """Check that one input of the members is not absurdly large, since networks are traced and tried on such an input.
 
     Raises:
-        FormatError: more than MAX_INPUT_VALUES.
+        FormatError: one input has more than MAX_INPUT_VALUES values.
     """
     size, channels = preprocessing.get("size"), preprocessing.get("channels")
     counts = [n for n in (channels, *(size if isinstance(size, list) else ())) if type(n) is int]
@@ -155,10 +155,10 @@ def _check_input_size(preprocessing: Mapping[str, Any], path: Path) -> None:
 
 
 def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
-    """Check a JSON object's format version, keys and types; return the known keys, leaving others out.
+    """Check the format version, the keys and the types of a JSON object; return it without unknown keys.
 
     Raises:
-        FormatError: a newer format, or a key that is missing or of another type.
+        FormatError: the format is newer, a key is missing, or its value has another type.
     """
     version = values.get("format_version") if isinstance(values, dict) else None
     if type(version) is not int:
@@ -189,7 +189,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file; return its values.
 
     Raises:
-        FormatError: it is no JSON, or larger than any description may be.
+        FormatError: the file is no JSON, or larger than any description may be.
     """
     manifest.check_file(path)
     try:
@@ -210,7 +210,7 @@ def check_name(name: object) -> str:
     """Check that a collection's name can be a file's name; return it.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the name can't be the name of a file.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
@@ -232,7 +232,7 @@ def collections() -> dict[str, Listing]:
 
 @lru_cache(maxsize=4)
 def _read_catalog(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
-    """Read the catalog once for each state of its files."""
+    """Read the catalog again only if one of its files has changed."""
     kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
     listings = {}
     for path, _, _ in stamped:
@@ -253,7 +253,7 @@ def find_listing(name: str) -> Listing:
     """Find a collection in the catalog; return its listing.
 
     Raises:
-        CollectionNotFound: the catalog has no such name; the nearest names are suggested.
+        CollectionNotFound: the catalog has no collection of this name; the error suggests the nearest names.
     """
     known = collections()
     if name not in known:

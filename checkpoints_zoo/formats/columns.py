@@ -1,6 +1,6 @@
-"""The manifest's columns: names, Arrow types and meanings, written down once.
+"""The columns of a manifest: their names, Arrow types and meanings.
 
-`manifests/README.md` is generated from here: `python -m docs.make manifests/README.md`.
+`manifests/README.md` is generated from this table: `python -m docs.make manifests/README.md`.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ COLUMNS: tuple[Column, ...] = (
         False,
         pa.float64(),
         lr="highest learning rate",
-        momentum="momentum",
-        weight_decay="weight decay, as torch.optim.SGD counts it",
+        momentum="momentum; with adam and adamw, the first beta",
+        weight_decay="weight decay, as torch's optimizer of this name counts it",
     ),
     *_columns(False, pa.int32(), batch_size="images a step"),
     *_columns(
@@ -93,7 +93,7 @@ COLUMNS: tuple[Column, ...] = (
         pa.string(),
         code_version="version of this package that trained the member",
         torch_version="version of torch that trained the member",
-        device="processor that trained the member",
+        device="processor that trained the member, with its instructions and the number of threads; or GPU",
     ),
     *_columns(False, pa.float64(), wall_time_s="seconds of training, shared equally by the members of a stack"),
     *_columns(False, pa.timestamp("s", tz="UTC"), created="when training ended"),

@@ -1,9 +1,10 @@
 """Names, dtypes, shapes and offsets of one member's bytes, and the content hash.
 
-A layout and a location (file, offset, nbytes) suffice to read a member. The tensors of a member follow each other
-without holes. They are ordered by falling size of their elements; tensors of one element size keep the order of the
-module. So every tensor is aligned if the member starts at a multiple of eight bytes. `_pad` fills the member up to
-the next multiple of eight.
+A member can be read if its layout and its location (file, offset, nbytes) are known. The tensors of a member follow
+each other without holes. The tensors are ordered by element size, the largest first; tensors of one element size keep
+the order of the module. So every tensor is aligned in memory if the member starts at a multiple of eight bytes. Zero
+bytes
+under the name `_pad` fill the member up to the next multiple of eight bytes.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class TensorSpec:
     """One tensor of a member.
 
     Args:
-        name, dtype, shape: the dtype as safetensors spells it.
-        offset: within the member, in bytes.
-        stored, stored_shape: its name and shape in the file's header, None where they are the same.
+        name, dtype, shape: name, dtype (spelled as in safetensors, "F32") and shape of the tensor.
+        offset: position of the tensor's first byte within the member.
+        stored, stored_shape: name and shape of the tensor in the file's header; None where they are the same.
     """
 
     name: str
@@ -81,11 +82,11 @@ class Layout:
     """The order, names, dtypes and shapes of the tensors in a member's bytes.
 
     Args:
-        tensors: in the order of their bytes.
+        tensors: descriptions of the tensors, in the order of their bytes.
         counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
-        pad: zero bytes after the last tensor.
-        lead: bytes of the safetensors header right before the tensors of an archive's member; 0 in a shard, whose one
-            header serves all members.
+        pad: number of zero bytes after the last tensor.
+        lead: size in bytes of the safetensors header right before the tensors of a member in an archive; 0 in a shard,
+            where all members share one header.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -95,14 +96,14 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, str, tuple[int, ...]]], counters: Iterable[str] = ()) -> Layout:
-        """Lay tensors out in our order; return the layout.
+        """Lay tensors out in the order that this package uses in shards; return the layout.
 
         Args:
-            tensors: (name, dtype, shape) in the order of the module.
-            counters: names that are rebuilt, not stored.
+            tensors: (name, dtype, shape) of each tensor, in the order of the module.
+            counters: names of integer counters, which are not stored but rebuilt as zero.
 
         Raises:
-            UsageError: no tensors, one called `_pad`, a name twice, or a dtype that is none of safetensors'.
+            UsageError: there are no tensors, one is called `_pad`, a name occurs twice, or safetensors lacks a dtype.
 
         >>> layout = Layout.of([("bn.weight", "F16", (3,)), ("bn.running_var", "F32", (3,))])
         >>> [(t.name, t.offset) for t in layout.tensors], layout.nbytes
@@ -118,12 +119,13 @@ class Layout:
         """Describe a member that is a separate safetensors file, in the order of that file; return the layout.
 
         Args:
-            tensors: (name, dtype, shape, name in the file, shape in the file) in the order of their bytes.
-            counters: names that the file lacks and that are rebuilt.
-            lead: bytes of the file's header.
+            tensors: (name, dtype, shape, name in the file, shape in the file) of each tensor, in the order of their
+                bytes.
+            counters: names of integer counters that the file lacks; they are rebuilt as zero.
+            lead: size of the file's header in bytes.
 
         Raises:
-            UsageError: as in `of`.
+            UsageError: for the same reasons as in `Layout.of`.
         """
         return cls._packed(tensors, tuple(counters), 0, lead)
 
@@ -156,27 +158,27 @@ class Layout:
 
     @cached_property
     def payload(self) -> int:
-        """Bytes of a member's tensors, without the pad."""
+        """Number of bytes of a member's tensors, without the padding."""
         return sum(t.nbytes for t in self.tensors)
 
     @property
     def nbytes(self) -> int:
-        """Bytes from one member's start to the next one's, pad included."""
+        """Number of bytes from the start of one member to the start of the next, padding included."""
         return self.payload + self.pad
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of weights and statistics, without counters, even if the file stores some."""
+        """Name -> shape of each weight and statistic; counters are left out, even if the file stores some."""
         return {t.name: t.shape for t in self.tensors if not is_counter(t.name)}
 
     @cached_property
     def rebuilt(self) -> tuple[str, ...]:
-        """Names of all integer counters, stored in the file (perhaps rounded or infinite) or not."""
+        """Names of all integer counters, whether the file stores them (perhaps rounded or infinite) or not."""
         return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype of most elements."""
+        """The dtype that most elements of the member have."""
         elements: dict[str, int] = {}
         for t in self.tensors:
             elements[t.dtype] = elements.get(t.dtype, 0) + math.prod(t.shape)
@@ -195,10 +197,10 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: Any) -> Layout:
-        """Read what `to_json` wrote, trusting nothing; return the layout.
+        """Read and check JSON values as `to_json` writes them, which may come from anyone; return the layout.
 
         Raises:
-            FormatError: anything but names, known dtypes, shapes of whole numbers and a pad of 0..7.
+            FormatError: the values are not names, known dtypes, shapes of whole numbers and a pad of 0..7.
         """
         try:
             tensors = [_tensor(*tensor) for tensor in values["tensors"]]
@@ -224,18 +226,19 @@ class Layout:
 
 
 def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
-    """Check a tensor's JSON values; return them with its name and shape in the file, None if they are invalid."""
+    """Check the JSON values of one tensor; return them with the tensor's name and shape in the file, None if they are
+    invalid."""
     stored_name, stored_shape = stored or (name, shape)
     is_valid = (
         type(name) is type(dtype) is type(stored_name) is str
-        and good_shape(tuple(shape))
-        and good_shape(tuple(stored_shape))
+        and is_possible_shape(tuple(shape))
+        and is_possible_shape(tuple(stored_shape))
     )
     return (name, dtype, tuple(shape), stored_name, tuple(stored_shape)) if is_valid else None
 
 
-def good_shape(shape: tuple[Any, ...]) -> bool:
-    """Say whether an array can have this shape from a file, so that no size overflows."""
+def is_possible_shape(shape: tuple[Any, ...]) -> bool:
+    """Say whether an array can have this shape, which comes from a file, without overflow of its size."""
     return (
         len(shape) <= MOST_AXES
         and all(type(s) is int and 0 <= s < LARGEST for s in shape)
@@ -246,7 +249,7 @@ def good_shape(shape: tuple[Any, ...]) -> bool:
 def compare_shapes(
     actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[list[str], str]:
-    """Compare tensors by name and shape; return the names that differ, and a phrase on the differences.
+    """Compare tensors by name and shape; return the names that differ, and a phrase that describes the differences.
 
     >>> compare_shapes({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
@@ -271,8 +274,8 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     the line `["name","DTYPE",[shape]]` and its values.
 
     Args:
-        layout: of the member.
-        member: its bytes, pad or no pad.
+        layout: layout of the member's bytes.
+        member: the member's bytes, with or without padding.
     """
     digest = hashlib.sha256()
     for t in sorted(layout.tensors, key=lambda t: t.name):
@@ -293,8 +296,8 @@ def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> l
     """Return the names of the tensors that have values which are not finite.
 
     Args:
-        layout: of the member.
-        member: its bytes.
+        layout: layout of the member's bytes.
+        member: the member's bytes.
     """
     not_finite = []
     for t in layout.tensors:

@@ -1,7 +1,7 @@
 """The manifest: a Parquet table with one row for each snapshot: its facts, and the location of its bytes.
 
-Manifests and descriptions larger than the limits below are refused before memory is spent on them. This module
-imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
+Manifests and descriptions that are larger than the limits below are refused before they are read into memory. This
+module imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ ROW_GROUP = 4096
 REQUIRED = ("member", "epoch", "final", "status")
 LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
 
-# Sizes of a manifest and of a description.
-LARGEST_FILES = {".json": 64 * 2**20, ".parquet": 2**30}  # bytes of a description, and of a manifest
-LARGEST_COLUMNS = 2**32  # bytes of a manifest's columns once they are unpacked
+# The following limits are the largest sizes of a manifest and of a description.
+# Suffix of a file -> largest number of bytes: descriptions are JSON, manifests Parquet.
+LARGEST_FILES = {".json": 64 * 2**20, ".parquet": 2**30}
+LARGEST_COLUMNS = 2**32  # Largest number of bytes of a manifest's columns after unpacking.
 MOST_ROWS = 2**24
-LONGEST_TEXT = 2**20  # characters of one text of a description
+LONGEST_TEXT = 2**20  # Largest number of characters of one text in a description.
 LONGEST_LIST = 2**20
+LONGEST_PATH = 1024  # characters
 
 
 class Described(Protocol):
-    """A description of rows with layouts: of a collection, or of stored predictions."""
+    """A description of rows that have layouts: the description of a collection, or of a set of stored predictions."""
 
     @property
     def name(self) -> str:
-        """Name of the rows in errors."""
+        """The name of the collection or set in error texts."""
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
@@ -47,18 +49,18 @@ class Described(Protocol):
 
     @property
     def base(self) -> str:
-        """The repo of the Hub, at a commit, that holds the bytes; "" for the source itself."""
+        """Address of the Hub repo, at a commit, that holds the bytes; "" if the source itself holds them."""
 
 
 def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Build a manifest from rows, null where a row lacks a column; return it ordered by member and epoch.
+    """Build a manifest from rows; a missing value becomes null. Return the table, ordered by member and epoch.
 
     Args:
-        rows: column -> value.
-        schema: of the table.
+        rows: the rows, each as name of a column -> value.
+        schema: Arrow schema of the table.
 
     Raises:
-        FormatError: a row has a column that the schema lacks, or a value of another type.
+        FormatError: a row has a column that the schema lacks, or a value has another type.
     """
     rows = list(rows)
     unknown = sorted({name for row in rows for name in row} - set(schema.names))
@@ -82,15 +84,16 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
     """Write a manifest by rename: the same rows give the same bytes.
 
     Args:
-        rows: with the columns of the schema.
-        path: where to; its folder is made.
-        schema: of the file.
+        rows: table with the columns of the schema.
+        path: path of the new file; its folder is made if missing.
+        schema: Arrow schema of the file.
     """
     rows = rows.select(schema.names).cast(schema)
-    with contextlib.suppress(pa.ArrowInvalid, KeyError):  # seeds below 2³¹ in 32 bits, as version 0.1 writes and reads
+    # Seeds below 2³¹ are stored in 32 bits, because version 0.1 writes and reads them so.
+    with contextlib.suppress(pa.ArrowInvalid, KeyError):
         at = schema.get_field_index("seed")
         rows = rows.set_column(at, schema.field(at).with_type(pa.int32()), rows.column("seed").cast(pa.int32()))
-    with replace_file(path, "wb", sync=True) as file:  # as a file: Arrow takes only names in UTF-8
+    with replace_file(path, "wb", sync=True) as file:  # An open file, because Arrow itself opens only paths in UTF-8.
         pq.write_table(
             rows, file, row_group_size=ROW_GROUP, write_page_index=True,
             compression="zstd", store_schema=True, write_page_checksum=True,
@@ -101,11 +104,12 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     """Read a manifest; return the table. Missing columns become null, unknown columns are left out.
 
     Args:
-        path: of the file.
-        schema: that it should have.
+        path: path of the Parquet file.
+        schema: Arrow schema that the table should have.
 
     Raises:
-        FormatError: no Parquet file, a newer schema, a column of another type, or sizes beyond those at the top.
+        FormatError: the file is no Parquet file, its schema is newer, a column has another type, or a size exceeds a
+            limit of this module.
     """
     try:
         check_file(path)
@@ -113,7 +117,8 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
         footer = pq.read_metadata(content)
         widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
         check_columns(footer, widths, path)
-        # Each distinct text once, as Parquet stores it: a few bytes can put one long text into a million rows.
+        # Read each distinct text only once, as Parquet stores it: a few bytes of a file can repeat one long text in a
+        # million rows.
         texts = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
         options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
         with pq.ParquetFile(content, **options) as file:
@@ -124,7 +129,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                     f"manifest {path}", expected="each column once", found=f"{repeated[0]!r} twice", path=path
                 )
             table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
-        table.validate(full=True)  # finds text that is no UTF-8, and other damage
+        table.validate(full=True)  # This finds text that is no UTF-8, and other damage.
         columns, total_bytes = [], 0
         for field in schema:
             if field.name in table.column_names:
@@ -135,7 +140,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                 raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)
             else:
                 columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
-    except (pa.ArrowException, OSError, UnicodeError) as error:  # names that are no UTF-8 too
+    except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is no UTF-8.
         if isinstance(error, FileNotFoundError):
             raise
         raise FormatError(
@@ -171,16 +176,16 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
 
 
 def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
-    """Check every row of a manifest against its description; nothing is trusted.
+    """Check every row of a manifest against its description, since both may come from anyone.
 
     Args:
-        rows: as `read_manifest` returns them.
-        description: the JSON beside it.
-        path: names the manifest in errors.
+        rows: the manifest, as `read_manifest` returns it.
+        description: the description that lies beside the manifest.
+        path: the manifest's name in error texts.
 
     Raises:
-        FormatError: a null where a value must be, a row twice, an unknown layout.
-        DamagedError: a path that leaves the source, or an impossible offset or size.
+        FormatError: a required value is null, a row occurs twice, or a layout is unknown.
+        DamagedError: a path leads out of the source, or an offset or size is impossible.
     """
 
     def wrong(kind: type[FormatError] | type[DamagedError], row: int, expected: str, found: str) -> Exception:
@@ -232,21 +237,23 @@ def path_problem(path_in_source: str) -> str:
     path_text = repr(path_in_source if len(path_in_source) <= 200 else f"{path_in_source[:200]}…")
     if not path_in_source or "\0" in path_in_source or "\\" in path_in_source or ":" in path_in_source:
         return f"{path_text}, which is empty or has a NUL, a backslash or a colon"
-    # Some systems drop dots and spaces at the end of a name: there "... " is "..".
+    # Some systems drop dots and spaces at the end of a name, so that "... " becomes "..".
     if path_in_source.startswith("/") or any(not part.strip(". ") for part in parts):
         return f"{path_text}, which leads out of it"
+    if any(len(part.encode(errors="replace")) > 255 for part in parts) or len(path_in_source) > LONGEST_PATH:
+        return f"{path_text}, which is longer than a file system takes"
     return "" if "/".join(parts) == path_in_source else f"{path_text}, which is no plain path"
 
 
 def check_located(rows: pa.Table, name: str) -> None:
-    """Check that every selected row has weights; a row whose status is not ok may have none.
+    """Check that every selected row has weights: rows whose status is not "ok" may have none.
 
     Args:
-        rows: the selected ones.
-        name: of the collection, for errors.
+        rows: the selected rows of a manifest.
+        name: name of the collection, for error texts.
 
     Raises:
-        SelectionError: a member has none; the first one is named.
+        SelectionError: a row has no weights; the error names the first such member.
     """
     if not rows.column("path").null_count:
         return
@@ -267,14 +274,14 @@ def is_null(rows: pa.Table, column: str) -> bool:
 
 
 def take_rows(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
-    """Return the rows at these positions, in this order."""
-    # pa.array would import pandas; a buffer of int64 does not.
+    """Return the rows of a table at the given positions, in their order."""
+    # `pa.array` would import pandas; an Arrow buffer of int64 values does not.
     at = np.ascontiguousarray(positions, dtype=np.int64)
     return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
 
 
 def sum_of(rows: pa.Table, column: str) -> int:
-    """Return the sum of an integer column, 0 for no rows."""
+    """Return the sum of an integer column; 0 if there are no rows."""
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
@@ -282,9 +289,9 @@ def check_size(size: int, path: str | Path, thing: str = "") -> None:
     """Check a file's size against the limit for its suffix.
 
     Args:
-        size: in bytes.
-        path: of the file; only JSON and Parquet have a limit.
-        thing: the file's name in errors.
+        size: size of the file in bytes.
+        path: path of the file; only JSON and Parquet files have a limit.
+        thing: the file's name in error texts.
 
     Raises:
         FormatError: the file is larger than the limit.
@@ -304,15 +311,15 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
 
     Args:
         metadata: the footer.
-        columns: those to be read -> bytes that each takes at least per row.
-        path: of the file.
+        columns: name of each column to read -> smallest number of bytes that it takes in each row.
+        path: path of the Parquet file.
 
     Raises:
-        FormatError: more than a manifest may have.
+        FormatError: the number of rows or a size exceeds the limit for manifests.
     """
     if metadata.num_rows > MOST_ROWS:
         raise _limit_error(f"manifest {path}", f"at most {MOST_ROWS:,} rows", f"{metadata.num_rows:,}", path)
-    # Sizes of whole row groups: pyarrow ends the process when a single column has damaged statistics.
+    # Sizes are summed over whole row groups: pyarrow ends the process if the statistics of a single column are damaged.
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     sizes.append(metadata.num_rows * sum(columns.values()))
     if min(sizes) < 0 or sum(sizes) > LARGEST_COLUMNS:
@@ -323,12 +330,12 @@ def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
     """Check the total length of a column's texts, unpacked; return the bytes of all columns so far.
 
     Args:
-        column: of texts, encoded as a dictionary.
-        spent: bytes of the columns before.
-        path: of the file.
+        column: column of texts, in Arrow's dictionary encoding.
+        spent: number of unpacked bytes of the columns before this one.
+        path: path of the Parquet file.
 
     Raises:
-        FormatError: more than a manifest may have.
+        FormatError: the number of rows or a size exceeds the limit for manifests.
     """
     for chunk in column.chunks:
         lengths = pc.binary_length(chunk.dictionary).cast("int64")
@@ -342,7 +349,7 @@ def check_json(values: Any, path: Path) -> None:
     """Check the lengths of all texts and lists in a description.
 
     Raises:
-        FormatError: one is too long.
+        FormatError: a text or a list is too long.
     """
     pending = [values]
     while pending:
@@ -366,6 +373,6 @@ def _limit_error(thing: str, expected: str, found: str, path: str | Path) -> For
 
 
 def snapshot_keys(rows: pa.Table) -> list[tuple[int, int | None]]:
-    """Return the (member, epoch) pairs of rows, epoch None where the row is final."""
+    """Return (member, epoch) of each row; the epoch is None for a member's final snapshot."""
     columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "final"))
     return [(m, None if final else e) for m, e, final in zip(*columns, strict=True)]

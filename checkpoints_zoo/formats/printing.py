@@ -1,4 +1,4 @@
-"""Print results: `str` is a text table, `repr` one line, and notebooks show the table."""
+"""Printing of results: `str` gives a text table, `repr` one line, and notebooks show the table."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from checkpoints_zoo.formats.text import align_columns, one_line, printable
 
-LONGEST_CELL, LONGEST_REPR = 60, 500  # characters
+LONGEST_CELL, LONGEST_REPR = 60, 500  # Largest numbers of characters in a cell of a table, and in a `repr`.
 
 
 class Printed:
-    """A result with a text table. Its dataclass needs `repr=False`."""
+    """A result with a text table. A dataclass that inherits from this class must be made with `repr=False`."""
 
     def _one_line(self) -> str:
-        """Return the values that tell this result from others, for `repr`."""
+        """Return the name -> value pairs that distinguish this result from others, for `repr`."""
         raise NotImplementedError
 
     def to_text(self) -> str:
-        """Return the result as a text table, with lines that say what was measured."""
+        """Return the result as a text table, followed by lines that describe the measurement."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -33,11 +33,11 @@ class Printed:
 
 
 def text_table(rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
-    """Lay rows out in columns; return the text, whose last line counts the rows that are left out.
+    """Write rows as a text table; return the text, whose last line gives the number of rows left out.
 
     Args:
-        rows: mappings with the same keys, which become the header.
-        most: rows to show.
+        rows: one mapping (column -> value) for each row; all have the same keys, which become the header.
+        most: largest number of rows to show.
 
     >>> print(text_table([{"name": "a", "value": 0.25}, {"name": "b", "value": None}]))
     name  value

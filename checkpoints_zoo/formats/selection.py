@@ -1,8 +1,8 @@
-"""Selecting rows of a manifest by count, condition, ids or a seeded draw; and citations of selections.
+"""Selection of manifest rows by count, condition, ids or a seeded random draw; and citations of selections.
 
-A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, its commit, the collection, the ids in their order
-(`0-99,205,7@40`: a bare id is the member's final snapshot, `7@40` the one after epoch 40), and the first eight hex
-digits of a hash over the rows.
+A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, its commit, the collection, the ids in their order, and the
+first eight hex digits of a hash over the rows. In the ids `0-99,205,7@40`, a plain id means the member's final
+snapshot, and `7@40` means its snapshot after epoch 40.
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ def select_rows(
     sample: int | None = None,
     snapshots: bool = False,
 ) -> pa.Table:
-    """Select rows of a manifest; return them in the order of `members`, without it in the order of the manifest.
+    """Select rows of a manifest; return them in the order of `members`, or in the manifest's order without `members`.
 
-    Candidates are the final rows with status ok. If `where` names `status`, rows of any status are candidates. If
-    `snapshots` is true, or `where` names `epoch` or `final`, rows that are not final are candidates too.
+    By default, final rows with status "ok" can be selected. If the condition `where` uses the column `status`, rows of
+    any status can be selected. If `snapshots` is true, or `where` uses the columns `epoch` or `final`, rows that are
+    not final can be selected too.
 
     Args:
         rows: the manifest.
-        name: of the collection, for errors.
-        n: how many: the first n, or with `sample` n drawn without replacement.
-        where: an SQL condition on the manifest's columns.
-        members: ids, or their text ("0-99,205,7@40").
-        sample: seed of the draw: the n rows whose sha256("sample|SEED|MEMBER|EPOCH") come first.
-        snapshots: whether rows that are not final are candidates too.
+        name: name of the collection, for errors.
+        n: number of rows to select: the first n, or with `sample` n rows drawn without replacement.
+        where: an SQL condition on the manifest's columns that selected rows must meet.
+        members: ids of the members to select, or a text of ids ("0-99,205,7@40").
+        sample: seed of the random draw, which takes the n rows with the smallest sha256("sample|SEED|MEMBER|EPOCH").
+        snapshots: whether rows that are not final can be selected too.
 
     Raises:
-        SelectionError: a count, condition or combination that can't be met.
-        MemberNotFound: an unknown id.
+        SelectionError: no rows meet the arguments, or the arguments exclude each other.
+        MemberNotFound: no row has one of the ids.
     """
     if members is not None:
         if where is not None or sample is not None or snapshots:
@@ -142,7 +143,7 @@ def _find_positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]
 
 
 def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
-    """Return the error for an id that the rows don't have."""
+    """Return the error for an id that no row has."""
     members_there = sorted(set(rows.column("member").to_pylist()))
     expected = f"an id among {format_ids([(m, None) for m in members_there])}"
     found = repr(member)
@@ -157,13 +158,13 @@ def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None =
 
 
 def parse_ids(members: str | Iterable[int]) -> list[Key]:
-    """Read ids; return (member, epoch) pairs, epoch None for a member's final snapshot.
+    """Read ids from a text or a list; return (member, epoch) pairs, where epoch None means the final snapshot.
 
     >>> parse_ids("0-2,7@40")
     [(0, None), (1, None), (2, None), (7, 40)]
 
     Raises:
-        SelectionError: no ids, or text that is not a list of ids.
+        SelectionError: there are no ids, or the text is not a list of ids.
     """
     keys: list[Key] = []
     if isinstance(members, str):
@@ -204,7 +205,8 @@ def format_ids(keys: Sequence[Key]) -> str:
 
 
 def check_digits(rows: pa.Table) -> str:
-    """Hash (member, epoch, sha256) of the rows, or the location if sha256 is null; return 8 hex digits."""
+    """Hash (member, epoch, sha256) of all rows, with the location where sha256 is null; return the first 8 hex
+    digits."""
     digest = hashlib.sha256()
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     for m, e, sha, path, offset, nbytes in zip(*(rows.column(c).to_pylist() for c in names), strict=True):
@@ -213,7 +215,7 @@ def check_digits(rows: pa.Table) -> str:
 
 
 def cite(label: str, commit: str, name: str, rows: pa.Table) -> str:
-    """Return the citation of a selection."""
+    """Return the citation text of selected rows."""
     return f"{label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
 
 
@@ -229,15 +231,15 @@ class Citation:
 
     @property
     def source(self) -> str:
-        """The source to load from; on the Hub, at the cited commit."""
+        """Address of the source to load from; for a Hub repo, at the cited commit."""
         return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
 
 
 def parse_citation(text: str) -> Citation | None:
-    """Parse a citation; return its parts, or None for the name of a collection.
+    """Parse a citation; return its parts, or None if the text is a collection's plain name.
 
     Raises:
-        SelectionError: text with `#` or `@` that is no citation.
+        SelectionError: the text contains `#` or `@` but is no citation.
     """
     if match := _CITATION.fullmatch(text):
         return Citation(**match.groupdict())
@@ -253,7 +255,7 @@ def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
     """Check that the cited rows are still the same.
 
     Raises:
-        DamagedError: the source has changed since it was cited.
+        DamagedError: the rows of the source have changed since they were cited.
     """
     check = check_digits(rows)
     if (citation.commit, citation.check) == (commit, check):

@@ -1,7 +1,7 @@
 """Shards: safetensors files of many members; each member is one contiguous range of bytes.
 
-The parts, in this order: parsing headers; reading members' bytes through one reused buffer; writing shards by
-rename; and the checks of members that `verify` and `publish` share.
+This file has four parts: parsing of headers, reading of members' bytes through one reused buffer, writing of shards by
+    rename, and the checks of members that `verify` and `publish` share.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from checkpoints_zoo.formats.layout import (
     TensorSpec,
     content_hash,
     finite_problems,
-    good_shape,
     is_counter,
+    is_possible_shape,
 )
 
 HEADER_ALIGNMENT = 4096
-LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
+LARGEST_HEADER = 100_000_000  # Largest number of bytes of a header; the safetensors library has the same limit.
 LARGEST_SHARD = 2_000_000_000
 MOST_TENSORS = 32_000
-BUFFER_BYTES = 2**20  # small enough for the processor's cache, from which bytes are then converted and checked
-# Methods whose runs may draw the same weights twice: a rejected proposal leaves the chain where it was, and dropout of
-# few units may drop the same units again.
+# Size of the read buffer: small enough for the processor's cache, where the bytes are then converted and checked.
+BUFFER_BYTES = 2**20
+# Sampling methods that may give the same weights twice in one run: if a proposal is rejected the chain stays where it
+# was, and dropout of few units may drop the same units again.
 REPEATING = ("dropout", "hmc", "sghmc", "sgld")
 
 Bytes = bytes | bytearray | memoryview
@@ -49,7 +50,8 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a safetensors file: (dtype, shape, begin, end) of each tensor, counted from `data_start`."""
+    """The header of a safetensors file: (dtype, shape, begin, end) of each tensor; offsets are counted from
+    `data_start`."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...], int, int]]
     data_start: int
@@ -57,8 +59,9 @@ class Header:
 
 
 def guess_kind(first: bytes) -> str:
-    """Guess by its first bytes what a file is if it is no safetensors file; return "" if unknown."""
-    if first[8:9] == b"{":  # a safetensors header, even if its length looks like another kind's mark
+    """Guess the kind of a file that is no safetensors file from its first bytes; return a phrase, "" if unknown."""
+    # This is a safetensors header, even if its first bytes look like the mark of another kind of file.
+    if first[8:9] == b"{":
         return ""
     start = first[:512].lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
@@ -79,11 +82,11 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
 
     Args:
         prefix: the first bytes of the file, at least up to the end of the header.
-        size: bytes of the whole file.
-        path: names the file in errors.
+        size: size of the whole file in bytes.
+        path: the file's name in error texts.
 
     Raises:
-        DamagedError: the file is cut or no safetensors file, or its offsets overlap, leave holes or exceed the file.
+        DamagedError: the file is cut short or no safetensors file, or tensors overlap, leave gaps or exceed the file.
     """
 
     def damaged(expected: str, found: str, tensor: str | None = None) -> DamagedError:
@@ -97,16 +100,16 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     length = header_length(prefix, size, path)
     try:
         values = json.loads(prefix[8 : 8 + length].decode())
-        "".join(values).encode()  # JSON can hold names that are not valid Unicode
+        "".join(values).encode()  # The names of tensors in JSON may be invalid Unicode.
         metadata = values.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
-            raise ValueError("__metadata__ must be text by name")
+            raise ValueError("__metadata__ must map names to texts")
         rows = sorted(
             ((*v["data_offsets"], name, v["dtype"], tuple(v["shape"])) for name, v in values.items()),
             key=lambda r: (r[0], r[1]),
         )
-        if not all(type(b) is int and type(e) is int and good_shape(shape) for b, e, _, _, shape in rows):
-            raise ValueError("offsets and shapes must be whole numbers, none huge or negative")
+        if not all(type(b) is int and type(e) is int and is_possible_shape(shape) for b, e, _, _, shape in rows):
+            raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
     tensors, at, room = {}, 0, size - 8 - length
@@ -145,7 +148,7 @@ def read_header(path: Path) -> Header:
     """Read and check the header of a local safetensors file; return it.
 
     Raises:
-        DamagedError: see `parse_header`.
+        DamagedError: for the same reasons as in `parse_header`.
     """
     with path.open("rb") as file:
         size = path.stat().st_size
@@ -160,12 +163,12 @@ def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
     """Compare the header in front of an archive's member with its layout.
 
     Args:
-        raw: the header's bytes, `layout.lead` of them.
-        layout: of the member.
-        path: names the member in errors.
+        raw: bytes of the header; there are `layout.lead` of them.
+        layout: layout of the member.
+        path: the member's name in error texts.
 
     Raises:
-        DamagedError: it is no safetensors header, or has other tensors; the first one is named.
+        DamagedError: the bytes are no safetensors header, or a tensor differs; the error names the first one.
     """
     header = parse_header(raw, layout.lead + layout.nbytes, path)
     actual = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
@@ -198,11 +201,11 @@ class Location:
     """The location of one snapshot's bytes.
 
     Args:
-        member: its id, for errors.
-        prefix: of its tensor names in the file ("000123/").
-        path: the file.
-        offset: of the first byte in the file.
-        layout: of the bytes.
+        member: id of the member, for error texts.
+        prefix: prefix of the member's tensor names in the file ("000123/").
+        path: path of the file that contains the bytes.
+        offset: position of the member's first byte in the file.
+        layout: layout of the member's bytes.
     """
 
     member: int
@@ -215,23 +218,23 @@ class Location:
 def read_members(
     locations: Sequence[Location], buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[tuple[list[Location], memoryview]]:
-    """Read members' bytes through one reused buffer; yield (members, their bytes one after another).
+    """Read members' bytes through one reused buffer; yield (locations, their bytes one after another).
 
     The bytes are valid until the next step of the iterator.
 
     Raises:
-        DamagedError: a file is cut.
+        DamagedError: a file is shorter than the locations need.
     """
-    for group in neighbours(locations, buffer_bytes):
+    for group in neighbour_groups(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
         file_size = group[0].path.stat().st_size
-        if file_size < group[0].offset + size:  # before memory is allocated
+        if file_size < group[0].offset + size:  # Check the size of the file before memory is allocated.
             raise _cut_error(group[0], group[0].offset + size, file_size)
         yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
-def neighbours(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
-    """Group members that lie one after another in a file; yield groups of at most `most` bytes, or of one member."""
+def neighbour_groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
+    """Group members whose bytes follow each other in a file; yield groups of at most `most` bytes, or of one member."""
     group: list[Location] = []
     for x in locations:
         last = group[-1] if group else x
@@ -248,7 +251,7 @@ _thread = threading.local()
 
 
 def reused_buffer(size: int) -> memoryview:
-    """Return `size` bytes of this thread's buffer: new memory would cost more than the reading itself."""
+    """Return `size` bytes of a buffer that each thread reuses: allocating memory would take longer than reading."""
     if len(getattr(_thread, "buffer", b"")) < size:
         _thread.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
     memory: memoryview = _thread.buffer
@@ -256,7 +259,7 @@ def reused_buffer(size: int) -> memoryview:
 
 
 def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
-    """Read a location's file from an offset on until the buffer is full; return the buffer."""
+    """Fill a buffer from a location's file, starting at an offset; return the buffer."""
     with location.path.open("rb", buffering=0) as file:
         read_at(file, location, offset, buffer)
     return buffer
@@ -284,7 +287,7 @@ def _cut_error(location: Location, expected: int, found: int) -> DamagedError:
 
 
 def hash_members(locations: Sequence[Location]) -> list[str]:
-    """Hash members' contents from their bytes; return 64 hex digits each."""
+    """Hash members' contents from their bytes; return the hash of each, 64 hex digits."""
     hashes = []
     for group, raw in read_members(locations):
         size = group[0].layout.nbytes
@@ -293,7 +296,7 @@ def hash_members(locations: Sequence[Location]) -> list[str]:
 
 
 def tensor_prefix(member: int, epoch: int | None = None) -> str:
-    """Return the prefix of a snapshot's tensor names in a shard; epoch None for the final snapshot.
+    """Return the prefix of a snapshot's tensor names in a shard; epoch None means the final snapshot.
 
     >>> tensor_prefix(123), tensor_prefix(123, 40)
     ('000123/', '000123@40/')
@@ -302,11 +305,11 @@ def tensor_prefix(member: int, epoch: int | None = None) -> str:
 
 
 def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
-    """Write the header of a shard whose members lie one after another; return its bytes, 4,096-aligned.
+    """Build the header of a shard whose members follow each other; return its bytes, padded to a multiple of 4,096.
 
     Args:
-        layout: of every member.
-        prefixes: of each member's tensor names ("000123/").
+        layout: the layout that all members have.
+        prefixes: prefix of each member's tensor names ("000123/").
     """
     tensors: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -324,14 +327,14 @@ def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
 
 
 def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
-    """Return where the first member begins in a shard of these members."""
+    """Return the offset in the file at which the first member of a shard begins."""
     return len(shard_header(layout, prefixes))
 
 
 def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
-    """Return how many consecutive member ids share a shard: at most 2 GB, and at most 32,000 tensors."""
+    """Return the number of members in each shard, which holds at most 2 GB and at most 32,000 tensors."""
     tensors = len(layout.tensors) + bool(layout.pad)
-    nbytes = max(1, layout.nbytes)  # a net may have nothing but empty tensors
+    nbytes = max(1, layout.nbytes)  # A network may have only empty tensors.
     return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
 
 
@@ -339,11 +342,11 @@ def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tup
     """Write a shard of members that are in memory; return its path.
 
     Args:
-        folder, number, layout: as in `stream_shard`.
-        members: (prefix of the tensor names, bytes), in the order of the members in the shard.
+        folder, number, layout: the same arguments as in `stream_shard`.
+        members: (prefix of the tensor names, bytes) of each member, in the order of the shard.
 
     Raises:
-        UsageError: as in `stream_shard`.
+        UsageError: for the same reasons as in `stream_shard`.
     """
     return stream_shard(folder, number, layout, [key for key, _ in members], (raw for _, raw in members))
 
@@ -351,23 +354,24 @@ def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tup
 def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
     """Write a shard by rename under the name NUMBER-HASH.safetensors; return its path.
 
-    The same members give the same bytes and the same name; other bytes get another name.
+    The same members give the same file name; other bytes give another name.
 
     Args:
-        folder: where to; it is made.
-        number: of the shard.
-        layout: of every member.
-        prefixes: the prefix of each member's tensor names ("000123/"), in the order of the members in the shard.
-        members: their bytes; one member is in memory at a time.
+        folder: folder of the new file; it is made if missing.
+        number: number of the shard, the first part of its name.
+        layout: the layout that all members have.
+        prefixes: prefix of each member's tensor names ("000123/"), in the order of the members in the shard.
+        members: iterator over the bytes of each member; one member is in memory at a time.
 
     Raises:
-        UsageError: a prefix twice, more or fewer members than prefixes, or bytes that are not as many as the layout's.
+        UsageError: a prefix occurs twice, members and prefixes differ in number, or a member has not as many bytes as
+            the layout.
     """
     expected = f"each once, with {layout.nbytes:,} bytes"
     if len(set(prefixes)) < len(prefixes):
         raise UsageError(f"members of shard {number}", expected=expected, found="others")
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(folder / f"{number:05d}")  # the name of the shard follows from its content
+    temporary = temporary_name(folder / f"{number:05d}")  # The final name of the shard follows from its content.
     header = shard_header(layout, prefixes)
     digest, count = hashlib.sha256(header), 0
     try:
@@ -391,9 +395,10 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
 
 
 def shard_layout(layout: Layout) -> Layout:
-    """Return the layout of a shard for members of any layout: our order, statistics in float32, no counters.
+    """Return the layout that members of a given layout get in a shard: tensors by element size, statistics in float32,
+    no counters.
 
-    No value changes, so the content hash stays the same.
+    The values do not change, so the content hash stays the same.
     """
     tensors = [t for t in layout.tensors if not is_counter(t.name)]
     dtypes = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in tensors]
@@ -404,8 +409,8 @@ def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
     """Rearrange a member's bytes from its layout to `shard_layout(layout)`; return them.
 
     Args:
-        layout: of these bytes.
-        member: the bytes, from its first tensor on.
+        layout: present layout of the bytes.
+        member: bytes of the member, from its first tensor on.
         target: `sharded(layout)`.
     """
     out = bytearray(target.nbytes)
@@ -422,13 +427,13 @@ def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem that a check has found in a member.
+    """A problem that a check has found in a member's bytes or rows.
 
     Args:
-        collection: its name.
-        member: its id, None for the collection as a whole.
-        kind: "bytes", "hash", "finite", "duplicate" or "accuracy".
-        text: "expected …; found …".
+        collection: name of the collection.
+        member: id of the member; None for a problem of the whole collection.
+        kind: kind of the problem: "bytes", "hash", "finite", "duplicate" or "accuracy".
+        text: text of the form "expected …; found …".
     """
 
     collection: str
@@ -442,15 +447,15 @@ class Problem:
 
 
 def check_bytes(location: Location, claimed: str | None, finite: bool = True) -> tuple[list[tuple[str, str]], str]:
-    """Check one member's location, hash and values; return (kind, text) of each problem, and its hash.
+    """Check one member's location, hash and values; return (kind, text) of each problem, and the member's hash.
 
     Args:
-        location: of its bytes.
-        claimed: the manifest's sha256.
-        finite: whether its values must be finite.
+        location: location of the member's bytes.
+        claimed: content hash (sha256) that the manifest states.
+        finite: whether the member's values must be finite.
 
     Raises:
-        DamagedError: the file does not have the member's tensors at this location.
+        DamagedError: a file lacks the member's tensors at the location.
     """
     check_against_files([location])
     _, raw = next(iter(read_members([location])))
@@ -464,14 +469,14 @@ def check_bytes(location: Location, claimed: str | None, finite: bool = True) ->
 
 
 def check_hashes(locations: Sequence[Location], hashes: Sequence[str | None]) -> None:
-    """Check members' bytes against the hashes of their rows.
+    """Check members' bytes against the hashes in their manifest rows.
 
     Args:
-        locations: of the members.
-        hashes: the manifest's sha256 of each, None where it is unknown.
+        locations: locations of the members' bytes.
+        hashes: content hash of each member by the manifest; None where it is unknown.
 
     Raises:
-        DamagedError: naming the first member that differs.
+        DamagedError: the bytes of a member have another hash; the error names the first such member.
     """
     for location, claimed in zip(locations, hashes, strict=True):
         _, digest = check_bytes(location, None, finite=False)
@@ -513,17 +518,19 @@ def _read_header_once(path: Path, stamp: tuple[int, ...]) -> Header:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return a file's identity, which differs once it was changed or replaced (users can't set its ctime)."""
+    """Return numbers that identify the state of a file: they differ after any change or replacement (users can't set
+    the ctime)."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> None:
-    """Check the header in front of a member of an archive.
+    """Check the header in front of a member in an archive.
 
     Args:
-        x: the member's location.
-        right_headers: (layout, header) of members that passed: most headers are equal, and compared once.
+        x: location of the member.
+        right_headers: (layout, header) pairs that passed the check; most headers are equal, so that each is compared
+            once.
     """
     layout = x.layout
     begin, size = x.offset - layout.lead, x.path.stat().st_size
@@ -557,10 +564,10 @@ def _misplaced_error(
 
 
 def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
-    """Find members with equal weights, except draws of one run whose method may repeat; return the problems.
+    """Find members with equal weights, except samples of one run whose method may repeat weights; return the problems.
 
     Args:
-        collections: name, rows, and the content hash of each row, None for rows to ignore.
+        collections: (name, rows, content hash of each row) of each collection; a hash is None for rows to ignore.
     """
     first: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
     problems = []

@@ -1,4 +1,4 @@
-"""Text for people: counts, sizes, lists and columns; and the escaping of text from files in Markdown and YAML.
+"""Texts for people: counts, sizes, lists and columns; and the escaping of texts for Markdown and YAML.
 
 Names, titles, reasons and licences come from files that anyone may have written. Escaped text can't begin a table
 cell, a link, a tag or a key, as long as it does not stand at the start of a line.
@@ -15,13 +15,13 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST_LINE = 300
-MOST_LISTED = 5  # values that are shown of many
-# Characters that begin something in Markdown, tables, HTML, formulas, links or mentions.
+MOST_LISTED = 5  # Largest number of values that a shortened list shows.
+# Characters that have a meaning in Markdown, tables, HTML, formulas, links or mentions.
 _SPECIAL = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
 
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """Put text on one line, without control, private and invisible characters; cut what is too long.
+    """Put a text on one line, without control, private and invisible characters; return it, shortened if too long.
 
     >>> one_line("a\\n---\\tb\\u202e")
     'a --- b'
@@ -44,7 +44,8 @@ def printable(text: str) -> str:
 
 
 def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
-    """Escape text for a paragraph or a table cell in Markdown; return one line, for anywhere but the start of a line.
+    """Escape a text for a paragraph or table cell in Markdown; return one line, which must not begin a line of the
+    file.
 
     >>> markdown_text("a|b <script> *c*")
     'a\\\\|b \\\\<script\\\\> \\\\*c\\\\*'
@@ -53,7 +54,8 @@ def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
-    """Write text as inline code in Markdown; escaped text instead if a `|` would split a cell.
+    """Write a text as inline code in Markdown; if it contains a `|`, which would split a table cell, return it escaped
+    instead.
 
     >>> markdown_code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
     ('`lr=0.1`', '``a`b``', 'a\\\\|b')
@@ -63,26 +65,26 @@ def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
         return "(empty)"
     if "|" in line:
         return markdown_text(text, longest)
-    ticks = _ticks(line, 1)
+    ticks = _backtick_fence(line, 1)
     space = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{ticks}{space}{line}{space}{ticks}"
 
 
 def markdown_block(text: str) -> str:
-    """Write text as a block of code in Markdown, line by line; return the block."""
+    """Write a text as a block of code in Markdown; return the block."""
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
     body = "\n".join(lines).strip("\n")
-    ticks = _ticks(body, 3)
+    ticks = _backtick_fence(body, 3)
     return f"{ticks}text\n{body}\n{ticks}"
 
 
-def _ticks(text: str, fewest: int) -> str:
+def _backtick_fence(text: str, fewest: int) -> str:
     """Return a row of backticks that is longer than any in the text."""
     return "`" * max(fewest, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
 def yaml_string(text: str, longest: int = LONGEST_LINE) -> str:
-    """Write text as a YAML string on one line; return it with its quotes.
+    """Write a text as a YAML string on one line; return it with its quotes.
 
     >>> yaml_string('a: "b"')
     '"a: \\\\"b\\\\""'
@@ -91,7 +93,7 @@ def yaml_string(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number and the noun that it counts; return the text.
+    """Write a number with its noun in singular or plural ("3 members"); return the text.
 
     >>> counted(1, "member"), counted(1024, "member")
     ('1 member', '1,024 members')
@@ -150,7 +152,7 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most similar to a name, even if it is not similar.
+    """Return the known name that is most similar to a given name, even if the similarity is low.
 
     >>> nearest_name("resnet", ["convnet", "resnet18"])
     'resnet18'
@@ -164,11 +166,11 @@ def did_you_mean(
     """Return a question that suggests known names similar to an unknown one, "" if none is similar.
 
     Args:
-        name: the unknown one.
+        name: the unknown name.
         known: all names.
-        most: how many are suggested.
-        cutoff: how similar they must be, in [0, 1].
-        shown: writes one of them.
+        most: largest number of names that are suggested.
+        cutoff: smallest similarity of a suggested name, in [0, 1].
+        shown: function that returns the text of one suggested name.
 
     >>> did_you_mean("convent", ["convnet", "resnet18"])
     'Did you mean convnet?'
@@ -191,10 +193,10 @@ def finite_or_null(values: Any) -> Any:
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
-    """Lay rows out in columns for a terminal; return the text.
+    """Write rows as aligned columns for a terminal; return the text.
 
     Args:
-        rows: cells of each row, the same number in all; the head is the first row.
+        rows: cells of each row, equally many in all rows; the first row is the header.
         right: indices of the columns that are aligned to the right.
 
     >>> print(align_columns([["name", "members"], ["a", "64"]], right={1}))
@@ -213,7 +215,8 @@ def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> 
 
 
 def whole_number(value: object) -> int | None:
-    """Return a whole number, numpy's and torch's too, as an int; None for anything else (True as well)."""
+    """Convert a whole number of Python, numpy or torch to an int; return None for anything else, including True and
+    False."""
     if isinstance(value, bool):
         return None
     try:

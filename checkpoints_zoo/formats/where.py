@@ -1,9 +1,10 @@
-"""Rows of a table that meet an SQL condition. DuckDB parses it, each node is checked, then DuckDB runs it.
+"""Search for the rows of a table that meet an SQL condition. DuckDB parses the condition, each node of its tree is
+checked, then DuckDB runs it.
 
-A condition is one expression on the table's columns, whose names are matched exactly. It runs only if the lists
-below allow every node of its tree. As in SQL, a comparison with null is neither true nor false and selects nothing.
-As in DuckDB, NaN equals itself and is greater than every other number. `/` divides whole numbers to a fraction
-(`seed / 2 = 1.5` for seed 3), and a division by zero is null.
+A condition is one expression on the table's columns, whose names are matched exactly. A condition runs only if the
+lists below allow every node of its syntax tree. As in SQL, a comparison with null is neither true nor false, so the row
+is not selected. As in DuckDB, NaN equals itself and is greater than every other number. `/` divides whole numbers to a
+fraction (`seed / 2 = 1.5` for seed 3), and a division by zero is null.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from checkpoints_zoo.formats.text import did_you_mean
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-LONGEST, DEEPEST = 10_000, 100  # characters; nested expressions (a chain of ANDs counts once)
+# Limits of a condition: its number of characters, and the depth of nested expressions (a chain of ANDs counts once).
+LONGEST, DEEPEST = 10_000, 100
+LONGEST_PATTERN = 200  # characters of a pattern of LIKE
 FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
 _LIKE_OPERATORS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
 _LIKE = _LIKE_OPERATORS.keys() | {"like_escape", "not_like_escape", "ilike_escape", "not_ilike_escape"}
@@ -47,8 +50,10 @@ SET GLOBAL ieee_floating_point_ops = false;
 SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
 _EXAMPLE = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED = f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(FUNCTIONS)}"
-# The condition is put at the end of one statement and inside parentheses in another. Both must give the same tree
-# and leave the rest of the statement unchanged, which text that breaks out can't do. The second tree runs.
+# The condition is put at the end of one statement and inside parentheses in another. Both statements must give the same
+# tree for the condition and leave the rest unchanged; text that ends the parentheses early can't do that. The tree from
+# inside
+# the parentheses is run.
 _FRAMES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
 
 
@@ -56,12 +61,12 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
     """Find the rows that meet a condition and return their positions, ascending.
 
     Args:
-        table: whose columns hold numbers, text, true or false, or times.
+        table: Arrow table whose columns hold numbers, text, true or false, or times.
         condition: an SQL expression that is true or false for each row.
 
     Raises:
-        SelectionError: a condition that is not one expression of columns, constants, plain operators and
-            `FUNCTIONS`, names no column or one that is all null, can't be computed, or selects nothing.
+        SelectionError: the condition is not one expression of columns, constants, plain operators and `FUNCTIONS`; or
+            it names no column or only null columns, can't be computed, or selects no row.
 
     >>> table = pa.table({"member": [0, 1, 2], "test_accuracy": [0.97, None, 0.98]})
     >>> rows_where(table, "test_accuracy > 0.9 AND member < 2").tolist()
@@ -74,11 +79,12 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
         names = list(dict.fromkeys(name for name, _ in uses))
         for name in names:
             _check_column(table, condition, name, (name, True) in uses)
-        if len({name.lower() for name in names}) < len(names):  # one column to DuckDB
+        # Names that differ only in case are one column to DuckDB.
+        if len({name.lower() for name in names}) < len(names):
             raise _error(condition, "names of columns that differ in more than case", ", ".join(names))
         try:
             _create_rows(connection, table, names)
-            # Its text says what is wrong, if anything is; its tree holds long constants exactly.
+            # The statement as text gives good error messages; the tree holds long constants exactly.
             result = connection.execute(_FRAMES["select_list"].format(condition))
             if not str(result.description[0][1]).lower().startswith("bool"):
                 raise _error(condition, "true or false for each row", "a value", "Compare it, as in `lr > 0.1`")
@@ -103,7 +109,7 @@ def columns_in(condition: str) -> tuple[str, ...]:
     """Return the names of the columns that a condition uses, in order, each once.
 
     Raises:
-        SelectionError: a condition that is no single expression, or uses anything that is not allowed.
+        SelectionError: the condition is no single expression, or uses anything that is not allowed.
 
     >>> columns_in("test_accuracy > 0.9 AND seed IN (1, 2) AND test_accuracy < 1")
     ('test_accuracy', 'seed')
@@ -118,7 +124,7 @@ def _error(condition: str, expected: str, found: str, do: str = "") -> Selection
 
 
 def _shorten_message(message: str) -> str:
-    """Shorten a message of DuckDB to the part that helps the author of the condition; return it."""
+    """Shorten an error message of DuckDB to the part that helps the author of the condition; return it."""
     first = re.split(r"\n|\. You might| - an explicit| when casting|, expected format", message)[0]
     for symbol, word in _LIKE_OPERATORS.items():
         first = first.replace(f"'{symbol}(", f"'{word}(")
@@ -133,14 +139,15 @@ def _connect() -> DuckDBPyConnection:
 
 
 def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[tuple[str, bool]]]:
-    """Parse a condition alone and check it; return the statement to run, and what `_column_uses` yields for it."""
+    """Parse and check a condition; return the statement to run, and each used column as `_column_uses` yields it."""
     if not isinstance(condition, str):
         raise SelectionError("where", expected=_EXAMPLE, found=type(condition).__name__)
     if len(condition) > LONGEST:
         raise _error(condition, f"at most {LONGEST:,} characters", f"{len(condition):,}", "Pass `members`")
     if not condition.strip():
         raise _error(condition, _EXAMPLE, "nothing")
-    if re.search("[\0\ud800-\udfff]", condition):  # DuckDB stops reading at a NUL, and reads UTF-8 only
+    # DuckDB stops reading at a NUL character, and reads only valid UTF-8.
+    if re.search("[\0\ud800-\udfff]", condition):
         raise _error(condition, _EXAMPLE, "a NUL or half a surrogate pair")
     try:
         (bare, tree), (alone, inside) = (_parse_frame(connection, part, condition) for part in _FRAMES)
@@ -148,7 +155,7 @@ def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[t
         if message.startswith(("Max expression depth", "memory exhausted")):
             raise RecursionError
         if message:
-            # The one column of the manifest whose name is a word of SQL's own.
+            # `offset` is the only column of the manifest whose name is a reserved word of SQL.
             do = 'Write the column "offset" with double quotes' if 'near "offset"' in message.lower() else ""
             raise _error(condition, _EXAMPLE, _shorten_message(message), do)
         if inside != [tree] or [bare, alone] != [_parse_frame(connection, part, "TRUE")[0] for part in _FRAMES]:
@@ -161,8 +168,10 @@ def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[t
 
 
 def _parse_frame(connection: DuckDBPyConnection, part: str, condition: str) -> tuple[dict[str, Any], Any]:
-    """Parse a condition inside one of the frames; return the tree around the condition, and its own tree."""
-    # In base64, so that it can't change this query; a bound parameter would make DuckDB import pandas.
+    """Parse a condition inside one of the two statements; return the tree of the statement around it, and the
+    condition's own tree."""
+    # The statement is passed in base64, so that it can't change this query; a bound parameter would make DuckDB import
+    # pandas.
     text = base64.b64encode(_FRAMES[part].format(condition).encode()).decode()
     rows = connection.execute(f"SELECT json_serialize_sql(decode(from_base64('{text}')))").fetchall()
     tree = json.loads(rows[0][0], object_pairs_hook=_without_positions)
@@ -170,19 +179,20 @@ def _parse_frame(connection: DuckDBPyConnection, part: str, condition: str) -> t
 
 
 def _without_positions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a tree's node without its position in the text, which differs between the frames."""
+    """Return a node of the tree without its position in the text, which differs between the two statements."""
     node = {key: value for key, value in pairs if key != "query_location"}
     kind = node.get("type")
     if isinstance(kind, dict) and kind["id"] == "DECIMAL":
         number, scale = node["value"], kind["type_info"]["scale"]
         digits = number["upper"] * 2**64 + number["lower"] if isinstance(number, dict) else number
-        if abs(digits) > 2**53 or scale > 22:  # DuckDB would take a DOUBLE next to the right one
+        if abs(digits) > 2**53 or scale > 22:  # DuckDB would read a DOUBLE that is slightly wrong.
             return node | {"type": {"id": "DOUBLE", "type_info": None}, "value": float(f"{digits}e-{scale}")}
     return node
 
 
 def _column_uses(node: Any, condition: str, depth: int = 0, asks: bool = False) -> Iterator[tuple[str, bool]]:
-    """Check a node and all nodes below it; yield each used column, and whether its nulls are handled."""
+    """Check a node and all nodes below it; yield the name of each used column, and whether the condition handles its
+    nulls."""
     if depth > DEEPEST:
         raise RecursionError
     if "class" in node:
@@ -202,13 +212,13 @@ def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _forbidden_part(node: dict[str, Any]) -> str:
-    """Describe a node that is not allowed in plain words; return "" for an allowed one."""
+    """Describe a node that is not allowed in plain words; return "" if the node is allowed."""
     kind, name, operands = node["class"], node.get("function_name", ""), node.get("children", [])
     if node["alias"]:
         return f"a value with a name, {node['alias'][:80]}"
     if kind == "COLUMN_REF" and len(node["column_names"]) > 1:
         return f"a name with a dot, {'.'.join(node['column_names'])[:80]}"
-    if kind == "CAST":  # TRUE and IS TRUE are casts to BOOLEAN
+    if kind == "CAST":  # In DuckDB's tree, TRUE and IS TRUE are casts to BOOLEAN.
         to, constant = node["cast_type"]["id"], node["child"]["class"] == "CONSTANT"
         return "" if to == "BOOLEAN" or (to in _TIMES and constant) else f"a cast to {to}"
     if kind in _CLASSES or node["type"] in _OPERATORS:
@@ -221,14 +231,15 @@ def _forbidden_part(node: dict[str, Any]) -> str:
         return _WORDS.get(name, f"the {call}")
     if node["filter"] or node["distinct"] or node["order_bys"]["orders"] or node["export_state"]:
         return f"{name}() with DISTINCT, ORDER BY or FILTER"
-    # The time to match grows with the text's length to the power of the number of %.
+    # The time of LIKE grows as the text's length to the power of the number of % signs, and with the pattern's length.
     pattern = operands[1].get("value", {}).get("value") if name in _LIKE and len(operands) > 1 else ""
-    fine = isinstance(pattern, str) and pattern.count("%") < 4
-    return "" if fine else "LIKE with a pattern that is no text, or has more than three %"
+    fine = isinstance(pattern, str) and pattern.count("%") < 4 and len(pattern) <= LONGEST_PATTERN
+    problem = f"LIKE with a pattern that is no text, has more than three %, or over {LONGEST_PATTERN} characters"
+    return "" if fine else problem
 
 
 def _duckdb_type(table: pa.Table, name: str) -> str:
-    """Return the DuckDB type of a column, "" if a condition can't use it."""
+    """Return the DuckDB type of a column, "" if conditions can't use columns of this type."""
     kind = table.schema.field(name).type
     if pa.types.is_timestamp(kind):
         return "TIMESTAMP WITH TIME ZONE" if kind.tz else "TIMESTAMP"
@@ -254,7 +265,7 @@ def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -
 
 def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[str]) -> None:
     """Copy columns into the table `rows` of the database."""
-    # As JSON: given the Arrow table, DuckDB would import pyarrow.dataset, and that pandas.
+    # The rows are passed as JSON: for an Arrow table, DuckDB would import pyarrow.dataset, which imports pandas.
     columns = [f"unnest(range({table.num_rows}))"]
     for name in names:
         kind, column, title = _duckdb_type(table, name), table.column(name), name.replace('"', '""')

@@ -1,7 +1,8 @@
 """Images from tensors, arrays, torch Datasets, DataLoaders, and other iterables.
 
-Each element is an image (channel, height, width), a batch (input, channel, height, width), or an image of Pillow. It
-comes alone, as a pair (images, labels), or as a mapping from column names. Three axes mean an image, four a batch.
+Each element is an image (channel, height, width), a batch (input, channel, height, width), or an image of Pillow. The
+image or batch comes alone, as a pair (images, labels), or in a mapping from column names. A tensor with three axes is
+one image, a tensor with four axes is a batch.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ def read_arrays(
     """Read images and labels from an object in memory; return them.
 
     Args:
-        images: images, a tuple (images, labels), or a sequence, Dataset, DataLoader or iterator of either.
-        columns: the keys of images and labels, if the elements are mappings.
+        images: an array of images, a tuple (images, labels), or a sequence, Dataset, DataLoader or iterator of images
+            or such tuples.
+        columns: names of the columns of images and labels, if the elements are mappings.
         pixel_format: the size and channels that images are converted to.
-        dtype: `PIXEL_DTYPE` or `INPUT_DTYPE`.
+        dtype: the dtype that images must have: `PIXEL_DTYPE`, or `INPUT_DTYPE` for preprocessed inputs.
         channels_last: whether axes are (input, height, width, channel).
 
     Raises:
-        UsageError: images or labels of another type.
-        FormatError: no images, or images of several sizes.
+        UsageError: images or labels have a type that can't be read.
+        FormatError: there are no images, or images have several sizes.
     """
     data_name = f"images ({type(images).__name__})"
     buffer, labels = ImageBuffer(pixel_format, _count_images(images), data_name), _Labels(data_name)
@@ -64,7 +66,7 @@ def _count_images(images: object) -> int:
     dataset = getattr(images, "dataset", images)
     try:
         return len(dataset) if isinstance(dataset, Sized) else 1
-    except TypeError:  # an IterableDataset can have __len__ and raise in it
+    except TypeError:  # An IterableDataset can have a method __len__ that raises an error.
         return 1
 
 
@@ -155,7 +157,7 @@ class _Labels:
     """The labels of images, collected batch by batch: either every image has a label, or none has.
 
     Args:
-        data_name: the images' name in errors.
+        data_name: name of the images in error texts.
     """
 
     def __init__(self, data_name: str) -> None:
@@ -196,7 +198,8 @@ class _Labels:
 
 
 def _column_kinds(images: object) -> dict[str, str]:
-    """Return column name -> kind ("Image", "ClassLabel", …) of a data set of the package `datasets`, {} for others."""
+    """Return column name -> kind ("Image", "ClassLabel", …) if the object is a data set of the package `datasets`, else
+    {}."""
     for source in _wrapped_data_sets(images):
         features = getattr(source, "features", None)
         if isinstance(features, Mapping):

@@ -1,7 +1,7 @@
 """The classes of each labelled data set, in the order of the labels.
 
-The order is the one in the files that a data set's authors published. For Tiny-ImageNet that is `wnids.txt`, which
-torch-uncertainty follows too, and not the sorted order of torchvision's ImageFolder.
+The order is that of the files which a data set's authors published. For Tiny-ImageNet it is the order of the file
+`wnids.txt`, as in torch-uncertainty, and not the sorted order of torchvision's ImageFolder.
 """
 
 from __future__ import annotations

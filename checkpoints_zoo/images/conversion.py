@@ -44,27 +44,30 @@ def of(
     """Read images from a name, a place, tensors, a Dataset or a DataLoader; return them as ImageData.
 
     A string is the name of a data set ("digits", "digits/train"); or a path, which contains a slash or exists; or an
-    address hf://datasets/ORG/NAME[@REVISION][/PATH]. Pixels are uint8; nothing is guessed from their values.
+    address hf://datasets/ORG/NAME[@REVISION][/PATH]. Pixels must be uint8: their scale is never guessed from their
+    values.
 
     Args:
-        given: a name; a folder with one folder of PNG or JPEG images for each class, or with unlabelled images only; a
-            Parquet file, a folder of Parquet files, or a data set on the Hub, with columns as `datasets` writes them;
-            images (input, channel, height, width), or a tuple (images, labels); a Dataset, a DataLoader or another
-            iterable of images or (image, label), one by one or in batches; ImageData.
-        classes: class names in the order of the labels, if labels are numbers and the data has no class names.
-        renamed: class name in the data -> new name, for some of the classes.
+        given: the images: a name; a folder with one folder of PNG or JPEG images for each class, or with unlabelled
+            images only; a Parquet file, a folder of Parquet files, or a data set on the Hub, with columns as `datasets`
+            writes them; images (input, channel, height, width), or a tuple (images, labels); a Dataset, a DataLoader or
+            another iterable of images or (image, label), one by one or in batches; ImageData.
+        classes: class names in the order of the label numbers, if the data has no class names.
+        renamed: old class name -> new class name, for the classes to rename.
         name: a name for the images; None derives one from their place.
         split: the split to read if the place has several, "test" by default; for tensors, a name for their split.
         size: (height, width) to which Pillow resizes every image, bilinearly; None for no resizing.
         channels: 1 converts images to grey, 3 repeats grey images in three channels; None changes nothing.
-        channels_last: whether tensors have axes (input, height, width, channel).
-        image, label: the columns of images and labels, if the data does not say which columns these are.
+        channels_last: whether tensors of images have the axes (input, height, width, channel).
+        image, label: names of the columns of images and labels, if the data itself does not tell.
 
     Raises:
-        UsageError: an unknown name, images or labels of another type, or an argument that this kind of data lacks.
-        SourceNotFound: nothing at that place, or no images.
-        FormatError: a damaged image, images of several sizes, labels beyond the classes, or no images.
-        TooLargeError: more images than fit into memory.
+        UsageError: the name is unknown, images or labels have the wrong type, or an argument does not apply to this
+            kind of data.
+        SourceNotFound: there is nothing at the path or address, or no images.
+        FormatError: an image is damaged, images have several sizes, a label exceeds the classes, or there are no
+            images.
+        TooLargeError: the images need more memory than is free.
         NetworkError, AccessError, DamagedError: the files on the Hub can't be fetched.
 
     >>> import torch
@@ -101,17 +104,19 @@ def prepared(
     image: str | None = None,
     label: str | None = None,
 ) -> Prepared:
-    """Read inputs that are preprocessed already, as the members expect; return them, to be used unchanged.
+    """Read inputs that are preprocessed already, as the members expect; return data that members use unchanged.
 
-    Use it for a DataLoader whose transforms end in the collection's Normalize. The package can't check that they do.
+    Use this function for a DataLoader whose transforms end with the collection's Normalize. The package can't check the
+    preprocessing.
 
     Args:
-        given: float32 inputs (input, channel, height, width), or a tuple (inputs, labels); a Dataset, a DataLoader or
-            another iterable of inputs, one by one or in batches. float16 and bfloat16 become float32.
-        classes, renamed, name, split, channels_last, image, label: as in `of`.
+        given: the inputs: float32 inputs (input, channel, height, width), or a tuple (inputs, labels); a Dataset, a
+            DataLoader or another iterable of inputs, one by one or in batches. float16 and bfloat16 become float32.
+        classes, renamed, name, split, channels_last, image, label: the same arguments as in `of`.
 
     Raises:
-        UsageError, FormatError, TooLargeError: as in `of`; inputs of another type, or that are not finite.
+        UsageError, FormatError, TooLargeError: for the same reasons as in `of`; inputs of another type, or that are not
+            finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members, digits = zoo.load("convnet-digits", n=2), zoo.images.load("digits")
@@ -133,11 +138,11 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
 
     Args:
         text: the name.
-        split: the split that the caller requested, None for no request.
+        split: name of the requested split; None if the caller requested no split.
 
     Raises:
-        UsageError: no such data set or split.
-        SourceNotFound, AccessError, NetworkError, DamagedError, FormatError: as in `load`.
+        UsageError: there is no such data set or split.
+        SourceNotFound, AccessError, NetworkError, DamagedError, FormatError: for the same reasons as in `load`.
     """
     name, _, inside = text.partition("/")
     if name not in DATASETS:
@@ -199,16 +204,17 @@ def _image_data_fields(
     """Check labels against the names of their classes; return the fields of ImageData.
 
     Args:
-        raw: the images and labels as they were read.
-        name: of the images.
-        split, classes, renamed: as in `of`.
+        raw: the images and labels in the form in which they were read.
+        name: name of the images.
+        split, classes, renamed: the same arguments as in `of`.
 
     Raises:
-        UsageError: classes that contradict the data's own class names, or classes for images without labels.
-        FormatError: a label beyond the classes.
+        UsageError: the classes contradict the data's own class names, or the images have no labels.
+        FormatError: a label exceeds the number of classes.
     """
     data_name, labels, class_names = f"images {name!r}", raw.labels, raw.classes
-    if labels is not None and all(label == -1 for label in labels):  # `datasets` marks missing labels so
+    # The package `datasets` marks missing labels by -1.
+    if labels is not None and all(label == -1 for label in labels):
         labels = None
     for thing, names in (("classes", classes), ("renamed", renamed)):
         if names is not None and labels is None:
@@ -244,7 +250,7 @@ def _image_data_fields(
 def _number_labels(
     labels: Sequence[int] | Sequence[str] | None, classes: tuple[str, ...], data_name: str
 ) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Return labels as numbers, and the class names in the order of these numbers, () without names."""
+    """Return labels as numbers, and the class names in the order of these numbers; () if there are no names."""
     if labels is None:
         return None, classes
     if isinstance(labels[0], str):
@@ -283,10 +289,10 @@ def _rename_classes(classes: tuple[str, ...], renamed: Mapping[str, str] | None,
 
 
 def image_data_name(requested: str | None, stem: str) -> str:
-    """Return a name for images: the requested one, or else one derived from their place.
+    """Return a name for images: the requested name, or a name derived from their path or address.
 
     Raises:
-        UsageError: a name that can't be a file name, or that is the name of a data set.
+        UsageError: the name can't be a file name, or is the name of a data set.
     """
     if requested is None:
         stem = _make_name(stem) or "images"
@@ -301,7 +307,7 @@ def check_split_name(split: str) -> str:
     """Check the name of a split; return it.
 
     Raises:
-        UsageError: a name that can't be a file name.
+        UsageError: the name can't be a file name.
     """
     if type(split) is not str or not _NAME.fullmatch(split):
         expected = "lower-case letters, digits, '.', '_' and '-'"
@@ -310,5 +316,5 @@ def check_split_name(split: str) -> str:
 
 
 def _make_name(stem: str) -> str:
-    """Replace the characters that a name may not have; return the name, "" if nothing is left."""
+    """Make a name from a text by replacing the characters that names may not have; return it, "" if nothing is left."""
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:72]

@@ -1,4 +1,5 @@
-"""Data sets by name: two of scikit-learn, and others on the Hub, which are read through the Hub client's cache.
+"""Data sets by name: two come with scikit-learn, the others are on the Hub and are read through the cache of the Hub's
+client.
 
 The content of a repo is checked before and during decoding: files, columns, the order of class names, image sizes and
 modes, labels.
@@ -40,18 +41,18 @@ class HubSet:
     """A data set on the Hub: its repo, and the content that the repo must have.
 
     Args:
-        name: our name for it ("cifar100").
+        name: name of the data set in this package ("cifar100").
         repo: "org/name".
-        config: the data set's name in the repo's card.
-        folder: in the repo, with the Parquet files `<split>-00000-of-00001.parquet` and so on.
+        config: name of the data set's configuration in the repo's card.
+        folder: folder of the repo with the Parquet files `<split>-00000-of-00001.parquet` and so on.
         size: height and width of every image, pixels.
-        channels: of the pixels, 1 (grey) or 3 (red, green, blue).
+        channels: number of channels of the pixels, 1 (grey) or 3 (red, green, blue).
         inputs: the number of inputs of "test" and "train"; a repo with fewer is read, one with more is refused.
         image, label: columns.
-        splits: the repo's name of our "test" and "train".
-        some_grey: whether some images of a set with three channels are stored in grey.
-        spelled: our class name -> the repo's name for it, if they differ.
-        names_sorted: whether the repo numbers the sorted names, instead of the names in our order.
+        splits: "test" and "train" -> name of this split in the repo.
+        some_grey: whether some images are stored in grey although the data set has three channels.
+        spelled: our class name -> class name in the repo, for names that differ.
+        names_sorted: whether the repo's labels number the sorted class names, not the names in our order.
     """
 
     name: str
@@ -90,8 +91,8 @@ class HubSet:
         return [tuple(by_their_names), tuple(sorted(self.classes))]
 
 
-# Our WordNet id -> the repo's. Its authors looked ids up by word, and got another meaning of some words: "Chihuahua" is
-# the Mexican state there, "goose" the meat.
+# Our WordNet id of a class -> the WordNet id in the repo, where they differ. The repo's authors looked up ids by word,
+# and got another meaning of some words: in the repo, "Chihuahua" is the Mexican state, and "goose" the meat.
 _WRONG_MEANINGS = MappingProxyType(
     {
         "n01855672": "n07646821", "n01945685": "n13719102", "n02085620": "n08742578",
@@ -183,11 +184,11 @@ def load(name: str, split: str = "test") -> ImageData:
 
     Args:
         name: a key of `DATASETS`.
-        split: "test" or "train" ("photos" has only "test"). Tiny-ImageNet's "test" is its validation set, since its
-            own test set has no labels.
+        split: name of the split, "test" or "train" ("photos" has only "test"). Tiny-ImageNet's "test" is its validation
+            set, since its own test set has no labels.
 
     Raises:
-        UsageError: no data set, or no split, of that name.
+        UsageError: there is no data set or no split of this name.
         SourceNotFound, AccessError, NetworkError, DamagedError: the files on the Hub can't be fetched.
         FormatError: the repo on the Hub has other content than expected.
 
@@ -211,17 +212,17 @@ def digits(split: str) -> ImageData:
     """Read scikit-learn's handwritten digits, split by the rule "digits-sha256-540"; return one of its two splits.
 
     The rule: images are ranked by the sha256 of "digits-test|<index>"; the first 540 are the test set, the others, in
-    rank order too, the training set. It was fixed before any training.
+    rank order too, the training set. The rule was fixed before any network was trained.
 
     Args:
-        split: "test" or "train".
+        split: name of the split, "test" or "train".
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     order = _rank_by_hash("digits-test", len(bunch.target))
     chosen = order[:DIGITS_TEST] if split == "test" else order[DIGITS_TEST:]
-    # Pixels are 0..16; in integers, round(k * 255 / 16).
+    # scikit-learn's pixels k are 0..16; this computes round(k * 255 / 16) in integers.
     pixels = torch.from_numpy((bunch.images[chosen].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[:, None]
     labels = torch.from_numpy(bunch.target[chosen].astype(np.int64))
     return ImageData("digits", split, pixels, labels, CLASSES["digits"])
@@ -237,7 +238,7 @@ def photos() -> ImageData:
     patches = []
     for file in ("china.jpg", "flower.jpg"):
         red, green, blue = np.moveaxis(load_sample_image(file).astype(np.int64), -1, 0)
-        # ITU-R 601 luma in 16-bit fixed point, as Pillow's mode "L".
+        # Grey is the ITU-R 601 luma in 16-bit fixed point, as in Pillow's mode "L".
         grey = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
         rows, columns = grey.shape[0] // 8, grey.shape[1] // 8
         tiles = grey[: rows * 8, : columns * 8].reshape(rows, 8, columns, 8).swapaxes(1, 2).reshape(-1, 1, 8, 8)
@@ -252,18 +253,18 @@ def _rank_by_hash(rule: str, count: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def read_from_hub(name: str, split: str) -> ImageData:
-    """Read one split of a data set on the Hub; return it. The last two splits stay in memory.
+    """Read one split of a data set on the Hub; return it. The two splits read last stay in memory.
 
     Args:
         name: a key of `HUB_SETS`.
-        split: "test" or "train".
+        split: name of the split, "test" or "train".
 
     Raises:
-        SourceNotFound: no such repo, or other files than expected.
-        AccessError: a repo that this login may not read.
-        NetworkError: no answer; or offline, and the split is not in the cache.
-        DamagedError: other bytes arrived than were announced; they are not kept.
-        FormatError: the repo has other content than expected.
+        SourceNotFound: the repo does not exist, or has other files than expected.
+        AccessError: the user's login may not read the repo.
+        NetworkError: the Hub gave no answer; or offline mode is on, and the split is not in the cache.
+        DamagedError: the bytes that arrived do not have the announced hash; they are deleted.
+        FormatError: the content of the repo is not the expected one.
     """
     hub_set = HUB_SETS[name]
     repo = hub.resolve_address(f"{hub.SCHEME}datasets/{hub_set.repo}")
@@ -303,7 +304,7 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
 
 
 def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) -> Sequence[str]:
-    """Return the names of the classes in the order of the repo's labels, from the Parquet file or from the card.
+    """Return the class names in the order of the repo's labels, from the Parquet file or from the repo's card.
 
     The files of the oldest repos do not describe their columns.
     """
@@ -334,7 +335,7 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) ->
 
 
 def _has_columns(features: object, hub_set: HubSet) -> bool:
-    """Say whether features have the expected columns of images and labels."""
+    """Say whether the features of a file include the expected columns of images and labels."""
     import datasets
 
     return (
@@ -345,7 +346,7 @@ def _has_columns(features: object, hub_set: HubSet) -> bool:
 
 
 def _class_order(names: Sequence[str], hub_set: HubSet, data_name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Compare the repo's class names with ours; return the position of each among ours, (class,)."""
+    """Compare the repo's class names with ours; return the position of each in our order, (class,)."""
     spelling = {repo_name: name for name, repo_name in hub_set.spelled.items()}
     corrected = tuple(spelling.get(name, name) for name in names)
     if corrected in hub_set.orders():
@@ -367,7 +368,7 @@ def _read_labels(values: Sequence[Any] | None, hub_set: HubSet, data_name: str) 
     """Check the labels of a repo; return them as numbers, (input,).
 
     Raises:
-        FormatError: missing labels, or labels beyond the classes.
+        FormatError: labels are missing, or exceed the number of classes.
     """
     missing = sum(value is None for value in values or ())
     if values is None or missing:

@@ -21,8 +21,9 @@ from checkpoints_zoo.images.preprocess import Preprocess
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
-        "cra": "crab",  # uoft-cs/cifar100 on the Hub
-        **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},  # torchvision.datasets.MNIST
+        "cra": "crab",  # The spelling in the repo uoft-cs/cifar100 on the Hub.
+        # The spelling in torchvision.datasets.MNIST.
+        **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},
     }
 )
 """Other spellings of class names -> our name. Case, spaces, hyphens and underscores are ignored anyway."""
@@ -33,11 +34,12 @@ class ImageData(Printed):
     """One split of a data set.
 
     Args:
-        name, split: of the data set ("digits", "test").
+        name, split: name of the data set ("digits") and of the split ("test").
         images: uint8 pixels in 0..255, (input, channel, height, width).
-        labels: int64 positions in `classes`, (input,), or None without labels.
+        labels: int64 labels as positions in `classes`, (input,); None if there are no labels.
         classes: class names, in the order of the labels.
-        revision: commit of the repo on the Hub from which it was read; "" for data of the package.
+        revision: commit of the repo on the Hub from which the images were read; "" for data that comes with the
+            package.
     """
 
     name: str
@@ -53,7 +55,7 @@ class ImageData(Printed):
         return f"{self.name!r}, {self.split!r}, {inputs}, {labels}"
 
     def to_text(self) -> str:
-        """Return a table of what the data set has."""
+        """Return a text table of the data set's name, number of images, size, classes and fingerprint."""
         names = ", ".join(self.classes[:12]) + (", …" if len(self.classes) > 12 else "")
         facts = {
             "name": f"{self.name}/{self.split}", "images": " × ".join(f"{size:,}" for size in self.images.shape),
@@ -72,7 +74,7 @@ class ImageData(Printed):
 
     @cached_property
     def fingerprint(self) -> str:
-        """First 16 hex digits of the sha256 over shape, pixels, labels and class names."""
+        """The first 16 hex digits of a sha256 over the shape, the pixels, the labels and the class names."""
         digest = hashlib.sha256(json.dumps(self._fingerprint_fields(), sort_keys=True).encode())
         digest.update(self.images.cpu().contiguous().numpy().data)
         if self.labels is not None:
@@ -83,11 +85,11 @@ class ImageData(Printed):
         """Preprocess some of the images for members; return float32 inputs (batch, channel, height, width).
 
         Args:
-            images: some of `self.images`.
-            preprocess: of the members.
+            images: the images to preprocess, some of `self.images`.
+            preprocess: preprocessing of the members.
 
         Raises:
-            UsageError: images of another size, or with other channels, than the members expect.
+            UsageError: the images have another size or other channels than the members expect.
         """
         self._check_shape(some, preprocess, "images")
         return preprocess(some)
@@ -115,7 +117,8 @@ class Prepared(ImageData):
 
     Args:
         images: float32 inputs of members, (input, channel, height, width).
-        name, split, labels, classes, revision: as of `ImageData`. The fingerprint is over the float32 values.
+        name, split, labels, classes, revision: the same arguments as in `ImageData`. The fingerprint is over the
+            float32 values.
     """
 
     def _fingerprint_fields(self) -> dict[str, Any]:
@@ -128,7 +131,8 @@ class Prepared(ImageData):
 
 
 def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:
-    """Renumber labels in the order of `classes`; return the images so, or unchanged if their class names don't match.
+    """Renumber labels in the order of `classes`; return the images with these labels, or unchanged if their class names
+    don't match.
 
     The images may have only some of the classes, in any order. Names may differ in case, spaces, hyphens and
     underscores, unless that makes two names equal.
@@ -152,7 +156,8 @@ def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:
 
 
 def class_positions(names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
-    """Return the position of each name among classes; None if a name has no position, or shares it with another.
+    """Return the position of each name in `classes`; None if a name has no position, or has the same position as
+    another name.
 
     >>> class_positions(("Pickup truck", "apple"), ("apple", "pickup_truck", "rose"))
     [1, 0]
@@ -162,16 +167,17 @@ def class_positions(names: Sequence[str], classes: Sequence[str]) -> list[int] |
 
 
 def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Look up names among classes; return the names that match none or share a match, and all positions (-1 for none).
+    """Look up names in `classes`; return the names without a match of their own, and the position of each name (-1
+    without a match).
 
     Args:
-        names: class names of some data.
-        classes: class names in the order of the positions.
+        names: the class names to look up.
+        classes: the class names to search, in the order of the positions.
     """
     exact = {name: at for at, name in enumerate(classes)}
     by_plain_name = {_simplify_name(name): at for at, name in enumerate(classes)}
     if len(by_plain_name) < len(classes) or len({_simplify_name(name) for name in names}) < len(names):
-        by_plain_name = {}  # as EMNIST's "A" and "a": then case matters
+        by_plain_name = {}  # Two classes differ only in case, as "A" and "a" in EMNIST, so names must match exactly.
     by_spelling = {_simplify_name(theirs): _simplify_name(ours) for theirs, ours in OTHER_SPELLINGS.items()}
     positions = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Images at a place: a folder of images, Parquet files, or a data set on the Hub.
+"""Reading of images at a place: a folder of images, Parquet files, or a data set on the Hub.
 
 Classes and files of a folder have the order of torchvision's ImageFolder: sorted folder names, then the paths in each.
 """
@@ -22,15 +22,17 @@ from checkpoints_zoo.sources import hub
 PLACES = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
 
 READ_SUFFIXES = (".png", ".jpg", ".jpeg")
-REFUSED_SUFFIXES = (".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")  # of images that are refused
+# Suffixes of image files that are refused.
+REFUSED_SUFFIXES = (".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
 _NUMBERED = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 
 
 def parse_place(text: str | os.PathLike[str]) -> str | Path | None:
-    """Tell places from names; return an address unchanged, a path as a Path, None for a name.
+    """Say whether a text is a place or a name: return an address unchanged, a path as a Path, and None for a name.
 
-    Names win: `digits` and `digits/train` are data sets, `./digits` is a folder. A path contains a slash or exists.
+    A name of a data set takes precedence: `digits` and `digits/train` are data sets, `./digits` is a folder. Any other
+        text is a path if it contains a slash or exists.
 
     >>> parse_place("digits/train"), parse_place("hf://datasets/me/mine")
     (None, 'hf://datasets/me/mine')
@@ -50,7 +52,8 @@ def _exists(text: str) -> bool:
     """Say whether a file or folder of that name exists."""
     try:
         return bool(text) and Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):  # too long, a zero byte, no such user's home
+    # The text is too long, contains a zero byte, or names the home folder of an unknown user.
+    except (OSError, ValueError, RuntimeError):
         return False
 
 
@@ -60,12 +63,13 @@ def read_place(
     """Read the images at a place; return them, and the last part of its name.
 
     Args:
-        place: an address, or a path.
-        split, columns, pixel_format: as in `of`.
+        place: place of the images: an address on the Hub, or a path.
+        split, columns, pixel_format: the same arguments as in `of`.
 
     Raises:
-        SourceNotFound: nothing at that place.
-        UsageError, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as in `of`.
+        SourceNotFound: there is nothing at the path or address.
+        UsageError, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: for the same reasons as in
+            `of`.
     """
     if isinstance(place, str):
         raw = _read_address(place, split, columns, pixel_format)
@@ -102,14 +106,15 @@ def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> 
     """Read the images below a folder, one file at a time; return them.
 
     Args:
-        folder: contains a folder for each class, or images, or a folder for each split ("train", "test").
-        split: the requested split, None for the only one or "test".
+        folder: the folder, which contains a folder for each class, or images, or a folder for each split ("train",
+            "test").
+        split: name of the requested split; None for the only split, or for "test" if there are several.
         pixel_format: the size and channels to which images are converted.
 
     Raises:
-        SourceNotFound: no images, or a file that can't be read.
-        UsageError: no such split.
-        FormatError: images beside class folders, a class without images, or a file that is not an image.
+        SourceNotFound: there are no images, or a file can't be read.
+        UsageError: there is no such split.
+        FormatError: there are images beside class folders, a class has no images, or a file is not an image.
     """
     inside = sorted(each.name for each in _list_folder(folder) if each.is_dir())
     if inside and all(name in SPLITS for name in inside) and not list(_image_paths([folder], deep=False)):
@@ -163,7 +168,7 @@ def _image_paths(roots: list[Path], *, deep: bool) -> Iterator[Path]:
 
 
 def _has_images(folder: Path) -> bool:
-    """Say whether a folder, or one below it, has an image."""
+    """Say whether a folder, or any folder below it, contains an image."""
     return next(_image_paths([folder], deep=True), None) is not None
 
 
@@ -190,12 +195,13 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
     """Read the Parquet files of one split of a data set on the Hub; return the images.
 
     Args:
-        address: `hf://datasets/ORG/NAME[@REVISION][/PATH]`, the path of a folder or a file.
-        split, columns, pixel_format: as in `_choose_files` and `_read_tables`.
+        address: address `hf://datasets/ORG/NAME[@REVISION][/PATH]`, where PATH is a folder or a file.
+        split, columns, pixel_format: the same arguments as in `_choose_files` and `_read_tables`.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError, DamagedError: the files can't be fetched, or none is Parquet.
-        UsageError, FormatError, TooLargeError: as in `_choose_files` and `_read_tables`.
+        SourceNotFound, AccessError, NetworkError, DamagedError: the files can't be fetched, or there is no Parquet
+            file.
+        UsageError, FormatError, TooLargeError: for the same reasons as in `_choose_files` and `_read_tables`.
     """
     from huggingface_hub import is_offline_mode
 
@@ -220,17 +226,18 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
 
 
 def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tuple[list[str], str]:
-    """Choose the files of one split in a folder; return them in order, and the split's name, "" without one.
+    """Choose the files of one split in a folder; return them in order, and the split's name ("" if files have no
+    split).
 
     The split is part of the path, as on the Hub: `test-00000-of-00002.parquet`, `test.parquet`, `test/0000.parquet`.
 
     Args:
-        files: paths below the folder.
+        files: paths of the files below the folder.
         split: the name of a split; None chooses the only split, or "test" if there are several.
-        data_name: the folder's name in errors.
+        data_name: name of the folder in error texts.
 
     Raises:
-        UsageError: no such split, or files in several folders.
+        UsageError: there is no such split, or its files are in several folders.
         FormatError: some files of a split are missing.
     """
     groups: dict[tuple[str, str], list[str]] = {}
@@ -262,16 +269,16 @@ def _read_tables(paths: Sequence[Path], columns: Columns, pixel_format: PixelFor
     """Read the rows of Parquet files in order; return images and labels.
 
     Args:
-        paths: of the files.
-        columns: the requested columns of images and labels.
+        paths: paths of the Parquet files.
+        columns: names of the requested columns of images and labels.
         pixel_format: the size and channels to which images are converted.
-        data_name: the data's name in errors.
+        data_name: name of the data in error texts.
 
     Raises:
-        FormatError: a file that is not Parquet, columns of another type, a row without an image, or an image that does
-            not fit the others.
+        FormatError: a file is not Parquet, a column has another type, a row has no image, or an image does not fit the
+            others.
         UsageError: it is not clear which columns are meant.
-        TooLargeError: a row group or pixels that do not fit into memory.
+        TooLargeError: a row group or the pixels do not fit into memory.
     """
     footers = [parquet.read_footer(path, data_name) for path in paths]
     features = [parquet.features_of(schema) for schema, _ in footers]

@@ -1,4 +1,5 @@
-"""Images and labels from the rows of Parquet files, with columns as the package `datasets` writes them."""
+"""Reading of images and labels from the rows of Parquet files, whose columns are as the package `datasets` writes
+them."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.images.reading import ImageBuffer
 from checkpoints_zoo.networks.device import free_if_short
 
-ROWS_AT_ONCE = 256  # in memory, beside the row group that they are from
+ROWS_AT_ONCE = 256  # Number of rows decoded at once; their whole row group is in memory as well.
 
 
 def read_footer(path: Path, data_name: str) -> tuple[pa.Schema, int]:
     """Read the footer of a Parquet file; return its columns and its number of rows.
 
     Raises:
-        FormatError: not a Parquet file.
+        FormatError: the file is not a Parquet file.
     """
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-        str(schema)  # column names may be bytes that are not text
+        str(schema)  # Column names may be bytes that are no valid text.
         return schema, metadata.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         found = _file_kind(path) or f"{type(error).__name__}: {error}"[:200]
@@ -46,12 +47,12 @@ def _file_kind(path: Path) -> str:
 
 
 def _file_name(path: Path, data_name: str) -> str:
-    """Name a file in errors, together with the data that it belongs to."""
+    """Return a name for a file in error texts, which also names the data that the file belongs to."""
     return data_name if data_name.endswith(path.name) else f"{path.name} of {data_name}"
 
 
 def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """Return column -> feature as `datasets` writes it into a file's metadata; {} if the file has none."""
+    """Return column -> feature, as `datasets` writes them into a file's metadata; {} if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -61,19 +62,21 @@ def features_of(schema: pa.Schema) -> dict[str, dict[str, Any]]:
 
 
 def read_rows(paths: Sequence[Path], image: str, label: str | None, buffer: ImageBuffer) -> list[Any] | None:
-    """Decode the images of Parquet files, in order, into a buffer; return their labels, None without a column of them.
+    """Decode the images of Parquet files, in order, into a buffer; return their labels, None if there is no column of
+    labels.
 
-    Pixels are those that the package `datasets` gives: images are turned as their EXIF orientation says, and converted
-    to the mode of the column's feature. Memory: the pixels, and a row group of the encoded images.
+    Pixels are the same as those from the package `datasets`: images are rotated as their EXIF orientation says, and
+    converted to the mode of the column's feature. Memory is needed for all pixels, and for one row group of encoded
+    images.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
         image, label: columns.
-        buffer: takes the images; its `data_name` names the data in errors.
+        buffer: buffer that receives the images; its `data_name` is the name of the data in error texts.
 
     Raises:
-        FormatError: columns of another type, a row without an image, or an image that the buffer refuses.
-        TooLargeError: a row group or pixels that do not fit into memory.
+        FormatError: a column has another type, a row has no image, or the buffer refuses an image.
+        TooLargeError: a row group or the pixels do not fit into memory.
     """
     labels: list[Any] = []
     for path in paths:
@@ -117,7 +120,8 @@ def _read_batches(
     columns = [f"{image}.bytes" if nested else image, *labels]
     try:
         with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):  # given all groups at once, pyarrow would hold them all
+            # Groups are read one by one, because pyarrow would hold all of them in memory.
+            for group in range(file.num_row_groups):
                 _check_memory(file.metadata.row_group(group).total_byte_size, name)
                 for batch in file.iter_batches(ROWS_AT_ONCE, [group], columns):
                     images = batch.column(image)

@@ -1,4 +1,4 @@
-"""The preprocessing of a collection: from pixels to inputs of its members."""
+"""The preprocessing of a collection, which turns pixels into inputs of its members."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Preprocess:
     Args:
         size: height and width in pixels.
         channels: number of channels.
-        mean, std: one number for each channel, on the scale where 0 is black and 1 is white.
+        mean, std: mean and standard deviation of each channel, on a scale from 0 (black) to 1 (white).
 
     Raises:
-        UsageError: a size, number of channels, mean or standard deviation that is not possible.
+        UsageError: the size, number of channels, mean or standard deviation is not possible.
 
     >>> preprocess = Preprocess(size=(1, 2), channels=1, mean=(0.5,), std=(0.5,))
     >>> preprocess(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
@@ -61,7 +61,7 @@ class Preprocess:
             images: uint8 pixels in 0..255, (batch, channel, height, width).
 
         Raises:
-            UsageError: images of another type or shape. Nothing is guessed from their values.
+            UsageError: the images have another type or shape. Type and scale are never guessed from the values.
         """
         pixels = images if isinstance(images, Tensor) else torch.from_numpy(self._check_pixels(images).copy())
         return self.on(pixels.device)(pixels)
@@ -69,10 +69,11 @@ class Preprocess:
     def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Copy mean and std to a device; return a function that normalises pixels there.
 
-        Use it in loops: calling the object itself copies them each time, and waits for the device.
+        Use the returned function in loops: calling this object itself copies mean and std each time, and waits for the
+            device.
 
         Args:
-            device: of the pixels.
+            device: device of the pixels.
         """
         mean, std = (
             torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
@@ -114,10 +115,10 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, fields: object) -> Preprocess:
-        """Read what `to_json` gave; the fields come from a file and are checked, never trusted.
+        """Make a preprocessing from the fields of a file, as `to_json` returns them; check them and return it.
 
         Raises:
-            FormatError: fields missing, unknown, or of the wrong kind.
+            FormatError: a field is missing, unknown, or has a wrong type.
 
         >>> Preprocess.from_json({"size": [8, 8], "channels": 1, "mean": [0.3], "std": [0.4]})
         Preprocess(size=(8, 8), channels=1, mean=(0.3,), std=(0.4,))

@@ -1,4 +1,5 @@
-"""The parts that all readers of images share: the requested format, the choice of columns and splits, the pixel buffer.
+"""Parts that all readers of images share: the requested pixel format, the choice of columns and splits, and the pixel
+buffer.
 
 Images arrive one by one or in batches; they are resized or recoloured only on request.
 """
@@ -26,11 +27,11 @@ from checkpoints_zoo.networks.device import free_if_short
 
 SPLITS = ("test", "train", "validation", "valid", "val", "eval", "dev")
 
-MAX_PIXELS = 2**26  # of one image
+MAX_PIXELS = 2**26  # Largest number of pixels of one image.
 MODES = {1: "L", 3: "RGB"}
 FORMATS = ("PNG", "JPEG")
 
-# Pillow raises these for bytes that are not an image, or a damaged one.
+# Errors that Pillow raises for bytes that are no image, or a damaged image.
 DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombError,
     Image.DecompressionBombWarning,
@@ -46,11 +47,11 @@ class PixelFormat:
     Args:
         size: height and width to which Pillow resizes images, bilinearly and with antialiasing (as torchvision's Resize
             does); None for no resizing.
-        channels: 1 for grey (ITU-R 601 luma of coloured images), 3 for colour (grey images in three equal channels);
-            None to keep the channels.
+        channels: number of channels: 1 for grey (ITU-R 601 luma of coloured images), 3 for colour (grey images in three
+            equal channels); None to keep the channels.
 
     Raises:
-        UsageError: another size or number of channels.
+        UsageError: the size or the number of channels is not possible.
     """
 
     size: tuple[int, int] | None = None
@@ -70,7 +71,7 @@ class PixelFormat:
 
 @dataclass(frozen=True)
 class Columns:
-    """The requested columns of images and labels; None to find them by their kind or their name."""
+    """The names of the requested columns of images and labels; None to find the columns by their kind or name."""
 
     image: str | None = None
     label: str | None = None
@@ -83,7 +84,7 @@ class Columns:
             data_name: the data's name in errors.
 
         Raises:
-            UsageError: no column of that kind, or several.
+            UsageError: there is no column of the right kind, or there are several.
         """
         image = self._choose_column(self.image, "Image", "image", kinds, data_name)
         if image is None:
@@ -122,11 +123,11 @@ def choose_split(splits: Iterable[str], requested: str | None, data_name: str) -
 
     Args:
         splits: the names of the place's splits.
-        requested: a name, or None.
-        data_name: the place's name in errors.
+        requested: name of the requested split, or None.
+        data_name: name of the data in error texts.
 
     Raises:
-        UsageError: no split of that name, or none called "test".
+        UsageError: there is no split of the requested name, or none called "test".
     """
     names = sorted(set(splits))
     if requested is None and len(names) == 1:
@@ -142,13 +143,13 @@ def choose_split(splits: Iterable[str], requested: str | None, data_name: str) -
 
 @dataclass(frozen=True)
 class RawImages:
-    """Images as they were read, before labels and classes are checked.
+    """Images and labels as they were read, before labels and classes are checked.
 
     Args:
         images: pixels or inputs, (input, channel, height, width).
         labels: a number or a class name for each image; None, or all -1, for no labels.
         classes: class names in the order of the numbers, () if the data has none.
-        split, revision: of the place, "" if it has none.
+        split, revision: split and revision of the place; "" if it has none.
     """
 
     images: Tensor
@@ -159,14 +160,14 @@ class RawImages:
 
 
 class ImageBuffer:
-    """Images collected in one array, which grows if more images arrive than were announced.
+    """A buffer that collects images in one array, which grows if more images arrive than were announced.
 
     Grey images among coloured ones are repeated in three channels, which loses nothing.
 
     Args:
         pixel_format: the size and channels to which images are converted.
-        total: the number of images that is announced.
-        data_name: the images' name in errors.
+        total: announced number of images.
+        data_name: name of the images in error texts.
         shape: (channels, height, width) that every image must have; None for the first image's size.
         modes: Pillow's modes that images may have, () for all that have exact pixels.
     """
@@ -184,16 +185,16 @@ class ImageBuffer:
         self.array: Array | None = None if shape is None else self._allocate(self.total, shape, np.dtype(np.uint8))
 
     def add_picture(self, image: Image.Image, image_name: str, upright: bool = False, mode: str | None = None) -> None:
-        """Add an image of Pillow; its size is checked before it is decoded.
+        """Add a Pillow image to the buffer; its size is checked before it is decoded.
 
         Args:
-            image: an opened image, perhaps not decoded yet.
-            image_name: the image's name in errors.
-            upright: whether to turn the image as its EXIF orientation says.
+            image: an opened Pillow image, which may not be decoded yet.
+            image_name: name of the image in error texts.
+            upright: whether to rotate the image as its EXIF orientation says.
             mode: Pillow's mode to which the image is converted; None for no conversion.
 
         Raises:
-            FormatError: an image of another size, a too large one, or a mode without exact 8-bit pixels.
+            FormatError: the image has another size, is too large, or has a mode without exact 8-bit pixels.
         """
         with _complete_images():
             self._add_picture(image, image_name, upright, mode)
@@ -203,7 +204,8 @@ class ImageBuffer:
             raise FormatError(
                 image_name, expected=f"at most {MAX_PIXELS:,} pixels", found=f"{image.width} x {image.height}"
             )
-        if any("16" in str(tile[3]) for tile in getattr(image, "tile", ())):  # Pillow would cut them to 8 bits
+        # Pillow would cut the 16-bit pixels to 8 bits.
+        if any("16" in str(tile[3]) for tile in getattr(image, "tile", ())):
             do = "Convert it to 8 bits first"
             raise FormatError(image_name, expected="8-bit grey or RGB pixels", found="16 bits a channel", do=do)
         orientation = image.getexif().get(ExifTags.Base.Orientation) if upright else None
@@ -229,15 +231,15 @@ class ImageBuffer:
     def add_encoded(
         self, encoded: bytes | Path, image_name: str, upright: bool = False, mode: str | None = None
     ) -> None:
-        """Decode an image and add it.
+        """Decode an image and add it to the buffer.
 
         Args:
             encoded: the bytes of a PNG or JPEG file, or the file's path.
-            image_name, upright, mode: as in `add_picture`.
+            image_name, upright, mode: the same arguments as in `add_picture`.
 
         Raises:
-            FormatError: bytes that are not an image, a damaged image, or one that `add_picture` refuses.
-            SourceNotFound: a file that can't be read.
+            FormatError: the bytes are no image or a damaged one, or `add_picture` refuses the image.
+            SourceNotFound: the file can't be read.
         """
         try:
             if isinstance(encoded, Path):
@@ -255,11 +257,11 @@ class ImageBuffer:
             raise FormatError(image_name, expected="a PNG or JPEG image", found=found) from error
 
     def add_arrays(self, images: Array, image_name: str) -> None:
-        """Add images (input, channel, height, width) of one type.
+        """Add an array of images (input, channel, height, width) to the buffer.
 
         Raises:
-            UsageError: images with other channels than 1 or 3 that should be resized or recoloured.
-            FormatError: images of another size than those before them.
+            UsageError: images should be resized or recoloured but have other channels than 1 or 3.
+            FormatError: the images have another size than earlier ones.
         """
         fits = self.pixel_format.size in (None, images.shape[2:]) and self.pixel_format.channels in (
             None,
@@ -277,10 +279,10 @@ class ImageBuffer:
             )
 
     def finish(self) -> Tensor:
-        """Return all images, (input, channel, height, width).
+        """Return all images of the buffer, (input, channel, height, width).
 
         Raises:
-            FormatError: there are none.
+            FormatError: there are no images.
         """
         if self.array is None or not self.count:
             raise FormatError(self.data_name, expected="one image or more", found="none")
@@ -332,7 +334,7 @@ class ImageBuffer:
 
 @contextmanager
 def _complete_images() -> Iterator[None]:
-    """Let Pillow refuse damaged images while the block runs, though the process may let it accept them."""
+    """Make Pillow refuse damaged images while the `with` block runs, even if the process has told it to accept them."""
     before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         yield

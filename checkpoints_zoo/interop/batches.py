@@ -25,8 +25,8 @@ def as_ensemble(members: Collection | Ensemble) -> Ensemble:
     """Return the ensemble of a collection, in float32 on the CPU; an ensemble is returned unchanged.
 
     Raises:
-        UsageError: members are neither a collection nor an ensemble.
-        DamagedError, TooLargeError: as `Collection.ensemble`.
+        UsageError: `members` is neither a collection nor an ensemble.
+        DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
     """
     argument: object = members
     if isinstance(argument, Ensemble):
@@ -55,16 +55,17 @@ def loader(
     """Return a DataLoader of batches (inputs, labels), preprocessed for the members, in order.
 
     Args:
-        members: they give the preprocessing and the classes.
+        members: members whose preprocessing and classes are used.
         data: images: a name, a path, or any other argument of `images.of`.
-        split: of the images; None for "test".
+        split: split of the images; None for "test".
         ood: whether the images are out of distribution; then all labels are -1.
-        batch: images in a batch.
+        batch: number of images in a batch.
 
     Raises:
         UsageError: members are no collection; images lack labels or have other classes than the members, unless `ood`;
-            images have a wrong size; others as `images.of`.
-        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
+            images have a wrong size; others the same cases as in `images.of`.
+        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: the same cases as in
+            `images.of`.
 
     >>> import checkpoints_zoo as zoo
     >>> inputs, labels = next(iter(zoo.interop.loader(zoo.load("convnet-digits"), "digits")))
@@ -75,5 +76,5 @@ def loader(
     image_data = images.of(data, split=split)
     labels = torch.full((len(image_data),), NO_LABEL) if ood else arguments.labels_of(image_data, members.description)
     collate = Collate(image_data, members.preprocess)
-    image_data.inputs(image_data.images[:1], members.preprocess)  # an early error if the size is wrong
+    image_data.inputs(image_data.images[:1], members.preprocess)  # raises an early error if the image size is wrong
     return DataLoader(TensorDataset(image_data.images, labels), batch_size=batch, collate_fn=collate)

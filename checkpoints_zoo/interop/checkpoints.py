@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Result = TypeVar("Result")
-MAX_LISTED = 5  # members in a warning
+MAX_LISTED = 5  # number of members that a warning names
 
 
 class Facts(TypedDict, total=False):
@@ -65,33 +65,34 @@ def from_checkpoints(
     """Make a source from a folder of checkpoints, one member a file; return the collection loaded from it.
 
     The files are .safetensors, or .pt, .pth, .ckpt and .bin, from which only tensors are read; no code runs. Prefixes
-    of wrappers, such as "module.", are removed from names if the rest fits the architecture exactly. A file that is
-    damaged or has other tensors is refused before anything is written. A member with values that are not finite becomes
-    `failed`, a copy of an earlier member `excluded`; a warning names both. OUT/files/NAME.csv lists the file of each
-    member. After an interruption the same call continues.
+    of wrappers, such as "module.", are removed from names if the shorter names fit the architecture exactly. A file
+    that is damaged or has other tensors is refused before anything is written. A member with values that are not finite
+    becomes `failed`, a copy of an earlier member `excluded`; a warning names both. OUT/files/NAME.csv lists the file of
+    each member. After an interruption the same call continues.
 
     Args:
-        directory: with the checkpoints, in it and in folders below it.
-        architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
+        directory: folder that has the checkpoints, directly or in folders below it.
+        architecture: name in `ARCHITECTURES`, or a function or class that builds the module.
         out: folder of the source; other collections in it stay.
-        name: of the collection.
-        arguments: of a named architecture.
-        files: pattern of the file names ("*.pt"), needed if the folder has files of several kinds.
-        key: key of the state dict in each file ("ema"), needed if several state dicts fit.
-        prefix: of the names of the net's tensors in the files, if it is not that of a known wrapper.
-        columns: of the manifest: name -> one value for all members, or a value for each in the order of ids; or a
-            table, as DataFrame or CSV file, with the file names in its column "file" or its index.
+        name: name of the collection.
+        arguments: arguments of a named architecture.
+        files: pattern of the file names ("*.pt"), required if the folder has files of several kinds.
+        key: key of the state dict in each file ("ema"), required if several state dicts fit.
+        prefix: prefix of the network's tensor names in the files, if no known wrapper put it there.
+        columns: columns of the manifest: name -> one value for all members, or a value for each in the order of ids;
+            or a table, as DataFrame or CSV file, with the file names in its column "file" or its index.
         evaluate: test images to measure the members on: a name, a path, or any other argument of `images.of`.
-        like: a collection of the catalog with the same images, classes and preprocessing.
-        device: where the members are measured.
-        say: called with lines of text on the progress.
-        facts: see `Facts`.
+        like: name of a collection of the catalog with the same images, classes and preprocessing.
+        device: torch device on which the members are evaluated.
+        say: function called with lines of text on the progress.
+        facts: further facts of the collection, see `Facts`.
 
     Raises:
-        UsageError: contradictory arguments, a file with more than tensors, or other members of this name in the folder.
+        UsageError: arguments contradict each other, a file has more than tensors, or the folder has other members under
+            this name.
         SourceNotFound: there are no checkpoints.
-        DamagedError: files that are cut or are no checkpoints; the error names them.
-        LayoutError: files with missing, extra or misshapen tensors; the error names them.
+        DamagedError: files are cut or are no checkpoints; the error names them.
+        LayoutError: files have missing, extra or misshapen tensors; the error names them.
         StorageError: the disk is full.
 
     >>> import tempfile, torch
@@ -108,7 +109,7 @@ def from_checkpoints(
     net = NetSpec(chosen_net.architecture, chosen_net.arguments, chosen_net.custom_name, prefix, key)
     column_reader = make_column_reader(columns, evaluate is not None)
     ingest(
-        [folder], name, reshard=out, hash=True, evaluate=evaluate, given=facts_to_json(facts), like=like, net=net,
+        [folder], name, reshard=out, hash=True, evaluate=evaluate, user_facts=facts_to_json(facts), like=like, net=net,
         build=chosen_net.build, columns=column_reader, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
@@ -117,7 +118,7 @@ def from_checkpoints(
 
 
 class ArgumentChecks:
-    """Runs the checks of a call's arguments, and raises what all of them find in one error.
+    """Runs the checks of a call's arguments, and raises all their problems in one error.
 
     Args:
         call: name of the function, for the error.
@@ -136,7 +137,7 @@ class ArgumentChecks:
             return None
 
     def raise_problems(self) -> None:
-        """Raise the only problem as it is, several as one UsageError that lists them."""
+        """Raise the only problem unchanged, or several problems as one UsageError that lists them."""
         if len(self.problems) == 1:
             raise self.problems[0]
         if self.problems:
@@ -148,7 +149,7 @@ class ArgumentChecks:
 
 @dataclass(frozen=True)
 class ChosenNet:
-    """The net of the members: a named architecture with arguments, or a function of the user that builds it."""
+    """The network of the members: a named architecture with arguments, or a function of the user that builds it."""
 
     architecture: str | None
     arguments: Mapping[str, Any]
@@ -177,7 +178,7 @@ def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -
     """
     if isinstance(architecture, str):
         if architecture not in ARCHITECTURES or arguments:
-            build_architecture(architecture, **(arguments or {}))  # raises the error for wrong arguments
+            build_architecture(architecture, **(arguments or {}))  # raises an error if the arguments are wrong
         return ChosenNet(architecture, dict(arguments or {}), None, None)
     if isinstance(architecture, nn.Module) or not callable(architecture):
         raise UsageError(
@@ -213,8 +214,8 @@ def make_column_reader(
     """Return the function that maps files -> members to members -> columns; None without columns.
 
     Args:
-        columns: by member, or by file.
-        measured: whether test figures are measured; then columns may not contain them.
+        columns: columns by member, or by file.
+        measured: whether test figures are measured; if so, columns may not contain them.
 
     Raises:
         UsageError, FormatError, SourceNotFound: unknown columns, or an unreadable table.

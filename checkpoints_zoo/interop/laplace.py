@@ -21,7 +21,7 @@ from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-ROUNDING = 1e-4  # allowed change, as a share of the largest logit, in float32
+ROUNDING = 1e-4  # largest allowed change of a logit, as a share of the largest logit, in float32
 
 
 class _NormTracer(Tracer):
@@ -35,11 +35,12 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     """Fold a member's batch norms into the layers before them; return a module in eval mode without any.
 
     gamma · (w∗x + b − mean) / sqrt(var + eps) + beta equals a layer with weights w · gamma / sqrt(var + eps). The
-    logits change by rounding only: less than 1e-5 of the largest on the shipped collections. `requires_grad` of the
+    logits change only by rounding: by less than 1e-5 of the largest on the shipped collections. `requires_grad` of the
     weights stays, since laplace reads it.
 
     Args:
-        member: a member (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is copied.
+        member: member of a collection (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is
+            copied.
         example: inputs (batch, …) on which both modules are compared. For a member, None draws inputs; for a module,
             None skips the comparison.
 
@@ -93,7 +94,7 @@ def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None
     """Check that two modules give the same logits up to rounding.
 
     Raises:
-        UsageError: the logits differ by more.
+        UsageError: the logits differ by more than rounding.
     """
     with torch.no_grad():
         expected, logits = before(example), module(example)

@@ -25,7 +25,7 @@ from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
 from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
 
-VERSION = "2.4.0"  # of lightning, whose format the files have; later versions migrate them
+VERSION = "2.4.0"  # version of lightning whose format the files have; later versions convert them.
 LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # of torch.load
 
 
@@ -43,11 +43,12 @@ def write_checkpoints(
     stays, so an interrupted call can be repeated.
 
     Args:
-        members: to write; a view, such as canonicalize, changes the written weights.
-        folder: for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt" for an
+        members: members to write; a view, such as `canonicalize`, changes the written weights.
+        folder: folder for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt"
+            for an
             earlier snapshot: readers of whole folders sort the files by name.
-        prefix: before each name; "" for a plain module.
-        dtype: of the weights; None for the stored dtype. Statistics stay float32.
+        prefix: text put before each tensor name; "" for a plain module.
+        dtype: dtype of the weights; None for the stored dtype. Running statistics stay float32.
         upstream: whether to use the names and shapes of torch-uncertainty's nets ("layer2.0.shortcut.0.weight").
 
     Raises:
@@ -65,7 +66,7 @@ def write_checkpoints(
     """
     arguments.check_collection(members)
     root, file_format = Path(folder), _CheckpointFormat(prefix, dtype, _key_map(members) if upstream else None)
-    members.download()  # one download for all members
+    members.download()  # downloads all members at once
     paths = [root / _file_name(member) for member in members]
     if len(set(paths)) < len(paths):
         raise UsageError(f"selection of {members.name}", expected="each member once", found="one twice")
@@ -129,7 +130,10 @@ class _CheckpointFormat:
 
 
 def _serialize(checkpoint: dict[str, Any]) -> memoryview:
-    """Return the bytes of a file. A buffer is used, since torch.save writes the name of a file into its bytes."""
+    """Return the bytes of a file.
+
+    They are written to memory first, since torch.save would write the name of a file into them.
+    """
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)
     return buffer.getbuffer()

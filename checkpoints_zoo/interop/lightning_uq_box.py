@@ -30,13 +30,13 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
     Its outputs are equal up to 1e-5 of the largest.
 
     Args:
-        members: a collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
-        num_classes: None for the collection's classes; required for an ensemble.
-        task: "multiclass", or another of lightning-uq-box's names.
+        members: collection (in float32 on the CPU; a Trainer moves it), or an ensemble.
+        num_classes: number of classes; None for the collection's; required for an ensemble.
+        task: name of lightning-uq-box for the task, such as "multiclass".
 
     Raises:
         UsageError: lightning-uq-box is not installed; an ensemble without `num_classes`; an unknown task.
-        DamagedError, TooLargeError: as `Collection.ensemble`.
+        DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
     """
     ensemble_class = _resident_class()
     if num_classes is None:
@@ -61,9 +61,9 @@ def _resident_class() -> Any:
         """A DeepEnsembleClassification whose members are held in memory.
 
         Args:
-            ensemble: of the members.
-            num_classes: of their logits.
-            task: one of `valid_tasks`.
+            ensemble: ensemble of the members.
+            num_classes: number of classes in the members' logits.
+            task: task of the networks, one of `valid_tasks`.
         """
 
         def __init__(self, ensemble: Ensemble, num_classes: int, task: str) -> None:
@@ -75,7 +75,9 @@ def _resident_class() -> Any:
             logits: Tensor = self.ensemble(X)
             return logits.permute(1, 2, 0)
 
-    ResidentEnsemble.__qualname__ = "ResidentEnsemble"  # pickle finds it by this name, below
+    ResidentEnsemble.__qualname__ = (
+        "ResidentEnsemble"  # pickle finds the class by this name through `__getattr__` below
+    )
     return ResidentEnsemble
 
 
@@ -100,10 +102,11 @@ def loader(members: Collection, data: ImageInput, split: str | None = None, *, b
     """Return a DataLoader of batches {"input", "target"}, preprocessed for the members, in order.
 
     Args:
-        members, data, split, batch: as of `zoo.interop.loader`.
+        members, data, split, batch: same arguments as in `zoo.interop.loader`.
 
     Raises:
-        UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as there.
+        UsageError, SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: the same cases
+            as in `zoo.interop.loader`.
 
     >>> import checkpoints_zoo as zoo
     >>> batch = next(iter(zoo.interop.lightning_uq_box.loader(zoo.load("convnet-digits"), "digits")))

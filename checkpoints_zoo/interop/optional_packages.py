@@ -8,7 +8,7 @@ from types import ModuleType
 
 from checkpoints_zoo.errors import UsageError
 
-# Warnings of optional packages at import that concern only their authors: (start of the message, category).
+# Warnings at the import of optional packages that only their authors can act on: (start of the message, category).
 _IGNORED_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
     (r"`torch\.jit\.script` is deprecated", FutureWarning),  # asdl, linear_operator
     (r"The Tensor default of the field", FutureWarning),  # posteriors

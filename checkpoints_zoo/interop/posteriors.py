@@ -32,11 +32,11 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
     `torch.func.stack_module_state`, without counters, and share the memory of an ensemble.
 
     Args:
-        members: a collection (in float32 on the CPU), or an ensemble in memory.
+        members: collection (in float32 on the CPU), or an ensemble in memory.
 
     Raises:
         UsageError: posteriors is not installed; the ensemble is read in chunks.
-        DamagedError, TooLargeError: as `Collection.ensemble`.
+        DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
     """
     tensordict_class = import_optional("tensordict", REQUIREMENT).TensorDict
     ensemble = as_ensemble(members)
@@ -60,9 +60,11 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
     The function returns logits (batch, class); it works with torch.vmap, torch.func.grad and similar transforms.
 
     Args:
-        members: any selection of the collection, or an ensemble.
+        members: any members of the collection, or an ensemble.
     """
-    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)  # reads a single member
+    first_member = (
+        members[:1] if isinstance(members, Collection) else as_ensemble(members)
+    )  # only one member is read for it
     module = as_ensemble(first_member)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -80,12 +82,12 @@ def state(members: Collection | Ensemble, transform: Any) -> Any:
     memory of an ensemble: updates in place would change it.
 
     Args:
-        members: as of `stacked`.
+        members: collection or ensemble, as in `stacked`.
         transform: the result of `build` of a posteriors algorithm: sghmc, sgld or baoa (sgnht and sglrw take no
             TensorDict).
 
     Raises:
-        UsageError, DamagedError, TooLargeError: as `stacked`.
+        UsageError, DamagedError, TooLargeError: the same cases as in `stacked`.
     """
     parameters, _ = stacked(members)
     return torch.vmap(transform.init, randomness="different")(parameters)
@@ -97,12 +99,12 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
     Nothing is copied: the ensemble shares the memory of the state.
 
     Args:
-        drawn: a stacked state, or its parameters: a mapping name -> tensor (member, …).
-        members: at which the chains started, in the same order.
+        drawn: stacked state of the chains, or its parameters: a mapping name -> tensor (member, …).
+        members: members at which the chains started, in the same order.
 
     Raises:
-        LayoutError: names or shapes that differ from the members'.
-        UsageError: as `stacked`; or a state without parameters.
+        LayoutError: names or shapes differ from the members'.
+        UsageError: the same cases as in `stacked`; or the state has no parameters.
     """
     parameters = getattr(drawn, "params", drawn)
     if not hasattr(parameters, "keys"):

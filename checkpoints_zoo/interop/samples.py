@@ -73,29 +73,30 @@ def from_samples(
     keeps the earlier content. If the folder has the first of these draws already, the others are added.
 
     Args:
-        samples: a list or iterator of state dicts; or tensors stacked by name (draw, …); or flat vectors with `order`,
+        samples: list or iterator of state dicts; or tensors stacked by name (draw, …); or flat vectors with `order`,
             as a tensor (draw, weight) or one after another. Draws of a net with buffers may contain only its
             parameters.
-        architecture: a name in `ARCHITECTURES`, or a function or class that builds the module.
-        method: of the draws ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Equal draws are allowed only in
-            one run of dropout, hmc, sghmc and sgld.
+        architecture: name in `ARCHITECTURES`, or a function or class that builds the module.
+        method: method that made the draws ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Equal draws are
+            allowed only in one run of dropout, hmc, sghmc and sgld.
         out: folder of the source; other collections in it stay.
-        name: of the collection, COLLECTION-METHOD or COLLECTION-METHOD-multi.
-        arguments: of a named architecture.
-        order: of flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or names of tensors in order, such
-            as `dataset.spans` of a WeightDataset.
+        name: name of the collection, COLLECTION-METHOD or COLLECTION-METHOD-multi.
+        arguments: arguments of a named architecture.
+        order: order of weights in flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or tensor names,
+            such as `dataset.spans` of a WeightDataset.
         buffers: module or state dict whose buffers all draws share, if the draws have none.
         run: number of the method's run, for all draws or for each; draws are counted in each run.
-        columns: of the manifest: name -> one value for all draws, or a value for each.
+        columns: columns of the manifest: name -> one value for all draws, or a value for each.
         evaluate: test images to measure the draws on: a name, a path, or any other argument of `images.of`.
-        like: a collection of the catalog with the same images, classes and preprocessing.
-        device: where the draws are measured.
-        say: called with lines of text on the progress.
-        facts: see `Facts`.
+        like: name of a collection of the catalog with the same images, classes and preprocessing.
+        device: torch device on which the draws are evaluated.
+        say: function called with lines of text on the progress.
+        facts: further facts of the collection, see `Facts`.
 
     Raises:
-        UsageError: contradictory arguments, no draws, or other members of this name in the folder.
-        LayoutError: a draw with missing, extra or misshapen tensors; the error names them.
+        UsageError: arguments contradict each other, there are no draws, or the folder has other members under this
+            name.
+        LayoutError: a draw has missing, extra or misshapen tensors; the error names them.
         StorageError: the disk is full.
 
     >>> import tempfile, torch
@@ -122,7 +123,7 @@ def from_samples(
         checks.run(check_device, device)
     checks.raise_problems()
     if chosen_net is None or reader is None or checked_columns is None or json_facts is None:
-        raise RuntimeError("a check failed without an error")
+        raise RuntimeError("a check returned nothing, but raised no error")
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable_folder("local/copies")
@@ -199,7 +200,7 @@ def count_draws(samples: Samples) -> int | None:
     """Return the number of draws; None for an iterator.
 
     Raises:
-        UsageError: samples of another type, or tensors that are not stacked by draw.
+        UsageError: samples have another type, or tensors are not stacked by draw.
     """
     if isinstance(samples, Mapping):
         shapes = {n: tuple(getattr(t, "shape", ())) for n, t in samples.items()}
@@ -233,12 +234,12 @@ class DrawReader:
 
     Args:
         module: the net, with or without memory.
-        order: of flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or names of tensors.
+        order: order of weights in flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or tensor names.
         buffers: module or state dict with the buffers that the draws lack.
 
     Raises:
-        UsageError: an order with names that the net does not have.
-        LayoutError: buffers that do not fit the net.
+        UsageError: the order has names that the net lacks.
+        LayoutError: the buffers do not fit the net.
     """
 
     def __init__(
@@ -286,8 +287,8 @@ class DrawReader:
             index: position of the draw, for errors.
 
         Raises:
-            LayoutError: missing, extra or misshapen tensors.
-            UsageError: values that are no tensors, or a vector without an order.
+            LayoutError: tensors are missing, extra or misshapen.
+            UsageError: values are no tensors, or a vector has no order.
         """
         tensors = self._from_names(draw, index) if isinstance(draw, Mapping) else self._from_vector(draw, index)
         for name in self.shapes:
@@ -390,8 +391,8 @@ class DrawWriter:
 
     Args:
         target: the source.
-        name: of the collection.
-        method: of the draws.
+        name: name of the collection.
+        method: name of the method that made the draws.
     """
 
     target: FolderSource
@@ -418,7 +419,7 @@ class DrawWriter:
         self.layouts[self.key] = self.layout
         self.per_shard = shard_files.members_per_shard(self.layout)
         shutil.rmtree(self.spool_folder, ignore_errors=True)
-        # The record of an import that never ended.
+        # This is the record of an import that was interrupted.
         self.spool_folder.with_name(f"{self.name}.json").unlink(missing_ok=True)
         self.spool_folder.mkdir(parents=True)
 
@@ -426,7 +427,7 @@ class DrawWriter:
         """Add a draw.
 
         Raises:
-            LayoutError: dtypes that differ from the first draw's.
+            LayoutError: dtypes differ from the first draw's.
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
@@ -440,7 +441,9 @@ class DrawWriter:
         measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
             raise self._conflict(f"another draw {index}")
-        if index < len(self.existing) and self.existing[index]["status"] == "failed":  # its logits were not finite
+        if (
+            index < len(self.existing) and self.existing[index]["status"] == "failed"
+        ):  # the draw's logits were not finite
             row |= {n: self.existing[index][n] for n in ("status", "reason")}
         if self.spool is None:
             disk.check_room(self.target.root, self.layout.nbytes)

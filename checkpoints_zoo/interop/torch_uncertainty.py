@@ -18,7 +18,10 @@ from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 
-REQUIREMENTS = "torch-uncertainty>=0.7,<1", "lightning>=2.4,<2.7"  # lightning comes only with its extras
+REQUIREMENTS = (
+    "torch-uncertainty>=0.7,<1",
+    "lightning>=2.4,<2.7",
+)  # torch-uncertainty installs lightning only with its extras
 
 # Our figure -> the same figure of torch-uncertainty's ClassificationRoutine, which has no class-wise error (`ace`).
 FIGURES: dict[str, str] = {
@@ -41,7 +44,7 @@ class FlatEnsemble(nn.Module):
     """An ensemble whose logits are (member·batch, class), as torch-uncertainty's `deep_ensembles` gives them.
 
     Args:
-        ensemble: of the members, in memory or read in chunks at every call.
+        ensemble: ensemble of the members, in memory or read in chunks at every call.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -76,11 +79,11 @@ def ensemble(members: Collection | Ensemble | Predictions) -> FlatEnsemble | Sto
     """Return a model with logits (member·batch, class), for a routine with `is_ensemble=True`.
 
     Args:
-        members: a collection (in float32 on the CPU; a Trainer moves it), an ensemble, or stored predictions, whose
+        members: collection (in float32 on the CPU; a Trainer moves it), an ensemble, or stored predictions, whose
             inputs are the logits from `loader`.
 
     Raises:
-        UsageError, DamagedError, TooLargeError: as `Collection.ensemble`.
+        UsageError, DamagedError, TooLargeError: the same cases as in `Collection.ensemble`.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=4)
@@ -97,7 +100,7 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
     """Return the members as the list of modules that `deep_ensembles` takes; they share the ensemble's memory.
 
     Args:
-        members: two or more, since `deep_ensembles` copies a single module.
+        members: collection of two members or more, since `deep_ensembles` copies a single module.
 
     >>> import checkpoints_zoo as zoo
     >>> [type(m).__name__ for m in zoo.interop.torch_uncertainty.core_models(zoo.load("convnet-digits", n=2))]
@@ -110,11 +113,11 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
 def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any:
     """Return a ClassificationRoutine of the members, for a lightning Trainer's `test`.
 
-    Its figures equal those of `zoo.evaluate` up to 1e-5, under the names in `FIGURES`. Its `test/cplx/flops` also
-    counts the ensemble's trial runs on random inputs.
+    The routine's figures equal those of `zoo.evaluate` up to 1e-5; `FIGURES` maps their names. Its `test/cplx/flops`
+    also counts the ensemble's trial runs on random inputs.
 
     Args:
-        members: a collection, or stored predictions.
+        members: collection, or stored predictions.
         eval_ood: whether the Trainer's second loader has images out of distribution.
 
     Raises:
@@ -146,8 +149,8 @@ def loader(predictions: Predictions, *, batch: int = 128) -> DataLoader[Any]:
     """Return a DataLoader of stored predictions, with batches (logits (batch, member, class), labels).
 
     Args:
-        predictions: without stored labels, all labels are -1.
-        batch: inputs in a batch.
+        predictions: stored predictions; if they have no labels, all labels are -1.
+        batch: number of inputs in a batch.
 
     Raises:
         UsageError: the argument is not Predictions.

@@ -21,7 +21,7 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Update = Callable[[Any, Batch], tuple[Any, Tensor]]
-DIAGNOSED = 10_000  # parameters, evenly spaced, for which R-hat and effective sizes are computed
+DIAGNOSED = 10_000  # number of parameters, evenly spaced, for which R-hat and effective sample sizes are computed
 
 
 def run_chains(
@@ -36,24 +36,24 @@ def run_chains(
 ) -> Sequence[Run]:
     """Run the chains of all runs together, and keep draws; return the runs in order.
 
-    A run's facts: `log_posterior` is that of the whole data in nats, the mean over the draws; the value of a draw is
-    the mean of the estimates in the steps since the draw before it. With 4 draws or more, `rhat_log_posterior` is the
-    split R-hat of these values, and `rhat` and `ess` are medians over the parameters. `kinetic_temperature` is the mean
-    squared momentum times 1 − friction / 2, which is T if the step is small.
+    A run's facts: `log_posterior` is the log posterior density given all images, in nats, averaged over the draws. The
+    value of one draw is the mean of the estimates in the steps since the previous draw. With 4 draws or more,
+    `rhat_log_posterior` is the split R-hat of these values, and `rhat` and `ess` are medians over the parameters.
+    `kinetic_temperature` is the mean squared momentum times 1 − friction / 2, which is T if the step is small.
 
     Args:
-        problem: whose posterior the chains sample.
-        name: of the method.
-        update: the update of the package posteriors, for the product of all runs; returns the state and each run's log
-            density.
-        state: of all chains.
-        kept: after how many steps each draw is taken, rising.
-        batch_size: images a step, each run its own.
-        seed: of everything random.
-        friction: share of the momenta lost in a step; None for chains without.
+        problem: the problem whose posterior the chains sample.
+        name: name of the method.
+        update: update function of the package posteriors, for all runs together; it returns the state and each run's
+            log density.
+        state: state of all chains.
+        kept: numbers of steps after which a draw is taken, rising.
+        batch_size: number of images per step; each run has its own images.
+        seed: seed of all random numbers.
+        friction: share of the momenta that is lost in each step; None for chains without momenta.
 
     Raises:
-        UsageError: chains that diverge to infinity.
+        UsageError: a chain diverges to infinity.
     """
     runs = len(next(iter(state.params.values())))
     batches = problem.batches(batch_size, [derive_seed(seed, f"{name} run {run}") for run in range(runs)])
@@ -108,7 +108,7 @@ def _check_finite(name: str, params: Tensors, step: int) -> None:
 
 
 def rhat(draws: Tensor) -> Tensor:
-    """Compute the rank-normalised split R-hat, the larger one of location and spread; return it.
+    """Return the rank-normalised split R-hat: the larger of its values for the chains' location and for their spread.
 
     Each chain is cut into halves, so that one chain has an R-hat too.
 
@@ -171,7 +171,7 @@ def effective_size(draws: Tensor) -> Tensor:
 
 
 def _split_chains(draws: Tensor) -> Tensor:
-    """Cut chains into halves, (2 · chain, draw / 2, quantity), float64; the middle one of an odd number is left out."""
+    """Cut each chain into halves without an odd middle draw; return (2 · chain, draw / 2, quantity), float64."""
     if draws.dim() != 3 or draws.shape[1] < 4:
         raise UsageError(
             "draws of chains", expected="(chain, draw, quantity), with 4 draws or more", found=str(tuple(draws.shape))
@@ -181,14 +181,14 @@ def _split_chains(draws: Tensor) -> Tensor:
 
 
 def _variances(chains: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the variance within chains, and the one estimated of all (equations 2 and 3), each (quantity,)."""
+    """Return the variance within chains and the estimated total variance (equations 2 and 3), each (quantity,)."""
     length = chains.shape[1]
     within = chains.var(1).mean(0)
     return within, (length - 1) / length * within + chains.mean(1).var(0)
 
 
 def _normal_scores(chains: Tensor) -> Tensor:
-    """Replace values by the normal quantiles of their ranks among all (equation 14), ties by their mean rank."""
+    """Replace values by the normal quantiles of their ranks (equation 14); equal values get their mean rank."""
     values = chains.flatten(0, 1).T.contiguous()  # (quantity, draw)
     ordered = values.sort(1).values
     below, upto = torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)

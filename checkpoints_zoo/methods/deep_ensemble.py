@@ -39,10 +39,10 @@ class DeepEnsemble:
             problem: the network and its training images.
             runs: members.
             draws: 1.
-            seed: not used: a member's seed is its number.
+            seed: ignored, since a member's seed is its number.
 
         Raises:
-            UsageError: more than one draw a run, or losses that were not finite.
+            UsageError: more than one draw per run is requested, or a loss was not finite.
         """
         check_settings(self, runs, draws)
         if draws != 1:
@@ -53,7 +53,7 @@ class DeepEnsemble:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return one setting, the recipe's own."""
+        """Return the only setting that a search tries: the recipe's own."""
         return [cls()]
 
 
@@ -65,21 +65,22 @@ def train_members(
     device: str = "cpu",
     say: Callable[[str], object] = lambda text: None,
 ) -> None:
-    """Train members with seeds from 1,000,000 on into a folder; members that are there already stay.
+    """Train members with seeds from 1,000,000 on into a folder; members that it has already stay.
 
-    A run that was killed goes on where it stopped. Rows are those of all trained members: seeds, recipe, hash, figures.
+    If a call was killed, the next call continues where it stopped. The rows have the same columns as those of other
+    trained members: seed, recipe, hash, figures.
 
     Args:
-        recipe: of the members, as it is but for its name.
+        recipe: recipe of the members; only its name is replaced.
         out: folder of the source.
-        name: of the collection.
-        members: how many the folder holds in the end.
-        device: to train on.
-        say: told of the progress.
+        name: name of the collection.
+        members: number of members that the folder has in the end.
+        device: device to train on.
+        say: function that is called with lines of text on the progress.
 
     Raises:
-        UsageError: a network that can't be trained, or a folder with members of another recipe under this name.
-        LockedError, StorageError: as `training.export.run`.
+        UsageError: the network can't be trained, or the folder has members of another recipe under this name.
+        LockedError, StorageError: another process is training into the folder, or the disk is full.
     """
     named = replace(recipe, name=name, members=members, made_from=recipe.made_from or recipe.name)
     train_into(named, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
@@ -89,11 +90,11 @@ def check_fresh(members: Collection, reference: Collection) -> None:
     """Check by content hashes that no member is in a reference population.
 
     Args:
-        members: of the ensemble.
-        reference: what they are compared with.
+        members: members of the ensemble.
+        reference: population whose hashes are compared with the members'.
 
     Raises:
-        UsageError: members that both have, or rows without hashes.
+        UsageError: the reference contains some of the members, or rows lack hashes.
     """
     known = [row["sha256"] for row in reference.rows.select(["sha256"]).to_pylist()]
     rows = members.rows.select(["member", "sha256"]).to_pylist()

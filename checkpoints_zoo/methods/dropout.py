@@ -1,4 +1,4 @@
-"""Dropout: networks trained with it; each draw is a mask of units that is multiplied into the weights.
+"""Networks trained with dropout; each draw is a mask of units that is multiplied into the weights.
 
 Axes: masks are (draw, unit), or (batch, unit) while a network is trained.
 """
@@ -25,9 +25,7 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 _MASK = "dropout_mask"
-TOLERANCE = (
-    1e-4  # times the largest logit: rounding is smaller, the error of a layer that uses its weights otherwise larger
-)
+TOLERANCE = 1e-4  # share of the largest logit: rounding is smaller, the error of a layer with another formula is larger
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,14 @@ class Dropout:
         Args:
             problem: the network and its training images.
             runs: networks.
-            draws: masks of each.
-            seed: of the draws' masks. A network's seed is 1,000,000 and its number, as the mode's.
+            draws: number of masks of each network.
+            seed: seed of the draws' masks. The seed of a network is 1,000,000 plus its number, like the seed of its
+                mode.
 
         Raises:
-            UsageError: a rate outside (0, 1), losses that were not finite, a network without two linear or
-                convolutional layers, or layers that are not called exactly once, share their weights, or compute with
-                weights that are not in their state.
+            UsageError: the rate is outside (0, 1), a loss was not finite, the network lacks two linear or convolutional
+                layers, or a layer is not called exactly once, shares its weights, or computes with weights that are not
+                in its state.
         """
         check_settings(self, runs, draws)
         layers = find_dropout_layers(problem.network(), problem.inputs[:2])
@@ -85,7 +84,7 @@ class Dropout:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return rates from 1/200 to 1/5."""
+        """Return the settings that a search tries: rates from 1/200 to 1/5."""
         return [cls(rate) for rate in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)]
 
 
@@ -94,10 +93,11 @@ class Layer:
     """A layer whose input is masked.
 
     Args:
-        name: of the module.
-        units: features or channels of its input.
-        groups: groups of a convolution; 1 for a transposed one, because its weights have an axis of all channels.
-        first: whether units are the weight's first axis; the second otherwise.
+        name: name of the module.
+        units: number of features or channels of the layer's input.
+        groups: number of groups of a convolution; 1 for a transposed convolution, whose weights have one axis for all
+            channels.
+        first: whether the first axis of the layer's weight counts its input units; otherwise the second axis does.
     """
 
     name: str
@@ -110,12 +110,12 @@ def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
     """Find the linear and convolutional layers of a network, in the order of their calls; return all but the first.
 
     Args:
-        network: it runs once, and is in eval mode afterwards.
-        inputs: two or more, (batch, channel, height, width).
+        network: module to be searched; it runs once, and is in eval mode afterwards.
+        inputs: two or more inputs, (batch, channel, height, width).
 
     Raises:
-        UsageError: fewer than two layers, a layer that is not called once with all inputs, or one without its own
-            weights.
+        UsageError: there are fewer than two layers, a layer is not called once with all inputs, or has no weights of
+            its own.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
     >>> find_dropout_layers(net, torch.zeros(2, 1, 4, 4))
@@ -170,8 +170,8 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapp
     """Multiply layers' weights by the masks of their inputs; return stacked states, name -> (draw, *shape).
 
     Args:
-        state: of one network.
-        layers: whose inputs are masked.
+        state: state of one network.
+        layers: layers whose inputs are masked.
         masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
 
     >>> layer = Layer("fc", units=2, groups=1, first=False)

@@ -37,8 +37,8 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
-RUNS, DRAWS = 10, 100  # runs of a fit, and draws of each run, by default
-HELD_OUT = 250  # images that a search does not train on
+RUNS, DRAWS = 10, 100  # default number of runs of a fit, and of draws of each run.
+HELD_OUT = 250  # Number of training images that a search holds out.
 
 METHODS: dict[str, type[Method]] = {
     "dropout": Dropout,
@@ -54,8 +54,9 @@ METHODS: dict[str, type[Method]] = {
     "deep-ensemble": DeepEnsemble,
 }
 
-# Settings with the lowest NLL in a search: draws of one mode as an ensemble, fitted to all training images but the last
-# 250 (in rank order), measured on these 250. The test split was not used. Other collections have the defaults.
+# Settings with the lowest NLL in a search. Each setting was fitted from one mode to all training images except the last
+# 250 (in rank order); the ensemble of its draws was measured on these 250. The test split was not used. For other
+# collections methods have their default settings.
 CHOSEN: Mapping[str, Mapping[str, Method]] = {
     "convnet-digits": {  # docs/studies/comparison.json holds all results of the search
         "dropout": Dropout(rate=0.02),
@@ -87,7 +88,7 @@ def choose_method(name: str, collection: str) -> Method:
     """Return a method with the settings chosen for a collection, or its defaults.
 
     Raises:
-        UsageError: no such method; the nearest name is given.
+        UsageError: there is no such method; the nearest name is given.
 
     >>> choose_method("swag", "convnet-digits").name
     'swag'
@@ -107,15 +108,15 @@ class Fit:
     """The record of a method's draws in a folder.
 
     Args:
-        collection: its name.
-        method: its name.
-        settings: of the method.
+        collection: name of the collection.
+        method: name of the method.
+        settings: settings of the method.
         recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
-        runs, draws, seed: as in `fit`.
+        runs, draws, seed: the same arguments as in `fit`.
         seconds: time of fitting and drawing.
-        facts: one mapping for each run: acceptance, evidence and the like.
-        versions: of this package, torch, and the packages that the method needs.
-        method_version: of the method, see `version_of`; records of version 0.1 of this package have none.
+        facts: for each run, a mapping of facts such as acceptance and evidence.
+        versions: versions of this package, of torch, and of the packages that the method needs.
+        method_version: version of the method, see `version_of`; records of version 0.1 of this package lack it.
     """
 
     collection: str
@@ -151,7 +152,7 @@ def fit_key(
 ) -> str:
     """Return 16 hex digits of the sha256 over everything that decides a method's draws.
 
-    The version counts from 2 on: with version 1 the key is that of package versions that knew no version.
+    Version 1 is left out of the hashed text, so that keys of records without a version stay the same.
     """
     facts: list[Any] = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
     facts += [version] if version > 1 else []
@@ -159,7 +160,7 @@ def fit_key(
 
 
 def draws_name(recipe: Recipe, method: str, runs: int) -> str:
-    """Name a method's collection: COLLECTION-METHOD, COLLECTION-METHOD-multi with several runs.
+    """Return the name of a method's collection: COLLECTION-METHOD, or COLLECTION-METHOD-multi with several runs.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> draws_name(convnet_digits(), "swag", 10), draws_name(convnet_digits(), "swag", 1)
@@ -186,19 +187,19 @@ def fit(
     independent members trains `draws` members, whatever `runs` is.
 
     Args:
-        method: its name, with the settings chosen for the recipe, or the method itself.
-        recipe: of the network: a prior needs its weight decay.
+        method: the method with its settings; or its name, for the settings that were chosen for the recipe.
+        recipe: recipe of the network; its weight decay determines the prior.
         out: folder of the source.
-        runs: posteriors, from different modes.
+        runs: number of runs, each from another mode.
         draws: of each.
-        seed: of everything random.
+        seed: seed of all random numbers.
         modes: folder of trained modes; None for the folder `modes` in `out`.
-        device: to compute on.
-        say: told of the progress.
+        device: torch device for the computation.
+        say: function that is called with a line of text on the progress.
 
     Raises:
-        UsageError: no such method, a network that it can't be used for, a package that is missing, or other draws under
-            the same name in the folder.
+        UsageError: there is no such method, a network that it can't be used for, a package that is missing, or other
+            draws under the same name in the folder.
         StorageError: no room.
     """
     chosen_method = choose_method(method, recipe.name) if isinstance(method, str) else method
@@ -216,7 +217,7 @@ def fit(
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
         if known_fit is not None and known_fit.key == key:
             return load(name, source=root, architecture=architecture)
-        # Draws without a record are of a fit that was killed at its end; fitted again, they are the same.
+        # If there are draws without a record, the fit was killed at its end; a new fit gives the same draws.
         if known_fit is not None and not chosen_method.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
@@ -233,7 +234,7 @@ def fit(
     else:
         problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
         finished_runs = chosen_method.fit(problem, runs, draws, seed)
-        with torch.random.fork_rng(devices=[]):  # networks are built there
+        with torch.random.fork_rng(devices=[]):  # networks are built on this device
             _store_draws(finished_runs, chosen_method, recipe, root, name, settings, device)
         facts = [dict(run.facts) for run in finished_runs]
     seconds = time.monotonic() - began
@@ -250,7 +251,7 @@ def _settings_text(settings: Mapping[str, Any], version: int) -> str:
 
 
 def read_fit_record(root: Path, name: str) -> Fit | None:
-    """Read the record of a method's draws in a folder; return it, None if there is none that can be read."""
+    """Read the record of a method's draws in a folder; return it, or None if there is no readable record."""
     try:
         return Fit(**json.loads(_record_path(root, name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
@@ -317,10 +318,11 @@ class Trial:
 
     Args:
         method: its name.
-        settings: of it.
-        accuracy, nll: of the mean probabilities of a run's draws, averaged over the runs; NLL in nats.
+        settings: settings of the method.
+        accuracy, nll: accuracy, and negative log-likelihood in nats, of the mean probabilities of a run's draws,
+            averaged over the runs.
         seconds: time of the fit.
-        failed: why there are no figures; "" if there are some.
+        failed: reason why there are no figures; "" if there are figures.
     """
 
     method: str
@@ -338,12 +340,12 @@ def search(
 
     Args:
         kind: the method.
-        problem: with held-out images.
-        runs, draws: of each fit.
-        seed: of the fits.
+        problem: problem with held-out images.
+        runs, draws: numbers of runs and draws of each fit.
+        seed: seed of the fits.
 
     Raises:
-        UsageError: no images held out, or no settings with finite figures.
+        UsageError: the problem has no held-out images, or no settings have finite figures.
     """
     if problem.held_out is None:
         raise UsageError("problem of a search", expected="images held out", found="none", do="Problem.of(…, held_out=)")
@@ -375,8 +377,8 @@ def held_out_figures(problem: Problem, states: Tensors) -> tuple[float, float]:
     """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's images held out.
 
     Args:
-        problem: with images held out.
-        states: name -> (draw, *shape).
+        problem: problem with held-out images.
+        states: stacked weights of the draws, name -> (draw, *shape).
     """
     held_out = problem.held_out
     if held_out is None or held_out.labels is None:
@@ -388,5 +390,5 @@ def held_out_figures(problem: Problem, states: Tensors) -> tuple[float, float]:
             ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, FORWARD_BATCH)
         ]
     log_probs = torch.cat(parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
-    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN: the settings are useless
+    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN if the settings are useless
     return float(accuracy), float(metrics.nll(log_probs, held_out.labels, check=False))

@@ -31,13 +31,13 @@ _PIECE = 200  # inputs a forward pass: activations then fit into a CPU's cache
 DIVERGENT = 1000.0  # nats: a trajectory whose energy changes by more is divergent, as in Stan and pyro
 MIN_ADAPTATION = 10  # trajectories that dual averaging needs to find a step size
 
-# From stacked tensors to each chain's log density in nats (chain,), float64, and its gradient by name, stacked.
+# Function of stacked tensors: returns each chain's log density in nats (chain,), float64, and its stacked gradients.
 Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 
 
 @dataclass(frozen=True)
 class Hmc:
-    """Full-batch Hamiltonian Monte Carlo, p(θ | images)^(1/T), with unit mass.
+    """Full-batch Hamiltonian Monte Carlo for p(θ | images)^(1/T), with unit mass.
 
     A chain of a few trajectories still depends on its mode: read its R-hat before you take it for the posterior.
 
@@ -45,10 +45,10 @@ class Hmc:
     posterior of the parameters, given these statistics.
 
     Args:
-        temperature: T; 1 is the Bayes posterior.
-        steps: leapfrog steps from draw to draw, on average; each is a gradient of all images.
-        warmup: trajectories before the first draw, which adapt step sizes.
-        target: acceptance probability at which step sizes aim.
+        temperature: the temperature T; T = 1 is the Bayes posterior.
+        steps: average number of leapfrog steps between two draws; each step needs a gradient over all images.
+        warmup: number of trajectories before the first draw, during which step sizes are adapted.
+        target: acceptance probability to which the step sizes are adapted.
     """
 
     name: ClassVar[str] = "hmc"
@@ -107,10 +107,10 @@ class Posterior:
     """The log posterior of all runs' networks in eval mode, given all images, divided by a temperature.
 
     Args:
-        problem: prior, images and network.
-        params: name -> (run, *shape), for their shapes.
-        buffers: of the runs; they do not change.
-        temperature: to divide by.
+        problem: problem with the prior, the images and the network.
+        params: stacked parameters that show the shapes, name -> (run, *shape).
+        buffers: stacked buffers of the runs; they do not change.
+        temperature: number that divides the log posterior.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ class Chains:
 
     Args:
         draws: name -> (chain, draw, *shape).
-        log_density: of the draws, nats, (chain, draw), float64.
+        log_density: log density of each draw in nats, (chain, draw), float64.
         acceptance: mean probability of acceptance after warm-up, (chain,).
-        step_size: after warm-up, (chain,).
+        step_size: step sizes after warm-up, (chain,).
         divergences: number of divergent trajectories after warm-up, (chain,).
         gradients: number of gradients of each chain.
     """
@@ -230,17 +230,19 @@ def sample(
     """Draw from a density by Hamiltonian Monte Carlo; return the chains.
 
     Args:
-        density: of all chains at once, in float64.
-        start: name -> (chain, *shape).
-        draws: trajectories after warm-up, a draw each.
-        warmup: trajectories before the draws, which adapt step sizes; of 20 or more only the second half counts.
-        steps: leapfrog steps of a trajectory: between 1/2 and 3/2 times as many, the same number for all chains.
-        seed: of everything random; the random numbers of a chain do not depend on the number of chains.
-        target: acceptance probability at which step sizes aim.
-        mass: of each dimension, name -> shape; 1 where it is None.
+        density: function that computes the log densities and gradients of all chains at once, in float64.
+        start: stacked tensors at which the chains start, name -> (chain, *shape).
+        draws: number of trajectories after warm-up, each of which gives a draw.
+        warmup: number of trajectories before the draws, during which step sizes are adapted; if there are 20 or more,
+            only the second half is used.
+        steps: mean number of leapfrog steps of a trajectory; the number is drawn between 1/2 and 3/2 of it, for all
+            chains together.
+        seed: seed of all random numbers; the random numbers of a chain do not depend on the number of chains.
+        target: acceptance probability to which the step sizes are adapted.
+        mass: mass of each dimension, name -> shape; 1 where it is None.
 
     Raises:
-        UsageError: a start where the density is not finite.
+        UsageError: the density is not finite at the start.
 
     >>> normal = lambda at: (-at["x"].square().sum(1).double() / 2, {"x": -at["x"]})
     >>> chains = sample(normal, {"x": torch.zeros(4, 3)}, 500, warmup=200, steps=4, seed=0)
@@ -305,8 +307,8 @@ class FlatDensity:
     """A density as a function of flat positions (chain, dimension).
 
     Args:
-        density: of stacked tensors.
-        like: name -> (chain, *shape), for the shapes.
+        density: density as a function of stacked tensors.
+        like: stacked tensors that show the shapes, name -> (chain, *shape).
     """
 
     def __init__(self, density: Density, like: Mapping[str, Tensor]) -> None:
@@ -329,14 +331,15 @@ def leapfrog(
 ) -> tuple[Point, Tensor, Tensor]:
     """Take leapfrog steps; return the end point, the momenta there, and which chains are stable, (chain,).
 
-    A chain whose energy changes by DIVERGENT nats or is not finite is unstable: it goes back to its start and rests.
+    A chain whose energy changes by DIVERGENT nats or is not finite is unstable: it goes back to its start and takes no
+    more steps.
 
     Args:
         flow: the density.
         point: start of the chains.
         momenta: (chain, dimension).
-        size: of each chain's steps, (chain,).
-        steps: how many.
+        size: step size of each chain, (chain,).
+        steps: number of steps.
         scale: root of the mass of each dimension, (dimension,).
     """
     start, began = point, energy(point, momenta, scale)
@@ -365,13 +368,13 @@ def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: T
 
 
 def first_size(flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
-    """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's.
+    """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's step size.
 
-    Hoffman & Gelman 2014, algorithm 4.
+    Source: Hoffman & Gelman 2014, algorithm 4.
 
     Args:
-        flow, point, momenta, scale: as `leapfrog`.
-        size: to begin with.
+        flow, point, momenta, scale: the same arguments as in `leapfrog`.
+        size: step size of each chain to begin with, (chain,).
     """
     sizes = torch.full_like(point.level, size)
     up, moving = None, torch.ones_like(sizes, dtype=torch.bool)
@@ -390,8 +393,8 @@ class StepSizes:
     """Dual averaging of each chain's step size (Hoffman & Gelman 2014, algorithm 5, with their constants).
 
     Args:
-        first: sizes to begin with, (chain,).
-        target: probability of acceptance at which sizes aim.
+        first: step sizes to begin with, (chain,).
+        target: acceptance probability to which step sizes are adapted.
     """
 
     def __init__(self, first: Tensor, target: float) -> None:
@@ -401,7 +404,7 @@ class StepSizes:
         self._off = torch.zeros_like(first)
 
     def learn(self, probability: Tensor) -> None:
-        """Adapt the sizes to the acceptance probabilities (chain,) of a trajectory."""
+        """Adapt the step sizes to the acceptance probabilities (chain,) of a trajectory."""
         self.seen += 1
         weight = 1 / (self.seen + 10)
         self._off = (1 - weight) * self._off + weight * (self.target - probability)

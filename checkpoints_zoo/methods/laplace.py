@@ -36,11 +36,11 @@ EVIDENCE_STEPS = 100
 class Laplace:
     """A Gaussian over the weights of all linear layers and convolutions.
 
-    Norms keep their parameters and statistics at the mode.
+    Norm layers keep the parameters and statistics of the mode.
 
     Args:
-        prior: precision of the prior: N times the "weight-decay", or the precision of the highest "evidence", which
-            differs between runs.
+        prior: rule for the precision of the prior: "weight-decay" takes N times the weight decay, "evidence" the
+            precision of the highest evidence, which differs between runs.
         temperature: T of p(θ | images)^(1/T): the covariance is T times that of the posterior.
     """
 
@@ -73,7 +73,7 @@ class LaplaceLastLayer:
     """A Gaussian over the weights of the last layer; all other tensors stay at the mode.
 
     Args:
-        prior, temperature: as `Laplace`.
+        prior, temperature: the same settings as in `Laplace`.
     """
 
     name: ClassVar[str] = "laplace-last-layer"
@@ -132,10 +132,10 @@ def _fit(
 
 
 def check_untied(problem: Problem, names: Iterable[str]) -> None:
-    """Check that parameters have one name each.
+    """Check that no two layers share a parameter.
 
     Raises:
-        UsageError: one that several layers share.
+        UsageError: several layers share a parameter.
     """
     if tied := sorted(set(names) & {name for pair in problem.tied_names.items() for name in pair}):
         raise UsageError(
@@ -158,7 +158,7 @@ def freeze_norms(network: nn.Module, name: str) -> None:
     """Exclude the parameters of norms from the Gaussian: laplace-torch skips parameters without gradients.
 
     Raises:
-        UsageError: parameters of layers that are neither norms nor have Kronecker factors.
+        UsageError: a layer with parameters is neither a norm nor has Kronecker factors.
     """
     for path, layer in network.named_modules():
         parameters = list(layer.parameters(recurse=False))
@@ -177,7 +177,7 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
     """Fit laplace-torch's object in place.
 
     Raises:
-        UsageError: a network that laplace-torch can't take.
+        UsageError: laplace-torch can't take the network.
     """
     try:
         posterior.fit(loader)

@@ -17,7 +17,7 @@ from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.gradients import explain_vmap_errors
 
-REQUIREMENT = "posteriors>=0.1,<0.2"  # of the methods that the package posteriors samples
+REQUIREMENT = "posteriors>=0.1,<0.2"  # requirement of the methods that run on the package posteriors
 Batch = tuple[Tensor, Tensor]
 
 
@@ -40,14 +40,14 @@ class Method(Protocol):
     """A way to draw networks: a frozen dataclass whose fields are the settings, plain JSON values with defaults.
 
     Attributes:
-        name: as in `zoo-cli compare --methods`.
+        name: name of the method, as in `zoo-cli compare --methods`.
         title: one line.
         source: the paper.
-        needs: packages that it needs beside this one, as pip takes them.
+        needs: further packages that the method needs, as pip takes them.
         independent: whether each run is one independently trained member.
 
     A class may have a `version`, a whole number: it rises when the same settings give other draws, so that stored draws
-    are fitted again. Without one it is 1.
+    are fitted again. A class without a `version` has version 1.
     """
 
     name: ClassVar[str]
@@ -62,13 +62,13 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: how many; the seeds of the first ones do not depend on the number, nor do their draws if runs are
+            runs: number of runs; the seeds of the first runs do not depend on it, nor do their draws if runs are
                 not computed together.
-            draws: of each run.
-            seed: of everything random.
+            draws: number of draws of each run.
+            seed: seed of all random numbers.
 
         Raises:
-            UsageError: a network that the method can't be used for, or a package that is missing.
+            UsageError: the method can't be used for the network, or a package is missing.
         """
 
     @classmethod
@@ -80,7 +80,7 @@ def version_of(method: Method | type[Method]) -> int:
     """Return the version of a method, 1 if its class has none.
 
     Raises:
-        UsageError: a version that is not a whole number from 1.
+        UsageError: the version is not a whole number of 1 or more.
     """
     version = getattr(method, "version", 1)
     if not whole_number(1).fits(version):
@@ -94,7 +94,7 @@ class Range:
 
     Args:
         expected: description that follows "expected" in an error.
-        fits: returns whether a value of any type is allowed.
+        fits: function that returns whether a value of any type is allowed.
     """
 
     expected: str
@@ -102,7 +102,7 @@ class Range:
 
 
 def finite_number(expected: str, fits: Callable[[float], bool]) -> Range:
-    """Make a range of finite numbers; return it.
+    """Return a range of finite numbers.
 
     >>> finite_number("above 0", lambda value: value > 0).fits(float("nan"))
     False
@@ -113,7 +113,7 @@ def finite_number(expected: str, fits: Callable[[float], bool]) -> Range:
 
 
 def whole_number(least: int) -> Range:
-    """Make a range of whole numbers from a least one on; return it.
+    """Return a range of whole numbers from the smallest allowed one on.
 
     >>> whole_number(1).expected, whole_number(1).fits(2.5)
     ('a whole number from 1', False)
@@ -122,7 +122,7 @@ def whole_number(least: int) -> Range:
 
 
 def one_of(*values: str) -> Range:
-    """Make a range of some words; return it."""
+    """Return a range of some words."""
     return Range(" or ".join(values), lambda value: value in values)
 
 
@@ -166,11 +166,11 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
 
     Args:
         method: a frozen dataclass with a `name`.
-        runs, draws: 1 or more of each.
+        runs, draws: numbers of runs and draws, 1 or more.
         narrower: ranges of settings for which this method allows fewer values than others do.
 
     Raises:
-        UsageError: a value out of its range.
+        UsageError: a value is out of its range.
     """
     settings = {field.name: getattr(method, field.name) for field in fields(method)}
     ranges = _RANGES | narrower

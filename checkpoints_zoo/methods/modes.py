@@ -25,14 +25,14 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import seed_torch
 
 Tensors = dict[str, Tensor]
-FIRST_SEED = 1_000_000  # of the first mode: no published member has this seed or a larger one
+FIRST_SEED = 1_000_000  # seed of the first mode: no published member has this seed or a larger one
 
 
 def read_modes(path: Path) -> Tensors:
     """Read stored modes; return their states.
 
     Raises:
-        DamagedError: a file that is cut, or is none of ours.
+        DamagedError: the file is cut, or was not written by this package.
     """
     try:
         return load_file(path)
@@ -52,15 +52,16 @@ def train_modes(
     """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
 
     Args:
-        recipe: of the members.
-        images: to train on.
+        recipe: recipe of the members.
+        images: training images.
         runs: members.
-        device: to train on.
-        description: of the members, for errors.
-        gradient: makes the function of a step's gradients, of a recipe and seeds; None for the recipe's own.
+        device: device to train on.
+        description: description of the members, for errors.
+        gradient: function that takes recipe and seeds and returns the function of a step's gradients; None for the
+            recipe's own.
 
     Raises:
-        UsageError: a loss that was not finite.
+        UsageError: a training loss was not finite.
     """
     width = 1 if recipe.stack_width == 1 else runs
     recipe = replace(recipe, stack_width=width, snapshots=(), eval_every=0)
@@ -90,13 +91,13 @@ def tied_names(network: nn.Module) -> dict[str, str]:
 
 
 def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
-    """Find a buffer whose values differ each time the network is built; return its name, "" for none.
+    """Find a buffer whose values differ each time the network is built; return its name, or "" if there is none.
 
     Running statistics do not count.
 
     Args:
-        build: builds the network from torch's generator, which is left as it was.
-        device: that the network is built on.
+        build: function that builds the network from torch's generator; the generator's state is restored.
+        device: device that the network is built on.
     """
     built: list[Tensors] = []
     for seed in (0, 1):

@@ -1,8 +1,10 @@
 """The posterior that all methods approximate: a recipe's network, its training images, a Gaussian prior.
 
-Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Times the number N of images that is minus the
-log of likelihood and an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea & Franchi 2024. If a
-recipe smooths labels, only its modes are trained so: the likelihood is that of the labels themselves.
+Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Multiplied by the number N of images, this loss is
+minus the log of the likelihood times an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea &
+Franchi 2024. If a recipe smooths labels, only its modes are trained so: the likelihood is that of the labels
+themselves. AdamW shrinks the weights apart from the loss, so its modes are minima of another sum; the prior has the
+same precision.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """
@@ -36,7 +38,7 @@ from checkpoints_zoo.training.optimizers import first_scaling
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-FORWARD_BATCH = 500  # inputs a forward pass
+FORWARD_BATCH = 500  # number of inputs per forward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +46,11 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: of the network; its training gives the modes.
+        recipe: recipe of the network; training by it gives the modes.
         images: the training images, labelled.
         held_out: images for a search of settings, which are not in `images`; None for none.
-        folder: where trained modes are stored for other methods; None for nowhere.
-        device: to compute on.
+        folder: folder where trained modes are stored for other methods; None to store none.
+        device: device to compute on.
     """
 
     recipe: Recipe
@@ -68,13 +70,13 @@ class Problem:
         """Make the problem of a recipe on its own training images, without the last `held_out`; return it.
 
         Args:
-            recipe: of the network.
-            held_out: how many images.
-            folder: where trained modes are kept.
-            device: to compute on.
+            recipe: recipe of the network.
+            held_out: number of training images that are held out.
+            folder: folder where trained modes are stored.
+            device: device to compute on.
 
         Raises:
-            UsageError: a recipe without weight decay, so without a prior, or too many images held out.
+            UsageError: the recipe has no weight decay and so no prior, or too many images are held out.
         """
         if not recipe.weight_decay > 0:
             raise UsageError(
@@ -110,7 +112,7 @@ class Problem:
 
     @cached_property
     def labels(self) -> Tensor:
-        """Of the training images, (input,)."""
+        """Labels of the training images, (input,)."""
         if self.images.labels is None:
             raise UsageError(f"data set {self.images.name!r}", expected="labels", found="none")
         return self.images.labels.to(self.device)
@@ -129,7 +131,7 @@ class Problem:
         module = self.network().to(self.device)
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-            norm.track_running_stats = False  # it normalises by the batch and stores no statistics
+            norm.track_running_stats = False  # the norm always uses batch statistics and stores none
         return module.requires_grad_(False)
 
     @cached_property
@@ -149,11 +151,11 @@ class Problem:
         """Run one network; return logits (batch, class). Norms use batch statistics. Works under torch.func.
 
         Args:
-            params: name -> parameter.
+            params: parameters by name.
             inputs: (batch, channel, height, width).
 
         Raises:
-            UsageError: buffers that are built at random.
+            UsageError: some buffers are random when the network is built.
         """
         self._check_buffers()
         logits: Tensor = functional_call(self._functional, dict(params), (inputs,))
@@ -171,7 +173,7 @@ class Problem:
         The log likelihood of the batch is multiplied by N / batch: unbiased if all images are equally probable.
 
         Args:
-            params: of one network.
+            params: parameters of one network by name.
             batch: inputs and labels.
         """
         inputs, labels = batch
@@ -185,8 +187,8 @@ class Problem:
         Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
-            size: of a batch, all images at most.
-            seeds: of each run.
+            size: number of images of a batch, all images at most.
+            seeds: seed of the order of images in each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
         pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
@@ -206,13 +208,13 @@ class Problem:
     def modes(self, runs: int) -> tuple[Tensors, Tensors]:
         """Train members of the recipe, one for each run; return their parameters and buffers, (run, *shape).
 
-        Their seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
+        The members' seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
 
         Args:
-            runs: how many.
+            runs: number of runs.
 
         Raises:
-            UsageError: a loss that was not finite.
+            UsageError: a training loss was not finite.
         """
         if runs not in self._trained_modes:
             self._trained_modes[runs] = self._load_or_train_modes(runs)
@@ -248,7 +250,7 @@ class Problem:
     def _split_states(self, states: Tensors) -> tuple[Tensors, Tensors]:
         parameter_names = [
             name for name, _ in self.network().named_parameters()
-        ]  # noise is drawn in this order, not in a file's
+        ]  # noise is drawn in this order of tensors, which differs from the order in a file
         on_device = {name: tensor.to(self.device) for name, tensor in states.items()}
         return {n: on_device[n] for n in parameter_names}, {
             n: t for n, t in on_device.items() if n not in parameter_names
@@ -256,7 +258,7 @@ class Problem:
 
     @cached_property
     def tied_names(self) -> dict[str, str]:
-        """Further names of tied parameters in a state dict -> the first one."""
+        """Further names of tied parameters in a state dict -> first name."""
         return tied_names(self.network())
 
     def whole(self, states: Mapping[str, Tensor]) -> Tensors:
@@ -270,10 +272,11 @@ class Problem:
         built network; there are no counters.
 
         Args:
-            params: name -> (draw, *shape).
+            params: stacked parameters, name -> (draw, *shape).
 
         Raises:
-            UsageError: statistics of a layer that is no batch norm, or buffers that are built at random.
+            UsageError: a layer that is no batch norm has running statistics, or some buffers are random when the
+                network is built.
         """
         self._check_buffers()
         states = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})

@@ -1,4 +1,4 @@
-"""A module path of 0.1: see `checkpoints_zoo._moved`."""
+"""Old path of a module in version 0.1: see `checkpoints_zoo._moved`."""
 
 from checkpoints_zoo._moved import redirect
 

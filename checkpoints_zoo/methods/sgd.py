@@ -15,6 +15,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.loop import StackState, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed
 
 
@@ -23,18 +24,19 @@ def continue_training(
 ) -> dict[int, Tensors]:
     """Continue the training of the modes by SGD; return epoch -> parameters and buffers, (run, *shape).
 
-    Momentum starts at zero. Batches, augmentation, momentum and decay are the recipe's.
+    Momentum starts at zero. Batches, augmentation, momentum and weight decay are as in the recipe. The optimizer is SGD
+    even if the recipe has another one: the methods are defined for SGD.
 
     Args:
-        problem: whose modes are trained.
-        runs: how many.
-        seed: of the order in which each run sees the images.
+        problem: problem whose modes are trained further.
+        runs: number of runs.
+        seed: seed of the order in which each run sees the images.
         schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
         lr: highest rate.
-        after: epochs since the mode, rising; 0 for the mode itself.
+        after: numbers of epochs since the mode at which a copy is returned, rising; 0 for the mode itself.
 
     Raises:
-        UsageError: a loss that was not finite.
+        UsageError: a training loss was not finite.
     """
     first, one_by_one = problem.recipe.epochs, problem.recipe.stack_width == 1
     at = [first + epoch for epoch in after]
@@ -50,6 +52,9 @@ def continue_training(
         warmup_epochs=0,
         averaging="none",
         eval_every=0,
+        optimizer="sgd",
+        beta2=Recipe.beta2,
+        epsilon=Recipe.epsilon,
     )
     ids, modes = [derive_seed(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
     size = 1 if one_by_one else runs

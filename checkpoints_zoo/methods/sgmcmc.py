@@ -29,11 +29,11 @@ class Sgld:
     """Stochastic-gradient Langevin dynamics, θ ← θ + ε ∇log p(θ) + N(0, 2 ε T).
 
     Args:
-        lr: N · ε.
+        lr: learning rate, N · ε.
         temperature: T.
         burn_in: discarded steps at the start; the first draw is taken `thinning` steps later.
         thinning: number of steps between two draws.
-        batch_size: images a step, each run its own.
+        batch_size: number of images per step; each run has its own images.
     """
 
     name: ClassVar[str] = "sgld"
@@ -59,7 +59,7 @@ class Sgld:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return two rates at temperatures from 0.03 to 1."""
+        """Return the settings that a search tries: two rates at temperatures from 0.03 to 1."""
         return [cls(lr=lr, temperature=t) for lr in (0.03, 0.1) for t in (0.03, 0.1, 0.3, 1.0)]
 
 
@@ -71,9 +71,9 @@ class Sghmc:
     The step is explicit: it is stable if lr · (largest curvature of the mean loss) < friction.
 
     Args:
-        lr: N · h².
-        friction: 1 − momentum.
-        temperature, burn_in, thinning, batch_size: as `Sgld`.
+        lr: learning rate, N · h².
+        friction: share of the momentum that is lost in each step, 1 − momentum.
+        temperature, burn_in, thinning, batch_size: the same settings as in `Sgld`.
     """
 
     name: ClassVar[str] = "sghmc"
@@ -103,7 +103,7 @@ class Sghmc:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return two rates, each with a friction at which it is stable, at temperatures from 0.03 to 1."""
+        """Return the settings that a search tries: two rates with stable frictions, at temperatures from 0.03 to 1."""
         rates = ((0.01, 0.1), (0.03, 0.3))
         return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.03, 0.1, 0.3, 1.0)]
 
@@ -113,14 +113,15 @@ class CyclicalSghmc:
     """SGHMC with a step size that falls by a cosine in each cycle: without noise to a new mode, then with noise.
 
     Step k of a cycle of C has the rate lr/2 · (cos(π k / C) + 1); while k / C is below `exploring` no noise is added
-    (Zhang et al. 2020, algorithm 1 and equation 1). Draws are spread over the rest of each cycle; its last step is one.
+    (Zhang et al. 2020, algorithm 1 and equation 1). Draws are spread evenly over the remaining steps of each cycle; the
+    last step gives a draw.
 
     Args:
-        lr: N · h² at the start of a cycle.
+        lr: learning rate N · h² at the start of a cycle.
         cycles: number of cycles, at most one for each draw; the first cycles have one draw more if draws are uneven.
-        steps: of a cycle.
-        exploring: share of a cycle without noise.
-        friction, temperature, batch_size: as `Sghmc`.
+        steps: number of steps of a cycle.
+        exploring: share of the steps of a cycle that add no noise.
+        friction, temperature, batch_size: the same settings as in `Sghmc`.
     """
 
     name: ClassVar[str] = "csghmc"
@@ -151,7 +152,7 @@ class CyclicalSghmc:
         """Return after how many steps each draw is taken.
 
         Raises:
-            UsageError: more draws of a cycle than it has steps with noise.
+            UsageError: a cycle has more draws than steps with noise.
 
         >>> CyclicalSghmc(cycles=2, steps=10, exploring=0.6).kept(4)
         [8, 10, 18, 20]
@@ -196,6 +197,6 @@ class CyclicalSghmc:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return two rates, each with a friction at which it is stable, at temperatures 0.1 and 1."""
+        """Return the settings that a search tries: two rates with stable frictions, at temperatures 0.1 and 1."""
         rates = ((0.03, 0.1), (0.1, 0.3))
         return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.1, 1.0)]

@@ -18,12 +18,12 @@ class Snapshot:
     """SGD with a cosine rate that starts anew, and a draw at the end of each cycle (Huang et al. 2017).
 
     The first cycle is the recipe's own training: the first draw of a run is its mode. Running statistics are those of
-    the training. With `lr` as in the recipe this is the recipe with schedule "cosine-restarts" and its milestones as
-    snapshots, but that momentum starts at zero after the first cycle.
+    the training. If `lr` is the recipe's, the draws equal the snapshots of the recipe with schedule "cosine-restarts",
+    except that momentum starts at zero after the first cycle.
 
     Args:
-        lr: at the start of each further cycle.
-        cycle: epochs of each further cycle.
+        lr: learning rate at the start of each further cycle.
+        cycle: number of epochs of each further cycle.
     """
 
     lr: float = 0.05
@@ -36,16 +36,18 @@ class Snapshot:
     independent: ClassVar[bool] = False
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Continue the training of each mode; return the runs. The first draw is the mode, each other one ends a cycle.
+        """Continue the training of each mode; return the runs.
+
+        The first draw is the mode; each other draw is taken at the end of a cycle.
 
         Args:
             problem: the network and its training images.
-            runs: how many.
-            draws: of each run.
-            seed: of the order that images come in after the mode.
+            runs: number of runs.
+            draws: number of draws of each run.
+            seed: seed of the order of images in the further cycles.
 
         Raises:
-            UsageError: settings out of their range, or losses that were not finite.
+            UsageError: a setting is out of its range, or a loss was not finite.
         """
         check_settings(self, runs, draws)
         after = range(0, draws * self.cycle, self.cycle)
@@ -57,5 +59,5 @@ class Snapshot:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return cycles of one epoch from a quarter of the recipe's rate to four times as much."""
+        """Return the settings that a search tries: cycles of one epoch, rates from 1/4 to 4 times the recipe's."""
         return [cls(lr=problem.recipe.lr * times) for times in (0.25, 0.5, 1.0, 2.0, 4.0)]

@@ -22,16 +22,16 @@ class Swag:
 
     From each mode, SGD continues at a constant rate; torch-uncertainty's `SWAG` collects the weights after each epoch,
     and draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), y and z standard normal, D the
-    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). That class draws y anew for
-    each tensor, which is independent of the others then; in the paper one y is of all. Running statistics are estimated
-    anew for each draw.
+    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). That class draws a new y for
+    each tensor, so tensors are independent; in the paper all tensors share one y. Running statistics are estimated anew
+    for each draw.
 
     Args:
-        lr: the constant rate.
+        lr: the constant learning rate.
         epochs: number of epochs, each of which gives one set of weights.
-        scale: of the covariance.
+        scale: factor of the covariance.
         max_num_models: rank of the low-rank part, at most `epochs`.
-        var_clamp: least variance of a weight.
+        var_clamp: smallest variance of a weight.
         diag_covariance: whether the low-rank part is left out.
     """
 
@@ -55,12 +55,12 @@ class Swag:
 
         Args:
             problem: the network and its training images.
-            runs: how many.
-            draws: of each run.
-            seed: of the order of images, and of the draws.
+            runs: number of runs.
+            draws: number of draws of each run.
+            seed: seed of the order of images and of the draws.
 
         Raises:
-            UsageError: no torch-uncertainty, settings out of their range, or losses that were not finite.
+            UsageError: torch-uncertainty is not installed, a setting is out of its range, or a loss was not finite.
         """
         rank = Range(
             f"a whole number from 2 to epochs, {self.epochs}",
@@ -83,11 +83,11 @@ class Swag:
         return Run(problem.finish({name: torch.stack(tensors) for name, tensors in by_name.items()}))
 
     def gather(self, problem: Problem, weights: Sequence[Mapping[str, torch.Tensor]]) -> Any:
-        """Give weights to torch-uncertainty's `SWAG` one after another; return it, ready to draw.
+        """Pass weights to torch-uncertainty's `SWAG` one after another; return the object, ready to draw.
 
         Args:
             problem: the network.
-            weights: parameters (and buffers) by name.
+            weights: sets of weights in order, each with parameters (and buffers) by name.
 
         Raises:
             UsageError: no torch-uncertainty.
@@ -102,7 +102,7 @@ class Swag:
             diag_covariance=self.diag_covariance,
             max_num_models=self.max_num_models,
             var_clamp=self.var_clamp,
-            num_estimators=0,  # otherwise it would draw networks after each epoch
+            num_estimators=0,  # otherwise `SWAG` would draw networks after each epoch
         )
         with torch.no_grad():
             for epoch, tensors in enumerate(weights, 1):
@@ -113,5 +113,5 @@ class Swag:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return rates from a fifth of the recipe's to all of it, and scales of 1/4 to 2."""
+        """Return the settings that a search tries: rates from 1/5 to 1 times the recipe's, scales from 1/4 to 2."""
         return [cls(lr=problem.recipe.lr * part, scale=s) for part in (0.2, 0.5, 1.0) for s in (0.25, 0.5, 1.0, 2.0)]

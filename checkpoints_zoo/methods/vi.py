@@ -21,7 +21,7 @@ from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
-LAST = 100  # steps from which the bound is estimated
+LAST = 100  # number of last steps from which the bound is estimated
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class MeanField:
     2017). The optimizer is Adam with a rate that falls to 0 by a cosine.
 
     Args:
-        lr: Adam's rate at first, for means and logs of standard deviations.
+        lr: Adam's learning rate in the first step, for means and for logs of standard deviations.
         steps: of Adam.
-        init_log_sd: log of all standard deviations at first.
-        temperature: of the entropy.
-        samples: of the Gaussian, a step.
-        batch_size: images a step, each run its own.
+        init_log_sd: initial log of all standard deviations.
+        temperature: factor of the entropy.
+        samples: number of samples of the Gaussian in each step.
+        batch_size: number of images per step; each run has its own images.
         start: initial means: each run's "mode", or a "random" initialisation of the network.
     """
 
@@ -66,12 +66,13 @@ class MeanField:
 
         Args:
             problem: the network and its training images.
-            runs: how many.
-            draws: of each Gaussian.
-            seed: of the order of images, the samples and the draws.
+            runs: number of runs.
+            draws: number of draws of each Gaussian.
+            seed: seed of the order of images, the samples and the draws.
 
         Raises:
-            UsageError: no posteriors, settings out of their range, or a Gaussian that diverges to infinity.
+            UsageError: the package posteriors is not installed, a setting is out of its range, or a Gaussian diverges
+                to infinity.
         """
         check_settings(self, runs, draws)
         vi: Any = import_optional("posteriors.vi.diag", REQUIREMENT)
@@ -80,7 +81,7 @@ class MeanField:
 
         def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
             total, by_run = density(params, batch)
-            return total, (by_run, params)  # the only way to get the samples from posteriors
+            return total, (by_run, params)  # posteriors offers no other way to get the samples
 
         transform = vi.build(
             seen,
@@ -128,7 +129,7 @@ class MeanField:
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
-        """Return two rates at temperatures from 0.03 to 1."""
+        """Return the settings that a search tries: two rates at temperatures from 0.03 to 1."""
         return [cls(lr=lr, temperature=t) for lr in (0.003, 0.01) for t in (0.03, 0.1, 0.3, 1.0)]
 
 

@@ -1,1 +1,2 @@
-"""Networks: architectures by name, modules built from a layout, and ensembles that run many members at once."""
+"""Networks: architectures by name, modules that hold a member's weights, and ensembles that run many members at
+once."""

@@ -1,4 +1,4 @@
-"""Devices: whether a device exists, how much memory is free, how many threads torch uses."""
+"""Devices: check that a device exists, query its free memory, and set the number of torch's threads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
 
-SMALL_MEMBER_BYTES = 2**22  # members below this size run quicker on one thread
+SMALL_MEMBER_BYTES = 2**22  # Number of bytes of a member below which one thread is faster than several.
 
 
 def check_device(device: str | torch.device) -> torch.device:
     """Check that a device exists; return it.
 
     Raises:
-        UsageError: no such device.
+        UsageError: the device does not exist.
     """
     try:
         checked = torch.device(device)
@@ -37,7 +37,7 @@ def check_memory(
     """Check that stacked tensors fit into memory.
 
     Raises:
-        TooLargeError: they do not fit.
+        TooLargeError: the tensors need more memory than is free.
     """
     needed = sum(torch.Size(shape).numel() * dtypes[name].itemsize for name, shape in shapes.items())
     if (free := free_if_short(needed, device)) is not None:
@@ -62,7 +62,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_if_short(needed: int, device: torch.device | None = None) -> int | None:
-    """Return the free bytes of a device (the CPU by default) if they are fewer than needed.
+    """Return the number of free bytes of a device (the CPU by default) if they are fewer than needed.
 
     None means that the needed bytes are free, or that the free memory is unknown.
     """
@@ -71,20 +71,21 @@ def free_if_short(needed: int, device: torch.device | None = None) -> int | None
 
 
 def fits_easily(nbytes: int, device: torch.device) -> bool:
-    """Say whether `nbytes` are less than a quarter of a device's free memory; true if that is unknown."""
+    """Say whether `nbytes` are less than a quarter of a device's free memory; true if the free memory is unknown."""
     free = free_bytes(device)
     return free is None or 4 * nbytes < free
 
 
 @contextmanager
 def one_thread(when: bool = True) -> Iterator[None]:
-    """Let torch compute on one thread while the block runs: a second thread slows small tensors down.
+    """Let torch compute on one thread while the `with` block runs, because a second thread slows down work on small
+    tensors.
 
-    On a busy machine it costs much more, because every operation waits until that thread is scheduled. torch has one
-    number of threads for the whole process; the block restores it at its end.
+    On a busy machine a second thread costs much more, because every operation waits until it is scheduled. The number
+    of threads belongs to the whole process; at its end, the block restores it.
 
     Args:
-        when: whether the tensors are small; otherwise nothing changes.
+        when: whether to use one thread, because the tensors are small; if false, nothing changes.
     """
     threads = torch.get_num_threads()
     if when:

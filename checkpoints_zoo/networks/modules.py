@@ -1,7 +1,8 @@
 """Networks as torch modules: build them by name, fill them with a member's tensors, pack them as bytes, trace them.
 
-`build_skeleton` builds a collection's module once, without memory for parameters, and checks it against the layout of
-the stored tensors. `fill_skeleton` copies that module for each member, with the member's tensors.
+`build_skeleton` builds a collection's module once, without memory for parameters (a skeleton), and checks it against
+the layout of the stored tensors. `fill_skeleton` copies the skeleton for each member and puts the member's tensors into
+the copy.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ TORCH_DTYPES = {
 }  # fmt: skip
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
-# Errors of torch.fx, of code that meets its proxies for tensors, and of copying what can't be copied.
+# Errors that tracing may raise: errors of torch.fx, of code that can't handle its proxies, and of objects that can't be
+# copied.
 TRACE_ERRORS = (
     fx.proxy.TraceError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError, NameError,
     AssertionError, LookupError,
 )  # fmt: skip
 
-# Descriptions may come from anyone: a bound keeps a damaged one from taking all memory.
+# Descriptions may come from anyone: these bounds keep a damaged description from taking all memory.
 _MAX_ARGUMENT = 65_536
 _MAX_LENGTH = 1_024
 
@@ -66,7 +68,7 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
         arguments: the function's arguments; a list, as in JSON, becomes a tuple.
 
     Raises:
-        UsageError: no architecture of that name, or an unknown or wrong argument.
+        UsageError: no architecture has this name, or an argument is unknown or wrong.
 
     >>> build_architecture("convnet", classes=10).fc2
     Linear(in_features=32, out_features=10, bias=True)
@@ -100,9 +102,9 @@ def build_skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
     """Build a module in eval mode whose parameters have shapes but no memory; return it.
 
     Args:
-        build: builds the architecture.
-        layout: of the members' tensors.
-        name: of the collection, for errors.
+        build: function that builds the module.
+        layout: layout of the members' tensors.
+        name: name of the collection, for errors.
 
     Raises:
         LayoutError: the module's tensors differ from the layout's by name or shape.
@@ -110,7 +112,8 @@ def build_skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
     """
     module = build_module(build, name)
     saved = module.state_dict(keep_vars=True)
-    if unsaved_tensors(module):  # tensors outside the state dict, such as position tables, need their values
+    # Tensors outside the state dict, such as position tables, need their values, so build the module with memory.
+    if unsaved_tensors(module):
         module = build()
     try:
         check_tensors({n: tuple(t.shape) for n, t in saved.items()}, layout, f"architecture for {name}")
@@ -124,8 +127,8 @@ def build_module(build: Build, name: str) -> nn.Module:
     """Build a module, if possible without memory for its parameters; return it.
 
     Args:
-        build: builds the architecture.
-        name: of the collection, for errors.
+        build: function that builds the module.
+        name: name of the collection, for errors.
 
     Raises:
         UsageError: `build` is not a function, or does not return a module.
@@ -135,7 +138,7 @@ def build_module(build: Build, name: str) -> nn.Module:
         try:
             with torch.device("meta"):
                 module = build()
-        except RuntimeError:  # its constructor reads values of tensors
+        except RuntimeError:  # The constructor of the module reads values of tensors, so build it with memory.
             module = build()
     if not isinstance(module, nn.Module) or module is build:
         raise UsageError(
@@ -148,14 +151,15 @@ def build_module(build: Build, name: str) -> nn.Module:
 
 
 def check_module(module: nn.Module, thing: str) -> None:
-    """Check that a module is a network whose state dict has dense tensors alone.
+    """Check that a module is a network whose state dict contains only dense tensors.
 
     Args:
         module: any.
-        thing: the module's name in errors.
+        thing: name of the module in error texts.
 
     Raises:
-        UsageError: a wrapper for several devices, a tensor without a shape or of another kind, or extra state.
+        UsageError: the module is a wrapper for several devices, a tensor has no shape or is not dense, or there is
+            extra state.
     """
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         found = type(module).__name__
@@ -164,10 +168,10 @@ def check_module(module: nn.Module, thing: str) -> None:
 
 
 def check_state(state: Mapping[str, Any], thing: str) -> None:
-    """Check that a state dict has dense tensors alone.
+    """Check that a state dict contains only dense tensors.
 
     Raises:
-        UsageError: a tensor without a shape (of a lazy layer) or of another kind, or something else (extra state).
+        UsageError: a tensor has no shape (in a lazy layer) or is not dense, or a value is no tensor (extra state).
     """
     for name, tensor in state.items():
         if nn.parameter.is_lazy(tensor):
@@ -196,9 +200,9 @@ def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.
     """Copy a skeleton and put a member's tensors into the copy without copying them; return it.
 
     Args:
-        module: from `build_skeleton`.
-        state: tensors of one member; names and shapes were checked already. Counters become zero.
-        device: of the module's other tensors.
+        module: the skeleton from `build_skeleton`.
+        state: tensors of one member by name, whose names and shapes were checked already. Counters become zero.
+        device: device of the module's tensors outside the state dict.
     """
     state, memo = widen_norms(state), {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -220,7 +224,8 @@ _IMMUTABLE = (
 
 
 def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Do what copy.deepcopy does, in a fifth of its time: `memo` maps the ids of objects to their replacements."""
+    """Copy a module like copy.deepcopy, in a fifth of its time; `memo` maps the ids of objects to their
+    replacements."""
     if id(module) in memo or hasattr(module, "__deepcopy__"):
         copied: nn.Module = copy.deepcopy(module, memo)
         return copied
@@ -241,7 +246,8 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """Return each name of a state dict -> the first name of its tensor, which is the name in `named_parameters()`.
+    """Map each name of a state dict to the first name of the same tensor, the one in `named_parameters()`; return the
+    map.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> net[1].weight = net[0].weight
@@ -253,7 +259,7 @@ def first_names(module: nn.Module) -> dict[str, str]:
 
 
 def last_names(module: nn.Module) -> dict[str, str]:
-    """Return each name of a state dict -> the last name of its tensor.
+    """Map each name of a state dict to the last name of the same tensor; return the map.
 
     If several names share one tensor, the last one wins, as in `load_state_dict(strict=True)`.
     """
@@ -263,12 +269,13 @@ def last_names(module: nn.Module) -> dict[str, str]:
 
 
 def superseded_names(module: nn.Module) -> set[str]:
-    """Return the names of a state dict whose tensor has a later name: values stored under them have no effect."""
+    """Return the names of a state dict whose tensor has a later name too; values stored under these names have no
+    effect."""
     return {name for name, last in last_names(module).items() if name != last}
 
 
 def shared_names(module: nn.Module) -> set[str]:
-    """Return the names of a state dict whose tensor has several names."""
+    """Return the names of a state dict whose tensor has more than one name."""
     first = first_names(module)
     uses = Counter(first.values())
     return {name for name in first if uses[first[name]] > 1}
@@ -278,11 +285,11 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
     """Lay out a state dict for storage: weights in `dtype`, statistics in float32, other tensors as they are.
 
     Args:
-        state: tensors of one member, in the order of its module; `num_batches_tracked` becomes a counter.
-        dtype: of the stored weights.
+        state: tensors of one member by name, in the order of its module; `num_batches_tracked` becomes a counter.
+        dtype: dtype of the stored weights.
 
     Raises:
-        UsageError: a tensor of a dtype that the format can't hold.
+        UsageError: the format can't hold the dtype of a tensor.
     """
     check_state(state, "state dict")
     tensors, counters = [], []
@@ -301,15 +308,15 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
 
 
 def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
-    """Write a member's tensors as the layout's bytes, rounded to its dtypes; return the bytes, padding included.
+    """Pack a member's tensors into bytes as a layout says, rounded to its dtypes; return the bytes, padding included.
 
     Args:
-        state: tensors of one member, in any memory format.
-        layout: of the bytes.
+        state: tensors of one member by name, in any memory format.
+        layout: layout of the resulting bytes.
 
     Raises:
-        LayoutError: tensors that are missing, extra or misshapen.
-        DamagedError: a value that is not finite, or not finite after rounding.
+        LayoutError: tensors are missing, extra, or have another shape.
+        DamagedError: a value is not finite, or is not finite after rounding.
     """
     check_tensors({n: tuple(t.shape) for n, t in state.items()}, layout, "state dict")
     member = bytearray(layout.nbytes)
@@ -329,10 +336,10 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
 
 
 def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: str) -> None:
-    """Compare names and shapes with a layout's, without counters.
+    """Check that tensors have the names and shapes of a layout; counters are ignored.
 
     Raises:
-        LayoutError: naming what is missing, extra and misshapen.
+        LayoutError: some tensors are missing, extra or have another shape; the error names them.
     """
     wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
     found = {n: s for n, s in found.items() if not is_counter(n)}
@@ -347,30 +354,33 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
 
 
 def norm_tensor_names(names: Iterable[str]) -> set[str]:
-    """Return the names of the tensors of layers with running statistics, which compute in float32 or wider."""
+    """Return the names of the tensors of all layers with running statistics; these layers compute in float32 or
+    wider."""
     names = list(names)
     layers = {name.rpartition(".")[0] for name in names if is_statistic(name)}
     return {name for name in names if name.rpartition(".")[0] in layers}
 
 
 def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype of the inputs of a module with these tensors: the dtype of its weights, norms excluded."""
+    """Return the dtype that inputs of a module with the given tensors must have: the dtype of its weights outside
+    norms."""
     norms = norm_tensor_names(state)
     floats = [n for n, t in state.items() if t.is_floating_point()]
     return state[next((n for n in floats if n not in norms), floats[0])].dtype if floats else torch.float32
 
 
 def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the tensors of layers with running statistics the dtype that these compute in; return all tensors.
+    """Convert the tensors of layers with running statistics to the dtype in which these layers compute; return all
+    tensors.
 
-    That is the dtype of the inputs, or float32 for inputs in half precision: torch takes no other pair of dtypes.
+    This is the dtype of the inputs, or float32 if the inputs are in half precision: torch allows no other combination.
     """
     norms, dtype = norm_tensor_names(state), norm_dtype(input_dtype(state))
     return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in state.items()}
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of layers with running statistics for inputs of a dtype."""
+    """Return the dtype in which layers with running statistics compute, given the dtype of the inputs."""
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
@@ -378,7 +388,7 @@ _tracing = Lock()
 
 
 class Tracer(fx.Tracer):
-    """Records the operations of a module, with its parameters and buffers by name."""
+    """A torch.fx tracer that records the operations of a module, with its parameters and buffers by name."""
 
     proxy_buffer_attributes = True
 
@@ -387,10 +397,10 @@ class Tracer(fx.Tracer):
         self.thread = get_ident()
 
     def record(self, module: nn.Module) -> fx.Graph:
-        """Trace a module; return the graph.
+        """Trace a module and return the graph of its operations.
 
         Raises:
-            the errors in TRACE_ERRORS: the module can't be traced.
+            One of the errors in TRACE_ERRORS: the module can't be traced.
         """
         with _tracing:
             return self.trace(module)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Params = dict[str, Tensor]
-_BATCH = 1 << 28  # bytes of members that are read at once
-PANEL = (4.6, 4.0)  # inches
+_BATCH = 1 << 28  # Bytes of members that are read at once.
+PANEL = (4.6, 4.0)  # Inches.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,8 +36,8 @@ class Alignment(Printed):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
-        collection: its name.
-        to: description of the reference.
+        collection: name of the collection.
+        to: description of the reference that members are aligned to.
         keys: id and epoch of each member.
         sizes: group -> units.
         transpositions: group -> (member), the number of transpositions (NoT) of the permutation that aligns it.
@@ -58,7 +58,7 @@ class Alignment(Printed):
         return f"{self.collection!r}, {len(self)} members aligned to {self.to}"
 
     def to_text(self) -> str:
-        """Return a table with one row a member."""
+        """Return a table with one row per member."""
         note = f"Aligned to {self.to}; random permutations need {self.expected:.4g} transpositions on average."
         return f"{text_table(self.rows())}\n\n{note}"
 
@@ -67,22 +67,22 @@ class Alignment(Printed):
 
     @property
     def moved(self) -> Tensor:
-        """Which members are not the reference itself, (member) bool: those at a distance from it."""
+        """Whether each member differs from the reference, (member) bool; the reference itself is at distance 0."""
         return self.before > 0
 
     @property
     def total(self) -> Tensor:
-        """Transpositions of all groups, (member)."""
+        """Total number of transpositions over all groups, (member)."""
         none = torch.zeros(len(self), dtype=torch.int64)
         return sum(self.transpositions.values(), start=none)
 
     @property
     def expected(self) -> float:
-        """Mean total of random permutations: a permutation of n units needs n − (1 + 1/2 + … + 1/n) on average."""
+        """Expected total of transpositions of random permutations: for n units, n − (1 + 1/2 + … + 1/n)."""
         return sum(size - sum(1 / k for k in range(1, size + 1)) for size in self.sizes.values())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row a member: member, epoch, transpositions, and squared distance before and after."""
+        """Return one row per member: member, epoch, transpositions, and squared distance before and after."""
         columns = (self.total.tolist(), self.before.tolist(), self.after.tolist())
         return [
             {"member": member, "epoch": epoch, "transpositions": count, "before": before, "after": after}
@@ -90,14 +90,14 @@ class Alignment(Printed):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a DataFrame, with a column of transpositions a group."""
+        """Return the rows as a DataFrame, with one column of transpositions per group."""
         import pandas as pd
 
         groups = {f"transpositions of {name}": counts.tolist() for name, counts in self.transpositions.items()}
         return pd.DataFrame(self.rows()).assign(**groups)
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return the result as JSON text."""
         values = {
             "collection": self.collection,
             "to": self.to,
@@ -114,11 +114,11 @@ class Alignment(Printed):
         """Draw distances before and after, transpositions, and losses on the lines into a PNG; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is created. The file is written under a temporary name and renamed.
             lines: losses before and after alignment, for a third panel.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
 
@@ -126,15 +126,15 @@ class Alignment(Printed):
 def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:
     """Align members by weight matching; return the transpositions, and the distances before and after.
 
-    The aligned weights themselves are `members.align(to)`.
+    `members.align(to)` gives the aligned weights themselves.
 
     Args:
-        members: of one architecture.
-        to: as in `Collection.align`.
+        members: members of one architecture.
+        to: reference of the alignment, as in `Collection.align`.
 
     Raises:
         MemberNotFound, UsageError, SymmetryError: as in `Collection.align`.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
 
     >>> import checkpoints_zoo as zoo
     >>> result = zoo.alignment(zoo.load("convnet-digits", n=3), to=0)
@@ -163,7 +163,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
             found=str(step or "weights as they are stored"),
             do="Give members.align(...)",
         )
-    members, table = aligned._before(), aligned.symmetry_table
+    members, table = aligned._without_last_step(), aligned.symmetry_table
     size = members._members_within(_BATCH)
 
     def aligned_batches() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
@@ -207,7 +207,7 @@ def _means(
 
 
 def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     from matplotlib.figure import Figure
 
     panels = 3 if lines else 2

@@ -23,8 +23,8 @@ from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.table import Group
 
-_BATCH = 1 << 28  # bytes of members that are read at once
-_ENTRIES = 1 << 22  # simulated counts that are in memory at once
+_BATCH = 1 << 28  # Bytes of members that are read at once.
+_ENTRIES = 1 << 22  # Number of simulated counts that are in memory at once.
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class LayerTest:
     """Which unit of a layer holds the largest weight, over the members.
 
     Args:
-        name: of the layer, as its group of the symmetry table.
-        tensor: whose weights are compared: the first that writes the units.
-        units: (member, block), the unit with the largest weight. Blocks that never change places (a grouped kernel on
-            the network's own inputs) are tested one by one; every other layer is one block.
+        name: name of the layer: its group in the symmetry table.
+        tensor: name of the compared weights: the first tensor that writes the layer's units.
+        units: (member, block), the unit with the largest weight. A layer is one block, unless symmetries never exchange
+            some of its units (a grouped kernel on the network's inputs); then each block is tested alone.
         counts: (unit), how many members have their largest weight in the unit.
         chi_squared: Pearson's statistic against equal counts, summed over blocks.
         freedom: degrees of freedom of `chi_squared`. If counts are small, `chi_squared` does not follow the
@@ -60,10 +60,10 @@ class Corollary:
     """The test of every layer.
 
     Args:
-        ids: of the members that were tested.
-        layers: in topological order.
-        simulations: of the null distribution, a layer.
-        seed: of simulations, ties and random p-values.
+        ids: ids of the members that were tested.
+        layers: results of the layers, in topological order.
+        simulations: number of simulations of the null distribution for each layer.
+        seed: seed of the simulations, of broken ties and of random p-values.
     """
 
     ids: tuple[int, ...]
@@ -73,7 +73,7 @@ class Corollary:
 
     @property
     def p(self) -> float:
-        """The smallest of the layers' adjusted p-values: below 0.05, some layer's channels are not exchangeable."""
+        """The smallest adjusted p-value: if it is below 0.05, some layer's channels are not exchangeable."""
         return min((layer.adjusted for layer in self.layers), default=1.0)
 
     def __len__(self) -> int:
@@ -94,14 +94,14 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
     """Test each layer: is its largest weight equally often in each of its units? Return the p-values.
 
     Args:
-        members: of one architecture, one snapshot of each. Members are independent; of draws, one of each run is
-            tested, chosen at random, as draws of one run depend on each other. Two members or runs, or more.
-        seed, simulations: as in `check_layers`.
+        members: members of one architecture, one snapshot of each. Of draws, one of each run is
+            tested, chosen at random, as draws of one run depend on each other. At least two members or runs are needed.
+        seed, simulations: same arguments as in `check_layers`.
 
     Raises:
-        SymmetryError: an architecture whose symmetries can't be derived.
-        UsageError: fewer than two members or runs, or several snapshots of one member.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SymmetryError: the architecture's symmetries can't be derived.
+        UsageError: there are fewer than two members or runs, or several snapshots of one member.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits")
@@ -140,15 +140,16 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
     exactly uniform if channels are exchangeable, for any number of members, units and simulations.
 
     Args:
-        table: of the network.
-        params: name -> (member, *shape), the first tensor that writes each group.
-        seed: of simulations, of ties of the largest weight (frequent in float16), and of those of the statistic.
-        simulations: for each layer; the step between possible p-values is about 1 / simulations.
+        table: symmetry table of the network.
+        params: stacked tensors, name -> (member, *shape): the first tensor that writes each group.
+        seed: seed of the simulations, and of how ties of the largest weight (frequent in float16) or statistic are
+            broken.
+        simulations: number of simulations for each layer; p-values are multiples of about 1 / simulations.
 
     Raises:
-        LayoutError: a tensor that is missing, or of another shape.
-        UsageError: fewer than two members or a simulation, or tensors without a member axis.
-        DamagedError: weights that are not finite.
+        LayoutError: a tensor is missing, or has another shape.
+        UsageError: there are fewer than two members, no simulations, or tensors without a member axis.
+        DamagedError: some weights are not finite.
     """
     members, seed = count_stacked(table, params), arguments.check_seed(seed)
     return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
@@ -158,12 +159,12 @@ def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Ten
     """Find the largest weight of each unit in the first kernel that writes it; return group -> (member, unit).
 
     Args:
-        table: of the network.
-        params: name -> (member, *shape).
+        table: symmetry table of the network.
+        params: stacked tensors, name -> (member, *shape).
 
     Raises:
-        LayoutError: a tensor that is missing.
-        DamagedError: weights that are not finite.
+        LayoutError: a tensor is missing.
+        DamagedError: some weights are not finite.
     """
     result = {}
     for name, group in table.groups.items():
@@ -210,7 +211,7 @@ def _test_layers(
 
 
 def _orbits(table: Table, group: Group) -> Tensor:
-    """Number the blocks between which units never change places; return each unit's block, (unit)."""
+    """Number the blocks of units that symmetries never exchange with each other; return each unit's block, (unit)."""
     blocks = torch.arange(group.blocks)
     if group.mover is not None:
         blocks = _orbits(table, table.groups[group.mover])
@@ -231,7 +232,7 @@ def _largest_units(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> 
 def _simulate(
     members: int, blocks: int, units: int, simulations: int, rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Draw each member's unit, all units equally probable; return the sum of squared counts of each simulation.
+    """Draw a unit for each member, all units equally probable; return the sum of squared counts of each simulation.
 
     Pearson's statistic is this sum times units / members, less a constant; as a whole number it has exact ties.
     """

@@ -39,7 +39,7 @@ ROWS = {
     "sample_accuracy": "mean test accuracy of the samples, 0..1",
     "mean_accuracy": "test accuracy of the network of the means, 0..1",
 }
-LEVELS = tuple(i / 20 for i in range(20))  # shares of weights pruned, by default
+LEVELS = tuple(i / 20 for i in range(20))  # default shares of pruned weights
 MOST_SAMPLES = 100  # by default
 
 PANEL = (4.6, 3.9)  # inches of a panel
@@ -53,19 +53,21 @@ class Compact(Printed):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:
-        collection, citation: of the members.
-        to: what they were aligned to: "member 0", or "the mean".
+        collection, citation: name of the members' collection, and text that cites it.
+        to: reference of the alignment: "member 0", or "the mean".
         data: name and fingerprint of the images evaluated on.
-        inputs, members, samples, splits, seed: how many, and the seed of samples and splits.
+        inputs, members, samples, splits, seed: numbers of each, and the seed of the samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
-        statistics_images: how many.
+        statistics_images: number of images that running statistics are estimated on.
         table: column ("members", "q_d", "q_r") -> row of `ROWS` -> Interval: against the ensemble of all members, which
-            the Gaussians were fitted to; low and high by a jackknife over members. Members have no mean.
-        held_out: the same for "agreement" and "total_variation", fitted to one random half of the members and compared
-            with the ensemble of the other: mean over the splits, low and high where 95 % of the splits fall.
-        ensemble_accuracy: of all members.
+            the Gaussians were fitted to; low and high by a jackknife over members. The column "members" has no row of
+            the mean's accuracy.
+        held_out: the same figures for "agreement" and "total_variation", with Gaussians that are fitted to one random
+            half of the members and compared with the ensemble of the other half: mean over the splits; 95 % of the
+            splits lie between low and high.
+        ensemble_accuracy: accuracy of the ensemble of all members.
         gain: accuracy of q_r's mean minus that of q_d's.
-        q_d, q_r: the Gaussians.
+        q_d, q_r: Gaussians fitted before and after alignment.
         levels: shares of weights pruned, 0..1.
         pruning: rule of `Gaussian.pruned` -> "q_d", "q_r" -> accuracy of the pruned means at each level.
         drawing: accuracies of the members and of the samples, for the picture.
@@ -109,7 +111,7 @@ class Compact(Printed):
         return f"{text_table(rows)}\n\n{self.members:,} members, {self.samples:,} samples, {measured}."
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure: of, figure, value, low, high, held_out."""
+        """Return a table with one row per figure: of, figure, value, low, high, held_out."""
         import pandas as pd
 
         rows = [
@@ -150,10 +152,10 @@ class Compact(Printed):
         """Draw the standard deviations, the accuracies of samples and the pruned means into a PNG; return its path.
 
         Args:
-            path: of the PNG; its folder is made. It is written by temporary name and rename.
+            path: path of the PNG file; its folder is created. The file is written under a temporary name and renamed.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
 
@@ -171,28 +173,29 @@ def fit_compact_posterior(
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact:
-    """Fit diagonal Gaussians to members before and after alignment, and compare both with the ensemble; return all.
+    """Fit diagonal Gaussians to members before and after alignment, and compare them with the ensemble; return figures.
 
-    Members have the running statistics they are stored with; those of every other network are estimated anew.
+    Members keep their stored running statistics; running statistics of every other network are estimated anew.
 
     Args:
-        members: two or more, not aligned yet.
+        members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the member that the others are aligned to, or "mean"; None for the first.
-        samples: networks drawn from each Gaussian; None for as many as members, at most 100.
-        splits: random halves of the members that the intervals come from.
-        seed: of samples and splits.
+        samples: number of networks drawn from each Gaussian; None for as many as members, at most 100.
+        splits: number of random halves of the members from which the intervals are computed.
+        seed: seed of the samples and the splits.
         levels: shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: what the networks run on, in float32.
+        device: torch device on which the networks run, in float32.
         batch: images a forward pass, at most.
 
     Raises:
-        UsageError: fewer than two members, images without labels or of other classes, a number out of its range.
-        SymmetryError: an architecture whose symmetries can't be derived.
-        MemberNotFound: no such member to align to.
-        DamagedError: weights or logits that are not finite.
+        UsageError: there are fewer than two members, the images lack labels or have other classes, or a number is out
+            of its range.
+        SymmetryError: the architecture's symmetries can't be derived.
+        MemberNotFound: there is no member with the id `to`.
+        DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> result = fit_compact_posterior(zoo.load("convnet-digits", n=8), splits=2, samples=4)
@@ -249,8 +252,8 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
     """Fit a Gaussian to each of some subsets of the members, which are read once; return them.
 
     Args:
-        members: aligned or not.
-        evaluator: of networks of their architecture.
+        members: stored or aligned members.
+        evaluator: evaluator of networks of the members' architecture.
         subsets: positions of two members or more each.
     """
     chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
@@ -263,7 +266,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
 
 
 def jackknife_subsets(members: int, splits: int, seed: int) -> list[Tensor]:
-    """Return the subsets of members that `metrics.jackknife` measures, without the first, which is all members."""
+    """Return the random subsets of members that `metrics.jackknife` measures besides the set of all members."""
     subsets: list[Tensor] = []
 
     def record(chosen: Tensor) -> Tensor:
@@ -279,9 +282,9 @@ class GaussianPredictions:
     """Predictions and accuracies of a Gaussian's networks on the test images.
 
     Args:
-        probs: mean over the samples, (input, class).
-        accuracies: of the samples, (sample,).
-        mean_accuracy: of the network of the means.
+        probs: mean probabilities over the samples, (input, class).
+        accuracies: accuracy of each sampled network, (sample,).
+        mean_accuracy: accuracy of the network whose weights are the Gaussian's means.
     """
 
     probs: Tensor
@@ -326,15 +329,15 @@ def measure_subsets(
     samples: int,
     seed: int,
 ) -> list[SubsetFigures]:
-    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return all.
+    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return figures.
 
     Args:
         evaluator: evaluates networks.
-        probs: of the members, (member, input, class).
+        probs: class probabilities of the members, (member, input, class).
         subsets: positions of members.
-        fitted: name -> a Gaussian a subset; all names get the same noise, each subset its own.
-        samples: networks drawn from each Gaussian.
-        seed: of the noise.
+        fitted: name -> one Gaussian per subset; all names get the same noise, each subset its own noise.
+        samples: number of networks drawn from each Gaussian.
+        seed: seed of the noise.
     """
     noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
     measured = []
@@ -347,13 +350,13 @@ def measure_subsets(
 def evaluate_gaussian(
     evaluator: Evaluator, q: Gaussian, samples: int, generator: torch.Generator
 ) -> GaussianPredictions:
-    """Evaluate samples of a Gaussian and the network of its means; return their probabilities and accuracies.
+    """Evaluate samples of a Gaussian and the network of its mean weights; return probabilities and accuracies.
 
     Args:
         evaluator: evaluates networks.
         q: the Gaussian.
-        samples: how many.
-        generator: of the noise.
+        samples: number of samples.
+        generator: random generator of the noise.
     """
     probs: Tensor | float = 0.0
     accuracies = []
@@ -366,7 +369,7 @@ def evaluate_gaussian(
 
 
 def pruned(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
-    """Return the accuracy of a Gaussian's pruned means at each level, statistics estimated anew."""
+    """Return the accuracy of a Gaussian's pruned means at each level, with running statistics estimated anew."""
     at, accuracies = 0, []
     for count in _batch_sizes(q, len(levels)):
         accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[at : at + count], by))).tolist()
@@ -386,8 +389,8 @@ def jackknife_intervals(
     """Return the figures of all members with jackknife intervals from those of the subsets.
 
     Args:
-        measured: on all members, then on the subsets of `jackknife_subsets`.
-        members, splits, seed: as in `jackknife_subsets`.
+        measured: figures of all members, followed by the figures of each subset of `jackknife_subsets`.
+        members, splits, seed: same arguments as in `jackknife_subsets`.
     """
     spread = iter(measured)
     results = metrics.jackknife(
@@ -404,7 +407,7 @@ def _cut(key: tuple[str, str], x: Interval) -> Interval:
 
 
 def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
-    """Return figures against the ensemble of the other half: means over splits, and where 95 % of the splits fall."""
+    """Return figures against the ensemble of the other half: means over splits, and the range of 95 % of the splits."""
     if not splits:
         return {}
     by_column: dict[str, dict[str, Interval]] = {}
@@ -425,7 +428,7 @@ def _distances(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
 
 
 def draw(result: Compact) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     counts = f"{result.members} members, aligned to {result.to}; {result.samples} samples"
     figure = panels_figure(
         3, PANEL, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"

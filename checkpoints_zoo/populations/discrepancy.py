@@ -1,9 +1,9 @@
-"""MMD² between two sets of weights, layer by layer and whole, with a permutation test; NS without symmetries.
+"""MMD² between two sets of weights, by layer and in total, with a permutation test; NS is MMD² without symmetries.
 
 The unbiased estimate of Gretton et al., A kernel two-sample test (2012), equation 3, with Gaussian kernels
 exp(-(d / bandwidth)²) of L2 distances and Laplace kernels exp(-d / bandwidth) of L1 distances, ten bandwidths each, as
 Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; it has
-no unit and is not scaled. How the paper scales its column "MMD", and how it combines kernels, is not known.
+no unit and is not scaled. The paper does not say how its column "MMD" is scaled, nor how kernels are combined.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Discrepancy:
     """How far two sets of members are apart in one group of tensors.
 
     Args:
-        weights: how many the group has.
+        weights: number of weights in the group.
         kernels: (name, bandwidth) of each kernel.
         values: MMD² with each kernel, unbiased: it may be below 0.
-        value: their mean, which is the MMD² of the mean of the kernels.
-        p_value: of the permutation test over all kernels: share of permutations at least as far apart. None if a set
+        value: mean of these values, which is the MMD² of the mean kernel.
+        p_value: p-value of the permutation test: share of permutations at least as far apart. None if a set
             has fewer than two independent units, or if both have one in common: see `mmd`.
     """
 
@@ -76,9 +76,9 @@ class MMD(Printed):
     """MMD² of two sets of members, group by group of their tensors.
 
     Args:
-        first, second: citations of the members, "" where there is none.
-        members: how many each set has.
-        permutations: of the test.
+        first, second: citations of the two sets of members, "" if there is none.
+        members: number of members in each set.
+        permutations: number of permutations of the test.
         groups: name -> Discrepancy; "all" is all weights together.
     """
 
@@ -92,25 +92,25 @@ class MMD(Printed):
         return f"{self.members[0]} and {self.members[1]} members, value={self.value:.4g}, p_value={self.p_value:.3g}"
 
     def to_text(self) -> str:
-        """Return a table with one row a group of tensors."""
+        """Return a table with one row per group of tensors."""
         sets = f"{self.members[0]:,} against {self.members[1]:,} members; {self.permutations:,} permutations."
         return f"{text_table(self.rows(), 60)}\n\n{sets}"
 
     @property
     def value(self) -> float:
-        """MMD² of all weights together, mean over kernels."""
+        """MMD² of all weights together, as the mean over kernels."""
         return self.groups[ALL_TENSORS].value
 
     @property
     def p_value(self) -> float | None:
-        """Of all weights together; None if there is no exact test."""
+        """The p-value of all weights together; None if there is no exact test."""
         return self.groups[ALL_TENSORS].p_value
 
     def __getitem__(self, group: str) -> Discrepancy:
         """Return a group.
 
         Raises:
-            UsageError: no such group.
+            UsageError: there is no such group of tensors.
         """
         if group not in self.groups:
             names = ", ".join(list(self.groups)[:12])
@@ -118,14 +118,14 @@ class MMD(Printed):
         return self.groups[group]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row a group: group, weights, mmd2 (mean over kernels) and p_value."""
+        """Return one row per group: group, weights, mmd2 (mean over kernels) and p_value."""
         return [
             {"group": name, "weights": x.weights, "mmd2": x.value, "p_value": x.p_value}
             for name, x in self.groups.items()
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a group and kernel: group, weights, kernel, bandwidth, mmd2; then the group's mean and p."""
+        """Return one row per group and kernel: group, weights, kernel, bandwidth, mmd2; then the group's mean and p."""
         import pandas as pd
 
         rows = [
@@ -137,19 +137,19 @@ class MMD(Printed):
         return pd.DataFrame(rows)
 
     def to_json(self) -> str:
-        """Return all of it as JSON text."""
+        """Return the result as JSON text."""
         return json.dumps({**self.facts(), "groups": self.to_frame().to_dict("records")}, indent=1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw MMD² and p-values of all groups into a PNG; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self), path_of(path), title(self))
 
     def facts(self) -> dict[str, Any]:
-        """Return what was compared, as JSON values."""
+        """Return facts about the comparison, such as its members and settings, as JSON values."""
         sets = {"first": self.first, "second": self.second, "members": self.members}
         return {**sets, "permutations": self.permutations}
 
@@ -159,9 +159,9 @@ class NS(Printed):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
-        mmd: of the weights as they are stored.
-        ns: of their canonical form.
-        scale, permute, streams: how that was made.
+        mmd: MMD of the weights as they are stored.
+        ns: MMD of the weights in canonical form.
+        scale, permute, streams: arguments of `Collection.canonicalize` that made the canonical form.
     """
 
     mmd: MMD
@@ -176,7 +176,7 @@ class NS(Printed):
         return f"{first} and {second} members, mmd={self.mmd.value:.4g}, ns={self.ns.value:.4g}, {removed}"
 
     def to_text(self) -> str:
-        """Return a table with one row a group of tensors, before and after removing symmetries."""
+        """Return a table with one row per group of tensors, before and after removing symmetries."""
         sets = (
             f"{self.mmd.members[0]:,} against {self.mmd.members[1]:,} members; {self.mmd.permutations:,} permutations."
         )
@@ -184,7 +184,7 @@ class NS(Printed):
         return f"{text_table(self.rows(), 60)}\n\n{sets}\n{removed}"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row a group: as of `mmd`, and without symmetries ns_mmd2 and ns_p_value."""
+        """Return one row per group: the columns of `mmd`, and ns_mmd2 and ns_p_value without symmetries."""
         both = zip(self.mmd.rows(), self.ns.rows(), strict=True)
         return [{**row, "ns_mmd2": other["mmd2"], "ns_p_value": other["p_value"]} for row, other in both]
 
@@ -203,7 +203,7 @@ class NS(Printed):
         """Draw MMD² and p-values of all groups, before and after removing symmetries, into a PNG; return its path.
 
         Raises:
-            UsageError: a name that is no PNG's, or a place that can't be written to.
+            UsageError: a path without the suffix .png, or a file that can't be written.
         """
         return save(lambda: draw(self.mmd, self.ns), path_of(path), title(self.mmd))
 
@@ -220,7 +220,7 @@ def mmd(
     memory: int = 1 << 30,
     seed: int = 0,
 ) -> MMD:
-    """Compare the weights of two sets of members; return MMD² and the p-value of each group of tensors and of all.
+    """Compare the weights of two sets of members; return MMD² and p-values of each group of tensors and of all weights.
 
     The statistic of the test is the largest MMD² over the kernels, each standardised by its own mean and deviation over
     the permutations and the data. So the level is exact for any number of kernels, members and permutations:
@@ -229,12 +229,13 @@ def mmd(
     Permutations exchange independent units: members, or runs, as draws of one run depend on each other. If all runs
     have the same number of draws, whole runs are exchanged; otherwise the test takes one draw of each run, chosen at
     random, and MMD² all draws. p is None if a set has fewer than two units, such as draws of one run, or if both sets
-    share a unit. Runs of different methods that start at the same modes depend on each other too, which no row shows.
+    share a unit. Runs of different methods that start at the same modes depend on each other too, but no column shows
+    that.
 
     Args:
-        first, second: of one architecture, two members or more each; canonical or aligned views are read as such.
-            Without a second set, units at even positions are compared with those at odd ones (of one unit, its
-            members). Running statistics are no weights.
+        first, second: sets of members of one architecture, two or more each; canonical or aligned views stay so.
+            Without a second set, units of the first set at even positions are compared with its units at odd positions
+            (if it is one unit, its members are). Running statistics are not compared.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
         permutations: B.
         grid: the pairs that bandwidths are taken from. "pooled": all pairs, which permutations do not change. "cross":
@@ -242,15 +243,15 @@ def mmd(
             second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
             alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
-        device: where to compute; it needs float64.
-        memory: bytes of members in memory at once, beside 16 (m + n)² bytes a group of tensors. If it is too small
-            for all members, they are read several times.
-        seed: of the permutations, and of the draws that take part.
+        device: torch device for the computation; it needs float64.
+        memory: bytes of members in memory at once; 16 (m + n)² bytes per group of tensors are needed beside them. If it
+            is too small for all members, they are read several times.
+        seed: seed of the permutations, and of the choice of draws that are compared.
 
     Raises:
-        UsageError: one member, or groups, bandwidths, permutations or a device that do not exist.
-        LayoutError: members of different architectures.
-        DamagedError, SourceNotFound, NetworkError: members that can't be read, or are not finite.
+        UsageError: a set has one member only, or groups, bandwidths, number of permutations or device are invalid.
+        LayoutError: the members have different architectures.
+        DamagedError, SourceNotFound, NetworkError: some members can't be read, or are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> result = zoo.mmd(zoo.load("convnet-digits", n=16), permutations=99)
@@ -283,16 +284,16 @@ def ns(
     memory: int = 1 << 30,
     seed: int = 0,
 ) -> NS:
-    """Compare two sets of members as they are and after removing symmetries; return both.
+    """Compare two sets of members as they are stored and after removing symmetries; return both results.
 
     Args:
-        first, second: as in `mmd`.
-        scale, permute, streams: as in `Collection.canonicalize`.
-        groups, permutations, grid, device, memory, seed: as in `mmd`.
+        first, second: sets of members, as in `mmd`.
+        scale, permute, streams: same arguments as in `Collection.canonicalize`.
+        groups, permutations, grid, device, memory, seed: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
     """
     pair = _check_sets(first, second)
     views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]
@@ -311,11 +312,12 @@ def distances_between(
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
 ) -> dict[str, Distances]:
-    """Measure the distances between all members of two sets; return those of each group of tensors and of all.
+    """Measure the distances between all members of two sets; return them for each group of tensors and for all tensors.
 
     Args:
-        first, second: as in `mmd`; rows and columns of the distances are the first set's members, then the second's.
-        groups, device, memory: as in `mmd`.
+        first, second: sets as in `mmd`; rows and columns of the distances are the first set's members, then the
+            second's.
+        groups, device, memory: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
@@ -329,10 +331,10 @@ def distances_between(
 
 
 def _check_sets(first: Collection, second: Collection | None) -> tuple[Collection, Collection]:
-    """Return both sets; without a second one, the units of the first at even positions and at odd ones.
+    """Return both sets; without a second set, the units of the first set at even and at odd positions.
 
     Raises:
-        UsageError: fewer than two members in one, or something that has no weights.
+        UsageError: a set has fewer than two members, or is nothing that has weights.
     """
     for members in (first, *([] if second is None else [second])):
         arguments.check_collection(members, "sets of members, whose weights are compared")
@@ -348,7 +350,7 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 
 def _parameter_names(skeleton: nn.Module) -> list[str]:
-    """Return the names of the parameters; if several share one tensor, the last, as in an ensemble."""
+    """Return the names of the parameters; if several names share one tensor, only the last name, as in an ensemble."""
     states, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
     return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
 
@@ -356,7 +358,7 @@ def _parameter_names(skeleton: nn.Module) -> list[str]:
 def _read_in_blocks(
     first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
 ) -> Blocks:
-    """Return a function that reads the members of both sets from a position on."""
+    """Return a function that reads the members of both sets in blocks, starting at a position."""
     size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
     def read_blocks(start: int) -> Iterator[Stacked]:
@@ -381,15 +383,15 @@ def compare_blocks(
     device: str | torch.device,
     seed: int,
 ) -> MMD:
-    """Compare two sets of weights that are read in blocks; return MMD² and the p-value of each group and of all.
+    """Compare two sets of weights that are read in blocks; return MMD² and p-values of each group and of all weights.
 
     Args:
-        read_blocks: gives the members of both sets from a position on, the first set first.
-        counts: members of each set.
-        exchange: what the permutation test exchanges; None for no test.
+        read_blocks: function that yields the members of both sets in blocks from a position on, the first set first.
+        counts: number of members of each set.
+        exchange: units that the permutation test exchanges; None for no test.
         groups: name -> names of tensors.
-        citations: of the two sets, "" for none.
-        permutations, grid, widths, device, seed: as in `mmd`.
+        citations: texts that cite the two sets; "" for none.
+        permutations, grid, widths, device, seed: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError: as in `mmd`.
@@ -410,7 +412,7 @@ def compare_blocks(
 
 
 def _check_float64(device: str | torch.device) -> torch.device:
-    """Check that a device is there and has float64; return it."""
+    """Check that a device exists and supports float64; return it."""
     place = check_device(device)
     if place.type == "mps":
         raise UsageError("device 'mps'", expected="one that has float64", found="none", do="Use the CPU")
@@ -427,11 +429,11 @@ def _check_finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
 
 
 def draw(before: MMD, after: MMD | None = None) -> Figure:
-    """Draw MMD² and p-values, one group of tensors a row; return the figure, whose axes are labelled by what they show.
+    """Draw MMD² and p-values, one row per group of tensors; return the figure, with a label on each axes that names it.
 
     Args:
-        before: of the weights as they are stored.
-        after: of the same sets without symmetries; None for none.
+        before: MMD of the weights as they are stored.
+        after: MMD of the same sets without symmetries; None to leave it out.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -463,13 +465,13 @@ def _series(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
 
 
 def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float) -> None:
-    """Draw MMD² of each group of tensors, one group a row.
+    """Draw MMD² of each group of tensors, one row per group.
 
     Args:
-        axes: to draw into.
-        before: of the weights as they are stored.
-        after: of the same sets without symmetries; None for none.
-        height: of the figure, inches.
+        axes: matplotlib axes to draw into.
+        before: MMD of the weights as they are stored.
+        after: MMD of the same sets without symmetries; None to leave it out.
+        height: height of the figure in inches.
     """
     names = list(before.groups)
     for result, colour, marker, label in _series(before, after):
@@ -482,9 +484,9 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
 
 
 def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
-    """Draw the p-value of each group of tensors, one group a row, for axes beside those of `draw_discrepancies`.
+    """Draw the p-value of each group of tensors, one row per group, into axes beside those of `draw_discrepancies`.
 
-    Args: as in `draw_discrepancies`.
+    Args: same arguments as in `draw_discrepancies`.
     """
     names = list(before.groups)
     for result, colour, marker, label in _series(before, after):
@@ -496,7 +498,7 @@ def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
 
 
 def title(result: MMD) -> str:
-    """Name the two sets that are compared; return the title."""
+    """Return a title that names the two compared sets."""
     citations = [parse_citation(citation) for citation in (result.first, result.second)]
     names = ["" if citation is None else citation.name for citation in citations]
     first, second = (f"{count:,}" for count in result.members)
@@ -506,7 +508,7 @@ def title(result: MMD) -> str:
 
 
 def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
-    """Put the title of a panel above its axes, and the key between the two."""
+    """Put the title of a panel above its axes, and the legend between title and axes."""
     axes.set_title(title, pad=22)
     key = axes.legend(
         handles=lines, loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2, handletextpad=0.4
@@ -515,9 +517,9 @@ def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
 
 
 def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
-    """Name the rows, from the first layer at the top to all weights; too many rows are named at intervals."""
+    """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
     every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
-    # The last row, all weights together, is always named.
+    # The last row, all weights together, always gets a label.
     shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
     axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)

@@ -1,7 +1,7 @@
 """The mutual information of every pair of members, as one product of matrices.
 
-That of a pair is the Jensen-Shannon divergence of its predictions. A table turns probabilities into vectors whose
-squared distances are these divergences, so that all pairs cost one matrix product.
+The mutual information of a pair is the Jensen-Shannon divergence of its two predictions. A table turns probabilities
+into vectors whose squared distances are these divergences, so that all pairs cost one matrix product.
 
 Axes: predictions (member, input, class), results (member, member).
 """
@@ -26,12 +26,12 @@ from checkpoints_zoo.networks.device import check_device
 Array = npt.NDArray[np.float64]
 Kind = Literal["logits", "probabilities"]
 
-TOLERANCE = 1e-6  # nats: largest error of a pair's information, float32's rounding aside
-TABLE_BITS = 9  # the table has 2^9 rows an octave of probabilities, and is linear between rows
-CACHED_PROBABILITIES = 1 << 16  # probabilities whose vectors fit into a CPU's cache
-SUM_TOLERANCE = 1e-3  # largest error that rounding to float16 makes in a sum of probabilities
-PRODUCT_DEPTH = 4096  # terms of a float32 product: a longer sum loses 1e-5 of its value to rounding
-PRODUCT_MEMBERS = 256  # members of a product: larger blocks compute more pairs twice
+TOLERANCE = 1e-6  # Largest error of a pair's information in nats, without float32's rounding.
+TABLE_BITS = 9  # The table has 2^9 rows per octave of probabilities, and is linear between rows.
+CACHED_PROBABILITIES = 1 << 16  # Number of probabilities whose vectors fit into a CPU's cache.
+SUM_TOLERANCE = 1e-3  # Largest error of a sum of probabilities that are rounded to float16.
+PRODUCT_DEPTH = 4096  # Number of terms of a float32 product: a longer sum loses 1e-5 of its value to rounding.
+PRODUCT_MEMBERS = 256  # Number of members of a product: larger blocks compute more pairs twice.
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Pairs:
 
     Args:
         information: H((p + q) / 2) - (H(p) + H(q)) / 2 in nats, mean over inputs.
-        disagreement: share of inputs whose arg-max differs (of equal values the first class counts).
-        inputs: how many the figures are means over.
+        disagreement: share of inputs whose arg-max differs (if values are equal, the first class counts).
+        inputs: number of inputs over which figures are averaged.
     """
 
     information: Tensor
@@ -64,13 +64,15 @@ def compare_pairs(
     The error of an information is below 1e-6 nats. Products are float32, sums float64.
 
     Args:
-        predictions: (member, input, class), any float dtype; or blocks of inputs, each with all members in order.
-        kind: what the predictions are; values alone do not tell, as logits may lie within [0, 1].
-        device: where to compute; blocks are moved there.
-        memory: bytes to work in, beside the predictions and a few (member, member) matrices.
+        predictions: logits or probabilities (member, input, class) of any float dtype; or blocks of inputs, each with
+            all members in order.
+        kind: kind of predictions; it can't be guessed from values, as logits may lie within [0, 1].
+        device: torch device for the computation; blocks are moved to it.
+        memory: bytes of working memory, beside the predictions and a few (member, member) matrices.
 
     Raises:
-        UsageError: no predictions, of one member, of another shape than the first block's, or other values.
+        UsageError: there are no predictions or only one member's, a block has another shape than the first, or values
+            are no predictions.
 
     >>> import torch
     >>> pairs = compare_pairs(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 1.0]]]), kind="probabilities")
@@ -99,14 +101,14 @@ class _PairSums:
     def __init__(self, members: int, classes: int, device: torch.device) -> None:
         self.classes, self.device = classes, device
         self.embedding = embedding(classes).to(device)
-        # Metal has no float64.
+        # Apple's Metal backend has no float64.
         self.place = torch.device("cpu") if device.type == "mps" else device
         shape = (members, members)
         self.products, self.agreed = (torch.zeros(shape, dtype=torch.float64, device=self.place) for _ in range(2))
         self.rows = CACHED_PROBABILITIES if device.type == "cpu" else 64 * CACHED_PROBABILITIES
 
     def add(self, piece: Tensor, kind: Kind) -> None:
-        """Add inputs, (member, input, class)."""
+        """Add the predictions for further inputs, (member, input, class)."""
         members, inputs, classes = piece.shape
         vectors = torch.empty(
             members, inputs * classes * self.embedding.table.shape[1], dtype=torch.float32, device=self.device
@@ -121,7 +123,7 @@ class _PairSums:
             probs = (values.softmax(-1) if kind == "logits" else values).float()
             _check_values(probs, at, kind)
             embedded = self.embedding(probs.reshape(-1)).view(len(values), -1)
-            # Distances do not depend on the centre; near the members it makes their rounding small.
+            # Distances do not depend on the subtracted centre; a centre near the members makes their rounding small.
             centre = embedded.mean(0) if centre is None else centre
             torch.sub(embedded, centre, out=vectors[at : at + step])
         self._multiply(vectors, self.products)
@@ -135,7 +137,7 @@ class _PairSums:
                 total[at : at + PRODUCT_MEMBERS, at:] += product.to(self.place)
 
     def means(self, inputs: int) -> tuple[Tensor, Tensor]:
-        """Return mean divergences and disagreements, whole and on the CPU."""
+        """Return the complete matrices of mean divergences and disagreements, on the CPU."""
         products, agreed = ((t.triu() + t.triu(1).T).cpu() / inputs for t in (self.products, self.agreed))
         norms = products.diagonal()
         information = (norms[:, None] + norms - 2 * products).clamp_(min=0).fill_diagonal_(0)
@@ -158,7 +160,7 @@ def _check_shape(block: Tensor, known: tuple[int, int] | None) -> tuple[int, int
     """Return the (members, classes) of a block.
 
     Raises:
-        UsageError: it has none, or others than those before.
+        UsageError: the block has none, or other numbers than the earlier blocks.
     """
     shape = f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
     if block.ndim != 3 or not block.is_floating_point() or block.shape[0] < 2 or block.shape[2] < 2:
@@ -174,12 +176,12 @@ def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
     """Check that the values of members are predictions.
 
     Args:
-        probs: (member, input, class).
+        probs: probabilities (member, input, class).
         first: position of the first member.
-        kind: of the predictions that the probabilities were made of.
+        kind: kind of the predictions from which the probabilities were computed.
 
     Raises:
-        UsageError: they are not.
+        UsageError: the values are no predictions.
     """
     totals = probs.sum(-1)
     if kind == "logits":
@@ -199,8 +201,8 @@ class Embedding:
     """Maps a probability to a vector, so that squared distances of vectors are divergences.
 
     Args:
-        table: (row, component): vectors of 2^-octaves (1 + i / 2^FINER), then on to 1, float32.
-        octaves: below 1 that the table covers; what is less probable is taken as the first row.
+        table: vectors (row, component) in float32 of the probabilities 2^-octaves (1 + i / 2^FINER), up to 1.
+        octaves: number of octaves below 1 that the table covers; smaller probabilities get the first row.
         bound: the largest error of a divergence, in nats, over all pairs of distributions.
     """
 
@@ -209,12 +211,13 @@ class Embedding:
     bound: float
 
     def __call__(self, probs: Tensor) -> Tensor:
-        """Look probabilities up; return vectors (probability, component).
+        """Look up probabilities in the table; return their vectors (probability, component).
 
         Args:
             probs: (probability), float32.
         """
-        # A float32's bits are linear in its value within an octave: the upper ones count rows, the rest is between two.
+        # A float32's bits are linear in its value within an octave: the upper bits give the row, the lower bits the
+        # position between two rows.
         bits = probs.clamp(2.0**-self.octaves, 1.0).view(torch.int32) - ((127 - self.octaves) << 23)
         rows, shares = bits.new_empty(len(bits), 2), probs.new_empty(len(bits), 2)
         torch.bitwise_right_shift(bits, 23 - TABLE_BITS, out=rows[:, 0])
@@ -234,10 +237,10 @@ def embedding(classes: int) -> Embedding:
     The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
 
     Args:
-        classes: how many probabilities sum to one.
+        classes: number of classes, whose probabilities sum to one.
     """
     top = math.ceil(math.log2(classes / TOLERANCE))
-    # From scales at which s·p is about 0 to scales at which the least probability is not; ends count double.
+    # The scales s run from s·p near 0 to s·p above 0 for the smallest probability; the two ends count double.
     s = 2.0 ** np.arange(-20, top + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
@@ -252,7 +255,7 @@ def embedding(classes: int) -> Embedding:
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)
     p = grid.double().numpy()
     table, whole = functions(at), functions(p)
-    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer are never enough
+    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer components are never enough
         weight = 1 / np.sqrt(p + 1 / classes)
         for _ in range(3):  # reweighting lowers the largest error: rows with larger errors get larger weights
             axes = np.linalg.svd(whole * weight[:, None], full_matrices=False)[2][:components]
@@ -266,7 +269,7 @@ def embedding(classes: int) -> Embedding:
 
 
 def _error(vectors: Array, p: Array, classes: int) -> float:
-    """Return the largest error of a divergence by these vectors of the probabilities of a grid."""
+    """Return the largest error of a divergence that is computed by the vectors, over a grid of probabilities."""
     x, y = p[:, None], p[None]
     z = x + y
     plog = [-a * np.log(np.where(a > 0, a, 1)) for a in (z / 2, x, y)]

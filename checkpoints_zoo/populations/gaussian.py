@@ -1,8 +1,8 @@
 """A diagonal Gaussian over the weights of a network: fitted to members, sampled, pruned.
 
 The compact representation of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
-members that were aligned to one of them. Running statistics are no weights: they are not fitted. They are estimated
-anew for every network drawn from a Gaussian (see `statistics`).
+members that were aligned to one of them. Running statistics are not fitted, since they are no weights. They are
+estimated anew for every network drawn from a Gaussian (see `statistics`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RULES = ("sigma", "snr")
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """Independent normal distributions, one a weight.
+    """Independent normal distributions, one per weight.
 
     Args:
-        mean: name -> (*shape), float32.
-        std: name -> (*shape), float32, in the weights' unit; 0 where all members have the same value.
+        mean: means of the weights, name -> (*shape), float32.
+        std: standard deviations of the weights, name -> (*shape), float32; 0 if all members have the same value.
         fixed: tensors that are no weights, name -> (*shape): integers, and running statistics to be estimated anew.
     """
 
@@ -41,15 +41,17 @@ class Gaussian:
 
     @property
     def center(self) -> dict[str, Tensor]:
-        """The network of the means, name -> (1, *shape)."""
+        """The network whose weights are the means, name -> (1, *shape)."""
         return self._with({name: mean[None] for name, mean in self.mean.items()}, 1)
 
     def sample(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw networks; return name -> (draw, *shape). Networks are the same drawn one by one or together.
+        """Draw networks; return name -> (draw, *shape).
+
+        Networks that are drawn one by one equal networks that are drawn together.
 
         Args:
-            count: how many.
-            generator: a generator of the CPU, on whatever device the Gaussian is.
+            count: number of samples.
+            generator: torch generator on the CPU, also if the Gaussian is on another device.
         """
         drawn: dict[str, list[Tensor]] = {name: [] for name in self.mean}
         for _ in range(count):
@@ -61,15 +63,16 @@ class Gaussian:
     def pruned(self, levels: Sequence[float], by: str = "sigma") -> dict[str, Tensor]:
         """Set shares of the weights to 0 and keep the others' means; return the networks, name -> (level, *shape).
 
-        The weights of all tensors are ranked together; of equal ones the first is kept.
+        The weights of all tensors are ranked together; among equal ones the first is kept.
 
         Args:
-            levels: shares of weights that are set to 0, 0..1, one a network.
-            by: "sigma" keeps those with the lowest standard deviations, as the paper does; "snr" those with the
-                largest |mean| / standard deviation (Blundell et al. 2015, arXiv 1505.05424, section 5.1).
+            levels: shares of weights that are set to 0, in 0..1, one share per network.
+            by: rule that selects the kept weights. "sigma" keeps those with the lowest standard deviations, as the
+                paper does; "snr" those with the largest |mean| / standard deviation (Blundell et al. 2015, arXiv
+                1505.05424, section 5.1).
 
         Raises:
-            UsageError: a level out of its range, or another rule.
+            UsageError: a level is out of its range, or the rule is unknown.
 
         >>> one = {"w": torch.tensor([1.0, 8.0])}
         >>> gaussian = Gaussian(one, {"w": torch.tensor([0.5, 1.0])}, {})
@@ -103,13 +106,13 @@ class Gaussian:
 def fit_gaussian(stacked: Params) -> Gaussian:
     """Fit mean and variance of every weight over the members of a stack; return the Gaussian.
 
-    The variance is the unbiased one, over members - 1; it has no floor.
+    The variance is unbiased: sums are divided by members - 1. It has no lower limit.
 
     Args:
         stacked: parameters and buffers, name -> (member, *shape), of two members or more.
 
     Raises:
-        UsageError: fewer than two members, or integers that differ between them.
+        UsageError: there are fewer than two members, or integer tensors differ between members.
 
     >>> gaussian = fit_gaussian({"w": torch.tensor([[1.0], [3.0]])})
     >>> gaussian.mean["w"], gaussian.std["w"]
@@ -125,13 +128,13 @@ def fit_subsets(
     """Fit a Gaussian to each of many subsets of members that are read once; return them.
 
     Args:
-        batches: of stacked members in their order, name -> (member, *shape).
-        subsets: (subset, member) bool, two members or more in each.
-        device: where the sums are kept, in float64.
-        leave: names to leave out: those tied to one that is not.
+        batches: batches of stacked members in order, each name -> (member, *shape).
+        subsets: whether each member is in each subset, (subset, member) bool; two members or more in each.
+        device: torch device of the sums, which are float64.
+        leave: names of tensors that are left out, since they are tied to a tensor that is not.
 
     Raises:
-        UsageError: a subset of fewer than two members, or integers that differ between members.
+        UsageError: a subset has fewer than two members, or integer tensors differ between members.
     """
     sizes = subsets.sum(1).tolist()
     if min(sizes) < 2:
@@ -153,7 +156,8 @@ def fit_subsets(
             if not tensor.is_floating_point() or is_statistic(name):
                 _check_same(name, values, center)
                 continue
-            # Differences from the first member: sums of squares of values far from 0 would lose digits.
+            # Sums are of differences from the first member, since sums of squares of values far from 0 would lose
+            # digits.
             deviations = (values.double() - center.double()).flatten(1)
             sums[name] = sums.get(name, 0) + members_of_subsets @ deviations
             squares[name] = squares.get(name, 0) + members_of_subsets @ deviations.square()

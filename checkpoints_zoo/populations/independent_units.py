@@ -22,7 +22,7 @@ from checkpoints_zoo.populations.kernels import (
     permutation_test,
 )
 
-INDEPENDENT = "independent"  # in the column `method` of a manifest's rows
+INDEPENDENT = "independent"  # value of the column `method` in the rows of independent members
 
 
 def unit_numbers(*sets: Collection) -> list[list[int]]:
@@ -36,7 +36,7 @@ def unit_numbers(*sets: Collection) -> list[list[int]]:
     >>> unit_numbers(zoo.load("convnet-digits", n=3), zoo.load("convnet-digits", members="2-3"))
     [[0, 1, 2], [2, 3]]
     """
-    names: list[tuple[Hashable, Hashable]] = []  # of each member: the name of its unit, and its content
+    names: list[tuple[Hashable, Hashable]] = []  # for each member, the name of its unit and its content hash
     for members in sets:
         rows = members.rows.select(["method", "member", "run", "sha256"]).to_pylist()
         place = (members.source.label, members.name)
@@ -72,9 +72,9 @@ def positions_by_unit(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def split_by_unit(members: Collection) -> tuple[Collection, Collection]:
-    """Split members into the units at even positions and those at odd ones; return both sets.
+    """Split members into the units at even and at odd positions; return both sets.
 
-    Members of one unit alone are split by their own positions.
+    If there is only one unit, its members are split by their positions.
     """
     units = positions_by_unit(unit_numbers(members)[0])
     if len(units) < 2:
@@ -84,11 +84,11 @@ def split_by_unit(members: Collection) -> tuple[Collection, Collection]:
 
 
 def draw_one_a_unit(numbers: Sequence[int], seed: int) -> list[int]:
-    """Draw one member of each unit at random; return their positions. A unit of one member is always itself.
+    """Draw one member of each unit at random; return their positions. A unit with one member always gives this member.
 
     Args:
-        numbers: of the members' units.
-        seed: of the draws.
+        numbers: unit number of each member.
+        seed: seed of the random choice.
     """
     generator = torch.Generator().manual_seed(seed)
     chances = torch.rand(len(numbers), generator=generator, dtype=torch.float64).tolist()
@@ -97,13 +97,13 @@ def draw_one_a_unit(numbers: Sequence[int], seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which members of two sets take part in a permutation test, and which of them are exchanged together.
+    """Members of two sets that take part in a permutation test, grouped into the units that are exchanged.
 
     If all units of both sets have the same size, all members take part and whole units are exchanged. Otherwise one
     member of each unit takes part, drawn at random.
 
     Args:
-        positions: of the members that take part, in both sets joined; members of a unit are neighbours.
+        positions: positions in both sets joined of the members that are compared; members of a unit are neighbours.
         first, second: number of exchanged units in each set.
         size: number of members in each unit.
     """
@@ -115,13 +115,13 @@ class Exchange:
 
     @classmethod
     def of_units(cls, first: Sequence[int], second: Sequence[int], seed: int) -> Exchange | None:
-        """Choose what is exchanged between two sets; return None if there is no exact test.
+        """Choose the units that are exchanged between two sets; return None if there is no exact test.
 
-        There is none if a set has fewer than two units, or if a unit is in both sets.
+        There is no exact test if a set has fewer than two units, or if a unit is in both sets.
 
         Args:
             first, second: unit number of each member.
-            seed: of the draws of members.
+            seed: seed of the random choice of members.
 
         >>> Exchange.of_units([0, 0, 1, 1], [2, 2, 3, 3], seed=0).size
         2
@@ -141,11 +141,13 @@ class Exchange:
         return cls(positions, len(units[0]), len(units[1]), sizes.pop() if len(sizes) == 1 else 1)
 
     def draw_permutations(self, permutations: int, seed: int) -> Tensor:
-        """Draw which members are the first set: (member, 1 + permutation) of 0 and 1; column 0 is the sets as they are.
+        """Draw the members of the first set in each permutation; return (member, 1 + permutation) of 0 and 1.
+
+        Column 0 has the original sets.
 
         Args:
-            permutations: how many.
-            seed: of the permutations.
+            permutations: number of permutations.
+            seed: seed of the permutations.
         """
         return draw_permutations(self.first, self.second, permutations, seed).repeat_interleave(self.size, 0)
 
@@ -160,10 +162,10 @@ class Exchange:
         """Test MMD² of the two sets by permutations; return the p-value.
 
         Args:
-            distances: of all members of both sets; bandwidths are chosen for those that take part.
-            grid, widths: as in `choose_kernels`.
-            permutations: how many.
-            seed: of the permutations.
+            distances: distances between all members of both sets; bandwidths are chosen for the compared members.
+            grid, widths: same arguments as in `choose_kernels`.
+            permutations: number of permutations.
+            seed: seed of the permutations.
         """
         at = self.positions.to(distances.l2.device)
         part = Distances(distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1)))

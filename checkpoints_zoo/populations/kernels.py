@@ -37,7 +37,7 @@ class Distances:
     """How far apart members are in one group of tensors, (member, member) each, float64.
 
     Args:
-        weights: how many the group has.
+        weights: number of weights in the group.
         l2: squared Euclidean distances, Σ (a - b)².
         l1: Σ |a - b|.
     """
@@ -55,9 +55,9 @@ def measure_distances(
     Args:
         blocks: gives the members from a position on. Two blocks and the next one are in memory at once; k blocks of
             members are read k / 2 times each.
-        members: how many there are.
+        members: number of members.
         groups: name -> names of its tensors; a tensor may be in several.
-        device: where to compute; it needs float64.
+        device: torch device for the computation; it needs float64.
 
     Raises:
         LayoutError: members whose tensors are not those of the first ones, by name or shape.
@@ -135,7 +135,7 @@ def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str
 
     Args:
         groups: "layer", "tensor", or name -> names of tensors.
-        names: of the tensors that there are.
+        names: names of the tensors.
 
     Raises:
         UsageError: another word, or a tensor that is not there.
@@ -163,7 +163,7 @@ def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
 
     Args:
         distances: (pair) between members.
-        count: of bandwidths.
+        count: number of bandwidths.
 
     >>> bandwidths(torch.tensor([1.0, 2.0, 4.0]), count=3).tolist()
     [0.5, 2.0, 8.0]
@@ -207,8 +207,8 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
     """Return a kernel of all pairs, (member, member): exp(−(L2 / width)²) of "gaussian", exp(−L1 / width) of "laplace".
 
     Args:
-        distances: of all members.
-        kernel, width: its name and its bandwidth.
+        distances: distances between all members, (member, member).
+        kernel, width: name and bandwidth of the kernel.
     """
     return torch.exp(-(distances.l2 / width**2 if kernel == "gaussian" else distances.l1 / width))
 
@@ -241,7 +241,7 @@ def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], fi
     """Estimate MMD² of two sets with each kernel, without bias; return the estimates.
 
     Args:
-        distances: of all members, the first set first.
+        distances: distances between all members, (member, member); the first set comes first.
         kernels: (name, bandwidth) of each.
         first: members of the first set.
     """
@@ -257,7 +257,7 @@ def draw_permutations(first_units: int, second_units: int, permutations: int, se
     Args:
         first_units, second_units: number of units in each set.
         permutations: number of random splits.
-        seed: of the draws.
+        seed: seed of the random choice.
     """
     units = first_units + second_units
     keys = torch.rand(permutations, units, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -275,7 +275,7 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
     maximum over standardised kernels takes the place of MMDAgg's search for levels.
 
     Args:
-        distances: of the members that take part.
+        distances: distances between the compared members.
         kernels: (name, bandwidth) of each.
         chosen: (member, 1 + permutation), 1 for the members of the first set, else 0; column 0 is the original split.
     """

@@ -40,9 +40,9 @@ class Barriers(Printed):
         stored: losses of the two ends with the running statistics that they are stored with, nats, (pair, 2); without
             running statistics these are the ends of `losses`.
         data: name and fingerprint of the images evaluated on.
-        inputs: how many.
+        inputs: number of inputs.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
-        statistics_images: how many.
+        statistics_images: number of images that running statistics are estimated on.
     """
 
     pairs: tuple[tuple[int, int], ...]
@@ -76,7 +76,7 @@ class Barriers(Printed):
 
     @property
     def mean(self) -> Interval:
-        """Mean of the barriers, with its bootstrap interval over the pairs: if they share a member, for that member."""
+        """Mean of the barriers, with its bootstrap interval over the pairs, or given the shared member."""
         mean = bootstrap_mean(self.barriers)
         return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # no barrier is below 0
 
@@ -94,7 +94,7 @@ class Barriers(Printed):
         return pd.DataFrame(rows)
 
     def to_json(self) -> str:
-        """Return everything as JSON text."""
+        """Return the result as JSON text."""
         mean = self.mean
         values: dict[str, Any] = {
             "data": self.data, "inputs": self.inputs, "statistics": self.statistics,
@@ -127,21 +127,21 @@ def barrier(
     a line has no jumps.
 
     Args:
-        first: a collection of two members or more (a snapshot is a member of its own), or the member at λ = 0.
+        first: collection of two members or more (each snapshot counts as a member), or the member at λ = 0.
         second: the member at λ = 1, of the same architecture; None with a collection.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         to: id of the collection's member at which all lines start; None for its first member.
-        points: on a line, both ends included, evenly spaced.
+        points: number of evenly spaced points on a line, both ends included.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: where the networks run, in float32.
+        device: torch device on which the networks run, in float32.
         batch: images of a forward pass, at most.
 
     Raises:
         UsageError: images without labels or of other classes, fewer than two points or members, members of different
             networks.
         MemberNotFound: no member with the id `to`.
-        DamagedError: weights or logits that are not finite.
+        DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=4)

@@ -39,13 +39,13 @@ def minimal_mass(
     """Minimise each member's sum of squared weights over all scales that keep its function; return both masses.
 
     Args:
-        members: of one architecture; with snapshots, each is a member of its own.
-        biases, hold, approximate: as in `canonical.mass.minimal_mass`.
-        device: where to compute.
+        members: members of one architecture; each snapshot counts as a member.
+        biases, hold, approximate: same arguments as in `canonical.mass.minimal_mass`.
+        device: torch device for the computation.
 
     Raises:
-        SymmetryError: an architecture whose symmetries can't be derived.
-        SelectionError, DamagedError, LayoutError, NetworkError: members that are none, or can't be read.
+        SymmetryError: the architecture's symmetries can't be derived.
+        SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
         UsageError: no such scale or device.
 
     >>> import checkpoints_zoo as zoo
@@ -72,9 +72,9 @@ class MassAt:
     """The mass of members after one epoch.
 
     Args:
-        epoch: of the snapshots.
-        members: how many there are.
-        mass, minimum, excess: their means; the last in percent of the minimum.
+        epoch: epoch of the snapshots.
+        members: number of members.
+        mass, minimum, excess: means over the members; excess in percent of the minimum.
         lowest, highest: the smallest and largest excess in percent.
         residual: the largest certificate of the minima.
     """
@@ -93,8 +93,8 @@ def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, 
     """Gather snapshots by epoch; return how mass, minimum and excess change along training.
 
     Args:
-        masses: of snapshots.
-        epochs: of each.
+        masses: masses of snapshots.
+        epochs: epoch of each snapshot.
 
     Raises:
         UsageError: another number of epochs.
@@ -151,10 +151,11 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
     """Draw masses beside their minima into a PNG, by temporary name and rename; return its path.
 
     Args:
-        masses: of members, or of their snapshots.
-        path: of the PNG; its folder is made.
-        name: of the collection, for the title.
-        epochs: of each snapshot, to draw the masses along training as well; the other panels show the last ones then.
+        masses: masses of members, or of their snapshots.
+        path: path of the PNG file; its folder is created.
+        name: name of the collection, for the title.
+        epochs: epoch of each snapshot; adds a panel of masses along training; other panels show each member's last
+            snapshot.
 
     Raises:
         UsageError: no members, a number of epochs that is not theirs, or a place that can't be written to.
@@ -171,7 +172,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
 
 
 def draw(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

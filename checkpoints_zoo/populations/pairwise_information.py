@@ -55,9 +55,9 @@ class Pairwise(Printed):
     """Figures of all pairs of some members, and their means with intervals.
 
     Args:
-        collection: its name.
-        citation: of the members.
-        ids: of the members, in the order of the matrices.
+        collection: name of the collection.
+        citation: text that cites the members.
+        ids: ids of the members, in the order of the matrices.
         data, ood: names and fingerprints of the images, ood "" without any.
         inside, outside: the matrices; outside None without images out of distribution.
         figures: name -> Interval by a jackknife over members, as pairs that share one are not independent.
@@ -91,7 +91,7 @@ class Pairwise(Printed):
         """Return a figure.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no such figure.
         """
         return figure_of(self.figures, figure)
 
@@ -124,7 +124,7 @@ class Pairwise(Printed):
 
         Raises:
             UsageError: another ending of the name.
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         return write_frame(self.to_frame(), path)
 
@@ -132,7 +132,7 @@ class Pairwise(Printed):
         """Draw histograms of both informations, one against the other, and disagreements into a PNG; return its path.
 
         Raises:
-            UsageError: one member, a name that is no PNG's, or a place that can't be written to.
+            UsageError: one member, a path without the suffix .png, or a file that can't be written.
         """
         path = path_of(path)
         if len(self.ids) < 2:
@@ -154,14 +154,14 @@ def pairwise(
     """Compare every pair of members on images; return the matrices and their means, with intervals.
 
     Args:
-        members: two or more of a collection, or their stored predictions, which say what images they are on.
+        members: two members or more of a collection, or their stored predictions, which name their images.
         data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
             not used.
         ood: images out of distribution, or the same members' stored predictions on them; None for none.
-        device, dtype: what the members run on and in; pairs are computed there too, in float32.
+        device, dtype: torch device and dtype of the members' networks; pairs are computed on it in float32.
         batch: images a forward pass.
         memory: bytes to compare in, beside the members' logits.
-        seed: of the intervals.
+        seed: seed of the bootstrap intervals.
 
     Raises:
         UsageError: one member, predictions of others, or images of a size the members can't take.
@@ -205,9 +205,9 @@ def summarise_pairs(
     """Average over pairs that were compared; return them with their means and intervals.
 
     Args:
-        inside, outside: what `compare_pairs` returned for inputs in and out of distribution, of the same members.
-        ids: of the members; None for their positions.
-        seed: of the intervals.
+        inside, outside: results of `compare_pairs` for inputs in and out of distribution, of the same members.
+        ids: ids of the members; None for their positions.
+        seed: seed of the bootstrap intervals.
 
     Raises:
         UsageError: other numbers of members.
@@ -287,7 +287,7 @@ def _shift(interval: Interval, by: float, unit: str) -> Interval:
 
 
 def draw(pairs: Pairwise) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by what they show."""
+    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -44,9 +44,9 @@ class PredictiveComparison(Printed):
 
     Args:
         first, second: citations of the members.
-        members: how many each has.
+        members: number of members of each population.
         data: name and fingerprint of the images.
-        inputs: how many.
+        inputs: number of inputs.
         figures: "agreement" and "total_variation", with intervals over the members of both.
     """
 
@@ -71,7 +71,7 @@ class PredictiveComparison(Printed):
         """Return a figure.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no such figure.
         """
         return figure_of(self.figures, figure)
 
@@ -88,7 +88,7 @@ class PredictiveComparison(Printed):
         return pd.DataFrame(self._rows())
 
     def to_json(self) -> str:
-        """Return all of it as JSON text."""
+        """Return the result as JSON text."""
         facts = {n: getattr(self, n) for n in ("first", "second", "members", "data", "inputs")}
         return json.dumps({**facts, "level": 0.95, "figures": self._rows()}, indent=1)
 
@@ -112,10 +112,10 @@ def compare_predictives(
         first, second: collections with the same classes, or stored predictions on the same images.
         data: images, as `images.of` takes them; None for a collection's own test set, or the images of stored
             predictions. Labels are not used.
-        device, dtype: what members run on and in.
+        device, dtype: torch device and dtype of the members' networks.
         batch: images a forward pass.
         subsets: random halves of either set that the intervals come from.
-        seed: of these.
+        seed: seed of the permutations.
 
     Raises:
         UsageError: other classes, predictions on other images, or images of a size the members can't take.
@@ -162,7 +162,7 @@ def compare_logits(
         first, second: logits (member, input, class), on the same inputs.
         shared: whether some members are in both sets; if so, there are no intervals.
         subsets: random halves of either set.
-        seed: of these.
+        seed: seed of the permutations.
 
     Raises:
         UsageError: other inputs or classes.

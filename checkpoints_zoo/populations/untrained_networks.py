@@ -27,7 +27,7 @@ class InputBatches:
     Args:
         data: the images.
         preprocess: turns images into inputs.
-        device: where the inputs go.
+        device: torch device that inputs are moved to.
         batch: images a batch, at most.
     """
 
@@ -46,9 +46,9 @@ class Evaluator:
     """Evaluates stacked networks of one architecture on labelled images.
 
     Args:
-        skeleton: their module.
+        skeleton: module of the networks, without weights.
         test: labelled images to evaluate on.
-        labels: of the test images, (input,).
+        labels: labels of the test images, (input,).
         training: images to estimate running statistics on; None for networks that have none.
     """
 
@@ -78,7 +78,7 @@ class Evaluator:
             anew: whether running statistics are estimated first; if not, the networks keep those in the stack.
 
         Raises:
-            DamagedError: logits that are not finite.
+            DamagedError: some logits are not finite.
         """
         networks = {name: t.float() if t.is_floating_point() else t for name, t in stacked.items()}
         if anew and self.training is not None:
@@ -107,11 +107,11 @@ def make_evaluator(
     """Check images against members; return the Evaluator of networks of the members' architecture.
 
     Args:
-        members: whose architecture, classes and preprocessing count.
+        members: members whose architecture, classes and preprocessing are used.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         statistics: images to estimate running statistics on, by name (the training split) or as `images.of` takes
             them; None for the collection's own training set.
-        device: what networks run on.
+        device: torch device on which networks run.
         batch: images a forward pass, at most.
 
     Raises:

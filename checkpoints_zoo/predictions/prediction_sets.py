@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
 from checkpoints_zoo.sources.source import FolderSource, Source, open_source
 
-LOGITS = "logits"  # the tensor of a member, and the key of its layout
+LOGITS = "logits"  # Name of a member's only tensor in the shard, and key of its layout.
 DTYPES = ("F16", "F32")
 
 PREDICTIONS = "predictions"
@@ -50,9 +50,9 @@ class PredictionSet:
     """A set of stored predictions in a source.
 
     Args:
-        source: has the set.
-        facts: the set's description.
-        rows: one a snapshot, in the order of member and epoch.
+        source: the source that contains the set.
+        facts: the description of the set.
+        rows: the set's manifest, with one row for each snapshot, ordered by member and epoch.
     """
 
     source: Source
@@ -60,11 +60,12 @@ class PredictionSet:
     rows: pa.Table = field(repr=False)
 
     def locate(self, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows, fetching missing ones from the Hub together; return their places on this machine.
+        """Find the logits of manifest rows, fetching missing ones from the Hub together; return their locations on this
+        machine.
 
         Raises:
-            DamagedError, SourceNotFound: a file outside the source, or none.
-            NetworkError, AccessError, StorageError: bytes on the Hub that can't be read, or not be stored here.
+            DamagedError, SourceNotFound: a file is missing, or its path leads out of the source.
+            NetworkError, AccessError, StorageError: bytes on the Hub can't be read, or can't be stored on this machine.
         """
         try:
             return self.source.locate(self.facts, rows)
@@ -79,8 +80,9 @@ def read_set(source: Source, collection: str, name: str) -> PredictionSet:
 
     Raises:
         SourceNotFound: the source has no such set; the error names its sets.
-        FormatError, DamagedError: description or rows break the format, or a path leads out of the source.
-        AccessError, NetworkError: a source on the Hub that can't be read.
+        FormatError, DamagedError: the description or the rows do not follow the format, or a path leads out of the
+            source.
+        AccessError, NetworkError: the source is on the Hub and can't be read.
     """
     folder = folder_of(collection, name)
     table, description = (_find_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
@@ -103,7 +105,8 @@ def _find_file(source: Source, inside: str, collection: str, name: str) -> Path:
     try:
         return source.local_path(inside)
     except SourceNotFound as error:
-        if error.path not in (inside, str(source.root / inside)):  # not the file, but the repo or the commit is missing
+        # The repo or the commit is missing, not only the file.
+        if error.path not in (inside, str(source.root / inside)):
             raise
         known = ", ".join(set_names(source, collection)) or "none"
         beside = inside.endswith(DESCRIPTION)
@@ -123,7 +126,7 @@ def _find_file(source: Source, inside: str, collection: str, name: str) -> Path:
 def _read_checked(
     table: Path, description: Path, stamps: tuple[tuple[int, ...], ...]
 ) -> tuple[SetDescription, pa.Table]:
-    """Read and check both files, once for each state of them."""
+    """Read and check the manifest and the description of a set; unchanged files are read only once."""
     facts = SetDescription.from_json(catalog.read_json(description), description)
     rows = manifest.read_manifest(table, SCHEMA)
     manifest.check_rows(rows, facts, table)
@@ -147,7 +150,7 @@ def set_names(source: Source, collection: str) -> list[str]:
     """List the sets of a collection that a source has; return their names.
 
     Raises:
-        AccessError, NetworkError: a source on the Hub that can't be read.
+        AccessError, NetworkError: the source is on the Hub and can't be read.
     """
     inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
     paths = [path.split("/") for path in source.list_files(inside)]
@@ -158,7 +161,7 @@ def find_source(source: str | Path | Source) -> Source:
     """Find a source that may have only predictions, without weights; return it.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: see `source.open_source`.
+        SourceNotFound, AccessError, NetworkError: for the same reasons as in `source.open_source`.
     """
     if isinstance(source, Source):
         return source
@@ -177,7 +180,7 @@ def find_source(source: str | Path | Source) -> Source:
 
 
 def folder_of(collection: str, name: str) -> str:
-    """Return the folder of a set in its source, both names checked."""
+    """Check the names of a collection and a set; return the set's folder in its source."""
     return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set_name(name)}"
 
 
@@ -199,18 +202,18 @@ class SetDescription:
     """Describe a set of predictions: its manifest.json.
 
     Args:
-        collection, set: names: of the members' collection, and of this set.
-        data, split, revision: of the images.
-        fingerprint: of the images, as `ImageData` has it.
-        inputs: how many.
-        classes: names in the order of the logits.
-        preprocessing: of the members' inputs.
-        computed: dtype of the computation ("float32").
-        view: steps that changed the weights as they were read, "" for none.
-        version: of the package that computed the logits.
-        citation: of the members, "" if their weights are in no public place.
-        layouts: key -> layout.
-        labels: position in `classes` of each input; None if the images have no labels, or other classes.
+        collection, set: name of the members' collection, and name of this set.
+        data, split, revision: name, split and revision of the images.
+        fingerprint: fingerprint of the images (`ImageData.fingerprint`).
+        inputs: number of the images.
+        classes: class names in the order of the logits.
+        preprocessing: preprocessing of the members' inputs.
+        computed: dtype in which the logits were computed ("float32").
+        view: text that names the steps which changed the weights as they were read; "" for none.
+        version: version of the package that computed the logits.
+        citation: citation of the members; "" if their weights are not public.
+        layouts: key of a layout -> the layout of a member's logits.
+        labels: label of each image as a position in `classes`; None if the images have no labels or other classes.
     """
 
     collection: str
@@ -228,15 +231,15 @@ class SetDescription:
     citation: str
     layouts: Mapping[str, Layout]
     labels: tuple[int, ...] | None = field(repr=False)
-    base: ClassVar[str] = ""  # paths in the rows begin at the source's folder
+    base: ClassVar[str] = ""  # Paths in the rows begin at the source's folder.
 
     @property
     def name(self) -> str:
-        """The set's name in errors."""
+        """The name of the set in error texts."""
         return f"{self.collection}/{self.set}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description as JSON values, with the format's version."""
+        """Return the description as JSON values, which include the version of the format."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
         values["labels"] = None if self.labels is None else list(self.labels)
@@ -247,7 +250,7 @@ class SetDescription:
         """Check every value of a set's JSON; return the description.
 
         Raises:
-            FormatError: a newer format, a key that is missing or of another type, or counts that differ.
+            FormatError: the format is newer, a key is missing or has another type, or counts differ.
         """
         other = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
         kinds = {f.name: other.get(f.name, str) for f in fields(cls)}
@@ -259,7 +262,7 @@ class SetDescription:
 
         classes, inputs, labels = known["classes"], known["inputs"], known["labels"]
         if not classes or not all(type(c) is str for c in classes) or inputs < 1:
-            raise wrong("names of classes, and one input or more", f"{len(classes)} classes, {inputs} inputs")
+            raise wrong("the names of the classes, and at least one input", f"{len(classes)} classes, {inputs} inputs")
         layouts = {key: Layout.from_json(layout) for key, layout in known["layouts"].items()}
         for key, layout in layouts.items():
             shapes = [(t.name, t.shape) for t in layout.tensors]
@@ -286,7 +289,7 @@ def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
 
 
 def weights_of(rows: pa.Table) -> dict[Key, str | None]:
-    """Return (member, epoch) -> content hash of the weights by a collection's manifest."""
+    """Return (member, epoch) -> content hash of the member's weights, from a collection's manifest."""
     columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "sha256"))
     return {(member, epoch): digest for member, epoch, digest in zip(*columns, strict=True)}
 
@@ -297,12 +300,12 @@ def find_problems(
     """Check a set's bytes against its rows, and its rows against the members' manifest; return the problems.
 
     Args:
-        stored: the set; missing bytes are fetched from the Hub together.
-        weights: hashes as `weights_of` returns them; None for no comparison with the members' manifest.
+        stored: the set of predictions to check; missing bytes are fetched from the Hub together.
+        weights: content hashes as `weights_of` returns them; None for no comparison with the members' manifest.
         finite: whether the logits must be finite.
 
     Raises:
-        NetworkError, AccessError, StorageError: bytes that can't be read, or not be stored here.
+        NetworkError, AccessError, StorageError: bytes can't be read, or can't be stored on this machine.
     """
     name, rows = stored.facts.name, stored.rows
     problems = []
@@ -330,7 +333,8 @@ def find_other_weights(stored: PredictionSet, weights: Mapping[Key, str | None])
 
 
 def _describe_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> str:
-    """Compare the weights' hash in a row with the manifest's; return the problem, "" for none."""
+    """Compare the hash of the weights in a row with the one in the members' manifest; return a text on the difference,
+    "" if there is none."""
     if key not in weights:
         return f"expected a row of the collection's manifest for epoch {key[1]}; found none."
     known = weights[key]

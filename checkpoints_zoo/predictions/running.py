@@ -22,11 +22,12 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import Source
 
 GROUP_BYTES = 2**30
-FEW_IMAGES = 8  # that show whether a network is random
+FEW_IMAGES = 8  # Number of images on which a network is run twice to see whether it is random.
 
 
 class Members(Protocol):
-    """The part of a `Collection` that predictions use; this room may not import the collection room."""
+    """The part of a `Collection` that predictions use; `checkpoints_zoo.predictions` may not import
+    `checkpoints_zoo.collection`."""
 
     source: Source
     description: Description
@@ -68,16 +69,16 @@ def logits(
     """Run members on images, as many members at a time as 1 GiB holds; return logits (member, input, class).
 
     Args:
-        members: a collection of any size: the next group is read while one computes.
-        data: the images, before preprocessing.
-        device, dtype: of the computation; the logits are returned on the CPU.
-        batch: images a forward pass.
-        execution: as in `by_members`.
+        members: a collection of any size; one group of members is read while another computes.
+        data: the images that the members run on, before preprocessing.
+        device, dtype: device and dtype of the computation; the returned logits are on the CPU.
+        batch: number of images in each forward pass.
+        execution: the same argument as in `by_members`.
 
     Raises:
-        UsageError: images of a size that the members can't take.
-        DamagedError: members whose weights or logits are not finite.
-        TooLargeError: more logits than fit into the memory.
+        UsageError: the images have a size that the members can't take.
+        DamagedError: weights or logits of a member are not finite.
+        TooLargeError: the logits need more memory than is free.
     """
     logits, first = torch.empty(0), 0
     for ids, group in by_members(members, data, device, dtype, batch, execution=execution):
@@ -92,7 +93,7 @@ def _empty_logits(members: Members, data: ImageData, part: Tensor) -> Tensor:
     """Allocate memory for all members' logits, in the shape and dtype of one group's; return (member, input, class).
 
     Raises:
-        TooLargeError: it is more than the free memory.
+        TooLargeError: the logits need more memory than is free.
     """
     shape = (len(members), *part.shape[1:])
     needed = math.prod(shape) * part.dtype.itemsize
@@ -125,15 +126,15 @@ def by_members(
     """Run members on images, group after group; yield the ids of each group and its logits (member, input, class).
 
     Args:
-        members, data, device, dtype, batch: as in `logits`.
-        most: members in a group at most; None for as many as 1 GiB holds.
-        execution: of the ensemble; None for a loop on the CPU, where a member's logits depend on no other member, and
-            for the ensemble's own choice elsewhere.
+        members, data, device, dtype, batch: the same arguments as in `logits`.
+        most: largest number of members in a group; None for as many as 1 GiB holds.
+        execution: name of the way in which the ensemble runs members; None for a loop on the CPU, where a member's
+            logits depend on no other member, and for the ensemble's own choice on other devices.
 
     Raises:
-        UsageError: a batch that is no number from 1, images of a size that the members can't take, or a network that is
+        UsageError: the batch is no number from 1, the images have a size that the members can't take, or the network is
             random in eval mode.
-        DamagedError: as in `logits`.
+        DamagedError: for the same reasons as in `logits`.
     """
     batch_size = whole_number(batch)
     if batch_size is None or batch_size < 1:
@@ -164,7 +165,7 @@ def _check_first_member(
     """Run the first member twice on a few images, by its module's own code.
 
     Raises:
-        UsageError: a network that is random in eval mode, so that its figures can't be measured again.
+        UsageError: the network is random in eval mode, so that its figures can't be measured again.
     """
     first_member = {name: tensor[:1] for name, tensor in stacked.items()}
     module = Ensemble(skeleton, first_member, [first_id], execution="module")
@@ -180,12 +181,12 @@ def check_same_outputs(
     """Compare the outputs of two runs of a module on the same inputs.
 
     Args:
-        module: in eval mode.
-        first, second: outputs by name.
+        module: the module that was run, in eval mode.
+        first, second: outputs of the two runs, name -> tensor.
         tolerance: largest difference, relative to the largest output.
 
     Raises:
-        UsageError: they differ: the module is random.
+        UsageError: the outputs differ, so the module is random.
     """
     differences = [float((second[name] - t).abs().max()) for name, t in first.items() if t.numel()]
     scale = max((float(t.abs().max()) for t in first.values() if t.numel()), default=0.0)

@@ -26,7 +26,7 @@ from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription
 from checkpoints_zoo.predictions.running import Members
 
-BLOCK_BYTES = 2**26  # of a block in float32
+BLOCK_BYTES = 2**26  # Largest number of bytes of a block of logits in float32.
 
 
 def predictions_of(
@@ -36,20 +36,20 @@ def predictions_of(
     source: str | Path | None = None,
     data: ImageInput | None = None,
 ) -> Predictions:
-    """Find stored predictions of members, reading no logits yet; return them.
+    """Find the stored predictions of members without reading logits yet; return them as `Predictions`.
 
     Args:
         members: a collection.
-        name: of the set ("digits-test").
-        source: a folder or an address on the Hub that has the set; None for the members' own source.
-        data: images, as in `predict`, whose fingerprint the set must have; None for no check.
+        name: name of the set of predictions ("digits-test").
+        source: a folder or a Hub address that contains the set; None for the members' own source.
+        data: images on which the set must have been made, in any form that `predict` takes; None for no check.
 
     Raises:
-        SourceNotFound: no such set there.
+        SourceNotFound: the source has no set of this name.
         MemberNotFound: the set lacks some of the members.
         UsageError: the set was made with other weights, classes or preprocessing, or on other images.
-        FormatError, DamagedError: a set that breaks the format.
-        NetworkError, AccessError: a source on the Hub that can't be read.
+        FormatError, DamagedError: the files of the set do not follow the format.
+        NetworkError, AccessError: the source is on the Hub and can't be read.
 
     >>> import tempfile
     >>> import checkpoints_zoo as zoo
@@ -81,7 +81,7 @@ def check_same(others: Predictions, members: Predictions | Members) -> Predictio
     Weights are compared by their content hashes; if a manifest has none, by the names of the collections.
 
     Raises:
-        UsageError: predictions of other members, or of other weights.
+        UsageError: the predictions are of other members, or were made with other weights.
     """
     keys, expected = others.keys, _keys(members)
     collection = members.facts.collection if isinstance(members, Predictions) else members.name
@@ -106,7 +106,7 @@ def check_same(others: Predictions, members: Predictions | Members) -> Predictio
 
 
 def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
-    """Return member, epoch and content hash of the weights of each, "" where the manifest has none."""
+    """Return (member, epoch, content hash of the weights) of each member; the hash is "" if the manifest has none."""
     if isinstance(members, Predictions):
         return members.keys
     hashes = members.rows.column("sha256").to_pylist()
@@ -118,8 +118,8 @@ class Predictions:
 
     Args:
         stored: the set.
-        rows: of the members, in their order.
-        origin: label and commit of the source of their weights.
+        rows: the set's manifest rows of the selected members, in the order of the members.
+        origin: (label, commit) of the source that holds the members' weights.
     """
 
     def __init__(self, stored: PredictionSet, rows: pa.Table, origin: tuple[str, str]) -> None:
@@ -137,12 +137,12 @@ class Predictions:
 
     @property
     def facts(self) -> SetDescription:
-        """The set's description: images, classes, how it was computed."""
+        """The description of the set: its images, its classes, and how the logits were computed."""
         return self.stored.facts
 
     @property
     def name(self) -> str:
-        """Collection and set ("convnet-digits/digits-test")."""
+        """Names of the collection and of the set ("convnet-digits/digits-test")."""
         return self.facts.name
 
     @property
@@ -152,7 +152,7 @@ class Predictions:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the stored logits; of several, the widest."""
+        """The dtype of the stored logits; the widest one if members have different dtypes."""
         widest: torch.dtype = max(
             (TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize
         )
@@ -165,7 +165,7 @@ class Predictions:
 
     @property
     def data(self) -> str:
-        """Name, split and fingerprint of the images ("digits/test 0123456789abcdef")."""
+        """Text with the images' name, split and fingerprint ("digits/test 0123456789abcdef")."""
         return f"{self.facts.data}/{self.facts.split} {self.facts.fingerprint}"
 
     @cached_property
@@ -175,26 +175,26 @@ class Predictions:
 
     @cached_property
     def ids(self) -> list[int]:
-        """Member ids, in order."""
+        """Ids of the members, in the order of the logits."""
         return [int(m) for m in self.rows.column("member").to_pylist()]
 
     @property
     def keys(self) -> list[tuple[int, int, str]]:
-        """Member id, epoch and hash of the weights of each."""
+        """(member id, epoch, hash of the weights) of each member."""
         columns = (self.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256"))
         return list(zip(*columns, strict=True))
 
     @property
     def citation(self) -> str:
-        """Text that names the members; `zoo.load` loads them."""
+        """Citation text that names exactly these members; `zoo.load` loads them from it."""
         return cite_weights(*self.origin, self.facts.collection, self.rows)
 
     def __getitem__(self, position: object) -> Predictions:
         """Select members by a slice of positions.
 
         Raises:
-            UsageError: a position that is no slice.
-            SelectionError: a slice without members.
+            UsageError: the argument is not a slice.
+            SelectionError: the slice contains no members.
         """
         if not isinstance(position, slice):
             expected, do = "a slice", "`.logits([id])` gives those of a member"
@@ -208,7 +208,7 @@ class Predictions:
 
     @cached_property
     def _locations(self) -> list[Location]:
-        """The places of the members' bytes on this machine, checked against the files' headers."""
+        """The locations of the members' logits on this machine, checked against the files' headers."""
         locations = self.stored.locate(self.rows)
         shard_files.check_against_files(locations)
         return locations
@@ -217,13 +217,13 @@ class Predictions:
         """Read whole members; return their logits (member, input, class) on the CPU.
 
         Args:
-            ids: of the members, in the order of the result; None for all.
-            dtype: of the tensor.
+            ids: ids of the members to read, in the order of the result; None for all members.
+            dtype: dtype of the returned tensor.
 
         Raises:
-            MemberNotFound: an id without predictions.
+            MemberNotFound: the set has no predictions for one of the ids.
             DamagedError, SourceNotFound: the bytes do not match the rows.
-            NetworkError, AccessError: a source on the Hub that can't be read.
+            NetworkError, AccessError: the source is on the Hub and can't be read.
         """
         if ids is None:
             return self.block(0, self.shape[1], dtype)
@@ -238,12 +238,12 @@ class Predictions:
         """Read some inputs of all members; return their logits (member, input, class) on the CPU.
 
         Args:
-            begin, end: positions of the inputs.
-            dtype: of the tensor.
+            begin, end: positions of the first input to read and of the input after the last one.
+            dtype: dtype of the returned tensor.
 
         Raises:
-            DamagedError: a file is cut, or a value is not finite.
-            SourceNotFound: a file is gone.
+            DamagedError: a file is shorter than its header says, or a logit is not finite.
+            SourceNotFound: a file of the set was deleted in the meantime.
         """
         inputs = self.shape[1]
         if not 0 <= begin <= end <= inputs:
@@ -272,7 +272,7 @@ class Predictions:
                 start = location.offset + location.layout.tensors[0].offset + begin * classes * dtype.itemsize
                 if dtype == self.dtype:
                     read_at(opened[location.path], location, start, row.data)
-                else:  # narrower than other members of the set
+                else:  # The dtype of these members is narrower than that of others in the set.
                     narrow = torch.empty(logits.shape, dtype=dtype)
                     read_at(opened[location.path], location, start, narrow.view(-1).view(torch.uint8).numpy().data)
                     logits.copy_(narrow)
@@ -282,7 +282,7 @@ class Predictions:
     def _open(self, location: Location) -> FileIO:
         try:
             return location.path.open("rb", buffering=0)
-        except FileNotFoundError as error:  # the file existed when the members were located
+        except FileNotFoundError as error:  # The file was deleted after the members were located.
             raise SourceNotFound(
                 f"file {location.path} of predictions {self.name}",
                 expected="a file, since the set's manifest names it",
@@ -292,7 +292,8 @@ class Predictions:
             ) from error
 
     def _check_finite(self, logits: Tensor, locations: Sequence[Location]) -> None:
-        if torch.isfinite(torch.stack(torch.aminmax(logits))).all():  # one pass; NaN comes through both
+        # One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN.
+        if torch.isfinite(torch.stack(torch.aminmax(logits))).all():
             return
         location = locations[int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0])]
         raise DamagedError(
@@ -309,11 +310,11 @@ class Predictions:
         """Return the logits as blocks of inputs, each (member, input, class), read during the iteration.
 
         Args:
-            inputs: number of inputs in a block; None for as many as 64 MiB hold.
-            dtype: of the blocks.
+            inputs: number of inputs in each block; None for as many as 64 MiB hold.
+            dtype: dtype of the logits in a block.
 
         Raises:
-            UsageError: a number of inputs that is no whole number from 1.
+            UsageError: the number of inputs is no whole number from 1.
         """
         members, _, classes = self.shape
         count = max(1, BLOCK_BYTES // (4 * members * classes)) if inputs is None else whole_number(inputs)
@@ -325,11 +326,11 @@ class Predictions:
         """Stream the members: yield (ids, logits (member, input, class)) of `size` members each.
 
         Args:
-            size: members a batch.
-            dtype: of the logits.
+            size: number of members in each batch.
+            dtype: dtype of the logits.
 
         Raises:
-            UsageError: a size that is no whole number from 1.
+            UsageError: the size is no whole number from 1.
         """
         count = whole_number(size)
         if count is None or count < 1:
@@ -339,13 +340,13 @@ class Predictions:
             yield selected.ids, selected.logits(dtype=dtype)
 
     def check_data(self, data: ImageData) -> None:
-        """Check that these predictions were made on some images.
+        """Check that these predictions were made on the given images.
 
         Args:
             data: the images.
 
         Raises:
-            UsageError: the number, the pixels, the labels or the order of the classes differ.
+            UsageError: the images differ in number, pixels, labels or the order of the classes.
         """
         check_data(self.facts, data)
 
@@ -354,9 +355,9 @@ class Blocks:
     """Stored logits as blocks of inputs, each (member, input, class); every iteration reads them again.
 
     Args:
-        predictions: have the logits.
-        inputs: number of inputs in a block.
-        dtype: of the blocks.
+        predictions: the stored predictions whose logits are read.
+        inputs: number of inputs in each block.
+        dtype: dtype of the logits in a block.
     """
 
     def __init__(self, predictions: Predictions, inputs: int, dtype: torch.dtype) -> None:
@@ -375,7 +376,7 @@ def check_members(facts: SetDescription, members: Members) -> None:
     """Check that a set has the members' classes, in the order of their logits, and their preprocessing.
 
     Raises:
-        UsageError: other classes or preprocessing.
+        UsageError: the set has other classes or another preprocessing.
     """
     if facts.classes != members.classes:
         raise UsageError(
@@ -396,12 +397,12 @@ def check_members(facts: SetDescription, members: Members) -> None:
 
 
 def check_data(facts: SetDescription, data: ImageData) -> None:
-    """Check that a set was made on some images: same pixels, labels and classes.
+    """Check that a set was made on the given images: with the same pixels, labels and classes.
 
     Classes in another order are first put into the set's order by their names, as in `predict`.
 
     Raises:
-        UsageError: a set on other images.
+        UsageError: the set was made on other images.
     """
     data = in_order(data, facts.classes)
     expected = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
@@ -420,8 +421,8 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
     """Find the members' rows in a set and compare the weights; return the rows in the members' order.
 
     Raises:
-        MemberNotFound: some members have no row.
-        UsageError: some rows were made with other weights.
+        MemberNotFound: the set has no row for some members.
+        UsageError: some of the set's rows were made with other weights.
     """
     columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
     positions = {key: i for i, key in enumerate(zip(*columns, strict=True))}

@@ -29,12 +29,12 @@ from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
-GROUP_BYTES = 2**27  # of logits in float32 that the memory holds before they are written
-JOB_MEMBERS = 16  # in one job on a CPU, where a member's logits depend on no other member
-JOBS = 16  # least number of jobs, if there are so many members
+GROUP_BYTES = 2**27  # Bytes of float32 logits that are held in memory before they are written.
+JOB_MEMBERS = 16  # Members in one job on a CPU, where a member's logits depend on no other member.
+JOBS = 16  # Smallest number of jobs, if there are that many members.
 
 Key = tuple[int, int]
-Packed = tuple[int, bytearray]  # position among the members, logits as they are stored
+Packed = tuple[int, bytearray]  # (position among the members, bytes of the logits as they are stored).
 
 
 def predict(
@@ -51,32 +51,36 @@ def predict(
     ray: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Predictions:
-    """Run members on images and store their logits in float16, labels with them; return these predictions.
+    """Run members on images and store their logits in float16, together with the labels; return the predictions.
 
-    Members whose logits the set has already are not run again, also after a run that was killed. The rounding error of
-    a stored logit is at most 1/2048 of it. Views that keep the function (canonical, aligned) change it by rounding.
+    Members whose logits are in the set already are not run again, even if the earlier run was killed. The rounding
+    error of a stored logit is at most 1/2048 of it. Views that keep a member's function (canonical, aligned) change its
+    logits by rounding errors.
 
     Args:
         members: a collection.
-        data: images: their name ("digits", "digits/train"), their place, or whatever `images.of` takes. Labels are
-            stored if their classes are the members', in the order of the logits.
-        out: a folder; the set goes into its subfolder predictions/COLLECTION/SET, where `zoo.publish` finds it. None
-            for the members' own folder.
-        name: of the set; None for the images' name and split ("digits-test").
-        device, dtype: of the computation.
-        batch: images a forward pass.
-        workers: processes at a time; None for one a device. The number does not change the stored bytes.
-        devices: several devices instead of one ("cuda:0", "cuda:1").
-        ray: "auto", "local" or the address of a Ray cluster that runs the members; see `workers.engine`.
-        say: called with each line of progress.
+        data: images to run on: a name ("digits", "digits/train"), a path or address, or any other argument of
+            `images.of`. Labels are stored if they belong to the members' classes, renumbered in the order of the
+            logits.
+        out: a folder; the set goes into its subfolder predictions/COLLECTION/SET, where `zoo.publish` finds it. `out`
+            may be None for the members' own folder.
+        name: name of the new set; None for the name and split of the images ("digits-test").
+        device, dtype: device and dtype of the computation.
+        batch: number of images in each forward pass.
+        workers: number of processes that run at a time; None for one on each device. The number of processes does not
+            change the stored bytes.
+        devices: names of several devices, used instead of `device` ("cuda:0", "cuda:1").
+        ray: "auto", "local" or the address of a Ray cluster that runs the members; see `workers.choose_engine`.
+        say: function that is called with each line of progress.
 
     Raises:
-        UsageError: images that the members can't take; a set of that name on other images or of other weights.
-        DamagedError: weights that do not match their rows, or logits that float16 can't hold.
+        UsageError: the members can't take the images, or a set of this name exists that was made on other images or
+            with other weights.
+        DamagedError: weights do not match their manifest rows, or logits are too large for float16.
         LockedError: another process is writing the same set.
-        StorageError: the disk is full, or can't be written to.
-        NetworkError, AccessError: members on the Hub, or a Ray cluster, that can't be reached.
-        WorkerError: processes that die again and again.
+        StorageError: the disk is full or can't be written to.
+        NetworkError, AccessError: the members' repo on the Hub, or the Ray cluster, can't be reached.
+        WorkerError: worker processes died repeatedly.
 
     >>> import tempfile
     >>> import checkpoints_zoo as zoo
@@ -84,7 +88,7 @@ def predict(
     >>> predict(members, "digits", tempfile.mkdtemp())
     Predictions('convnet-digits/digits-test', 3 members × 540 inputs × 10 classes, on digits/test)
     """
-    members._skeleton()  # an empty selection or an unknown network is refused before a folder is made
+    members._skeleton()  # Refuse an empty selection or an unknown network before a folder is made.
     data_set = images.in_order(images.of(data), members.classes)
     set_name = prediction_sets.check_set_name(f"{data_set.name}-{data_set.split}" if name is None else name)
     runner = choose_engine(workers, [str(device)] if devices is None else devices, ray, say)
@@ -101,13 +105,13 @@ def predict(
             else None
         )
         hashes = _weight_hashes(members)
-        _check_before(before, facts, members, hashes)
+        _check_existing_set(before, facts, members, hashes)
         finished = FinishedMembers(folder, facts)
         stored = {} if before is None else dict.fromkeys(_keys(before))
         missing = [i for i, key in enumerate(members._keys) if key not in stored and not finished.has(key, hashes[key])]
         say(f"{facts.name}: {len(missing):,} of {len(members):,} members to run on {len(data_set):,} inputs …")
         for position, raw in _run_members(
-            PredictionRun(members, data_set, facts, hashes, dtype, batch), _consecutive(missing), runner
+            PredictionRun(members, data_set, facts, hashes, dtype, batch), _consecutive_ranges(missing), runner
         ):
             key = members._keys[position]
             finished.store(key, hashes[key], raw)
@@ -144,7 +148,7 @@ def _describe(members: Members, data: ImageData, name: str, dtype: torch.dtype) 
 
 
 def _public_citation(members: Members, rows: object) -> str:
-    """Cite the members of some rows if others can read their weights and all have hashes; else return ""."""
+    """Return a citation of the members if their source is public and all rows have hashes; else return ""."""
     public = members.source.label == EMBEDDED or members.source.label.startswith(hub.SCHEME)
     if not public or members.rows.column("sha256").null_count:
         return ""
@@ -157,20 +161,22 @@ def _keys(stored: PredictionSet) -> list[Key]:
 
 
 def _weight_hashes(members: Members) -> dict[Key, str]:
-    """Return the content hash of each member's weights: its row's, or if a row has none, computed from the bytes."""
+    """Return the content hash of each member's weights, from its row or, if the row has none, computed from the
+    bytes."""
     claimed = members.rows.column("sha256").to_pylist()
     if None in claimed:
         claimed = shard_files.hash_members(members._locations())
     return dict(zip(members._keys, claimed, strict=True))
 
 
-def _check_before(
+def _check_existing_set(
     before: PredictionSet | None, facts: SetDescription, members: Members, hashes: dict[Key, str]
 ) -> None:
     """Check that predictions of these members can be added to a set that exists already.
 
     Raises:
-        UsageError: a set on other images, computed in another way, or with other weights of the same members.
+        UsageError: the existing set is on other images, was computed in another way, or with other weights of the same
+            members.
     """
     if before is None:
         return
@@ -211,21 +217,23 @@ def _locked_error(folder: Path) -> LockedError:
 
 
 def _run_members(work: PredictionRun, runs: Iterable[range], runner: Engine) -> Iterator[Packed]:
-    """Run members at some positions on an engine; yield position and bytes of each as soon as it is done."""
-    if isinstance(runner, InProcess):  # the next group is read while one computes
+    """Run the members at the given positions on an engine; yield (position, bytes of the logits) of each as soon as it
+    is done."""
+    if isinstance(runner, InProcess):  # In one process, the next group of members is read while one computes.
         for run in runs:
             yield from work.packed(run, runner.device)
         return
     listed = list(runs)
     for run in listed:
-        work.members[run.start : run.stop]._locations()  # fetch members on the Hub once, before the workers start
+        # Fetch the members from the Hub once, before the workers start.
+        work.members[run.start : run.stop]._locations()
     with closing(runner.run(work, work.jobs(listed, runner.device))) as results:
         for _, packed in results:
             yield from packed
 
 
-def _consecutive(positions: list[int]) -> Iterator[range]:
-    """Join consecutive positions; yield each run of them as a range."""
+def _consecutive_ranges(positions: list[int]) -> Iterator[range]:
+    """Join consecutive positions into ranges; yield each range."""
     start = 0
     for at in range(1, len(positions) + 1):
         if at == len(positions) or positions[at] != positions[at - 1] + 1:
@@ -238,10 +246,10 @@ class PredictionRun:
     """Members and the images that they are run on; workers call it with positions of members.
 
     Args:
-        members, data: the members and the images.
-        facts: description of the set that the logits are for.
+        members, data: the members to run and the images to run them on.
+        facts: description of the set that the logits will belong to.
         hashes: content hash that each member's weights must have.
-        dtype, batch: as in `predict`.
+        dtype, batch: the same arguments as in `predict`.
     """
 
     members: Members
@@ -252,22 +260,23 @@ class PredictionRun:
     batch: int
 
     def __call__(self, positions: range, device: str) -> list[Packed]:
-        """Run the members at some positions; return the position and the stored bytes of each."""
+        """Run the members at the given positions; return (position, bytes of the logits) of each."""
         return list(self.packed(positions, device))
 
     @property
     def members_at_once(self) -> int:
-        """How many members' logits the memory holds at a time."""
+        """Return the number of members whose logits are held in memory at a time."""
         return max(1, GROUP_BYTES // (4 * self.facts.inputs * len(self.facts.classes)))
 
     def jobs(self, runs: Sequence[range], device: str | torch.device) -> list[Job[range]]:
         """Divide members into jobs that give the same bits as one process; return the jobs.
 
-        On a GPU a member's last bits may depend on the group that it is run in, so the groups are those of one process.
+        On a GPU the last bits of a member's logits may depend on the group that it is run in, so the groups are those
+        that one process would form.
 
         Args:
-            runs: ranges of positions.
-            device: of the jobs.
+            runs: ranges of positions of the members to run.
+            device: device that the jobs compute on.
         """
         jobs = []
         count = sum(len(run) for run in runs)
@@ -284,11 +293,11 @@ class PredictionRun:
         return jobs
 
     def packed(self, positions: range, device: str | torch.device) -> Iterator[Packed]:
-        """Run members and round their logits; yield position and bytes of each.
+        """Run members and round their logits; yield (position, bytes of the logits) of each.
 
         Raises:
-            UsageError: images that the members can't take, or logits of other classes.
-            DamagedError: weights that do not match their rows, or logits that float16 can't hold.
+            UsageError: the members can't take the images, or give logits of another number of classes.
+            DamagedError: weights do not match their manifest rows, or logits are too large for float16.
         """
         members, facts = self.members[positions.start : positions.stop], self.facts
         first = 0
@@ -324,11 +333,11 @@ class PredictionRun:
 
 
 class FinishedMembers:
-    """Logits of finished members, a file each, until all go into the shards of the set.
+    """Files with the logits of finished members, one for each, until all are written into the shards of the set.
 
     Args:
-        folder: of the set; no other process writes to it.
-        facts: description of the set. Files that an earlier run left for another description are deleted.
+        folder: folder of the set; it is locked, so no other process writes to it.
+        facts: description of the set. Files of an earlier run that had another description are deleted.
     """
 
     def __init__(self, folder: Path, facts: SetDescription) -> None:
@@ -343,20 +352,20 @@ class FinishedMembers:
         if not same:
             shutil.rmtree(self.parts_folder, ignore_errors=True)
             catalog.write_json(values, record)
-        for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # of a run that was killed
+        for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.
             path.unlink()
 
     def _path(self, key: Key, weights: str) -> Path:
         return self.parts_folder / f"{key[0]:06d}@{key[1]}-{weights}.safetensors"
 
     def has(self, key: Key, weights: str) -> bool:
-        """Say whether a member's logits are here, whole."""
+        """Say whether a complete file with a member's logits exists."""
         path = self._path(key, weights)
         try:
             if path.is_file():
                 shard_files.check_against_files([self._location(key, path)])
                 return True
-        except DamagedError:  # computed again
+        except DamagedError:  # A damaged file counts as missing.
             path.unlink()
         return False
 
@@ -378,14 +387,15 @@ class FinishedMembers:
         """Write the finished members into shards, and the manifest after each shard; older shards stay as they are.
 
         Args:
-            before: the set before this run; None if there was none.
-            new: (member, epoch) and whether it is final, in order.
+            before: the set as it was before this run; None if there was none.
+            new: (member, epoch) of each finished member -> whether the snapshot is final, in the order of the rows.
             weights: the hash of each member's weights.
-            facts: returns the description of the set with some rows.
+            facts: function that returns the description of the set, given its rows.
         """
         rows = [] if before is None else before.rows.to_pylist()
         number = 1 + max((int(Path(row["path"]).name[:5]) for row in rows), default=-1)
-        for path in self.folder.glob("[0-9]*.safetensors"):  # left by a run that was killed before it wrote their rows
+        # Such a shard was left by a run that was killed before it wrote the rows.
+        for path in self.folder.glob("[0-9]*.safetensors"):
             if int(path.name[:5]) >= number:
                 path.unlink()
         size = shard_files.members_per_shard(self.layout)
@@ -404,7 +414,7 @@ class FinishedMembers:
     def _shard(
         self, number: int, chunk: Sequence[tuple[Key, bool]], weights: Mapping[Key, str]
     ) -> list[dict[str, Any]]:
-        """Write a shard; return its rows."""
+        """Write the logits of some members into a shard; return their manifest rows."""
         hashes: list[str] = []
 
         def read() -> Iterator[shard_files.Bytes]:

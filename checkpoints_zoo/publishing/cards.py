@@ -1,8 +1,8 @@
-"""The card of a source: the README.md that the Hub shows, with a picture of each collection's test accuracies.
+"""Make the card of a source: the README.md that the Hub shows, with a picture of each collection's test accuracies.
 
-A card states the facts of the manifests and nothing else: jinja2 templates in `cards/`, one passage a fact. The same
-manifests give the same card. Text from a file becomes text on the card, never markup: a template escapes every value
-that is not `Markup`, and what is `Markup` is made by the functions of `formats.text`.
+A card states only facts of the manifests, in jinja2 templates in `cards/` with one passage per fact. The same
+manifests give the same card. Text from a manifest becomes text on the card, never Markdown: a template escapes every
+value that is not `Markup`, and only the functions of `formats.text` make `Markup` of such text.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ TRAINING = (
 )  # fmt: skip
 SEEDS = ("seed", "seed_init", "seed_order", "seed_augment")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST = 1e6  # of a figure; larger values, and values that are no numbers, are not shown
+LARGEST_FIGURE = 1e6  # larger test figures, and figures that are no numbers, are not shown
 HUB = "https://huggingface.co/datasets"
-INCHES = (9.6, 3.5)
-FEWEST_BARS = 8  # that a panel has room for
+PICTURE_INCHES = (9.6, 3.5)
+FEWEST_BARS = 8  # a histogram with fewer bars is drawn as narrow as if it had so many
 README = "README.md"
-EXAMPLE_MEMBERS = 5  # in the examples, if the collection has as many
+EXAMPLE_MEMBERS = 5  # number of members that the examples load, if the collection has so many
 # The architectures and images of the package; importing them takes torch.
 NETS = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
 IMAGE_SETS = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "photos", "svhn", "tiny-imagenet")
@@ -86,30 +86,30 @@ def card(
     """Write the card of a source; return the text of its README.md.
 
     Args:
-        collections: name -> description and manifest, every one that the source has.
-        repo: "org/name" on the Hub, for the examples.
-        revision: a tag or commit to name in the examples; None for the newest.
-        predictions: name -> sets of stored predictions that the source has.
+        collections: all collections of the source, name -> (description, manifest).
+        repo: name of the repo on the Hub, "org/name", for the examples.
+        revision: git tag or commit that the examples name; None for the newest commit.
+        predictions: collection -> names of its sets of stored predictions in the source.
 
     Raises:
-        UsageError: no collections, or a repo or revision that is none.
+        UsageError: there are no collections, or the repo's name or the revision is invalid.
     """
-    _check(collections, repo, revision)
+    _check_arguments(collections, repo, revision)
     shown = [Section(n, *collections[n], tuple(sorted(predictions.get(n, ())))) for n in sorted(collections)]
-    parts = parts_of_source(shown, repo, revision)
-    without = _render("source", {**parts, "marker": Markup("")})
-    return _render("source", {**parts, "marker": Markup(_marker(_digest(without)))})
+    texts = source_texts(shown, repo, revision)
+    without = _render("source", {**texts, "marker": Markup("")})
+    return _render("source", {**texts, "marker": Markup(_marker_of(_digest_of(without)))})
 
 
-def files(
+def card_files(
     collections: Mapping[str, tuple[Description, pa.Table]],
     repo: str,
     revision: str | None = None,
     predictions: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> dict[str, bytes]:
-    """Write the card and its pictures; return path in the repo -> bytes.
+    """Make the card and its pictures; return path in the repo -> bytes.
 
-    Args, Raises: as of `card`.
+    Arguments and errors are those of `card`.
     """
     written = {README: card(collections, repo, revision, predictions).encode()}
     for name, (description, rows) in sorted(collections.items()):
@@ -120,7 +120,7 @@ def files(
 
 
 def picture_path(name: str) -> str:
-    """Return where the picture of a collection lies in its source."""
+    """Return the path of a collection's picture in its source."""
     return f"cards/{name}.png"
 
 
@@ -131,12 +131,12 @@ def is_generated(text: str) -> bool:
     False
     """
     text = text.replace("\r\n", "\n")
-    # Behind the YAML head: values of the head and of the passages below may hold the marker's own words.
+    # The search starts behind the YAML head, whose values may contain a copy of the marker.
     match = _MARKER.search(text, max(text.find("\n---\n"), 0))
-    return match is not None and match["digest"] == _digest(text[: match.start()] + text[match.end() :])
+    return match is not None and match["digest"] == _digest_of(text[: match.start()] + text[match.end() :])
 
 
-def _check(collections: Mapping[str, object], repo: str, revision: str | None) -> None:
+def _check_arguments(collections: Mapping[str, object], repo: str, revision: str | None) -> None:
     if not collections:
         raise UsageError("card", expected="one collection or more", found="none")
     for name in collections:
@@ -149,7 +149,7 @@ def _check(collections: Mapping[str, object], repo: str, revision: str | None) -
 
 @cache
 def _templates() -> Environment:
-    """Return the templates' environment, which writes every value that is no Markup as text of Markdown."""
+    """Return jinja2's environment for the templates; it escapes every value that is not `Markup`."""
 
     def escape(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(markdown_text(str(value)))
@@ -160,27 +160,27 @@ def _templates() -> Environment:
     )  # fmt: skip
 
 
-def _render(template: str, parts: Mapping[str, str]) -> Markup:
-    """Fill values into a template; return Markdown that ends in one end of line."""
-    return Markup(_templates().get_template(f"{template}.md").render(parts).rstrip("\n") + "\n")
+def _render(template: str, values: Mapping[str, str]) -> Markup:
+    """Fill values into a template; return Markdown that ends in exactly one newline."""
+    return Markup(_templates().get_template(f"{template}.md").render(values).rstrip("\n") + "\n")
 
 
-def _digest(rest: str) -> str:
+def _digest_of(rest: str) -> str:
     return hashlib.sha256(rest.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _marker(digest: str) -> str:
+def _marker_of(digest: str) -> str:
     return _MARKER.pattern.replace(r"(?P<digest>[0-9a-f]{64})", digest).replace("\\", "")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A collection as the card sees it.
+    """The facts of a collection that the card states.
 
     Args:
-        name: of the collection.
-        description, rows: what the source says of it.
-        predictions: names of the sets of its members' stored predictions.
+        name: name of the collection.
+        description, rows: description and manifest of the collection.
+        predictions: names of the sets of stored predictions of the collection's members.
     """
 
     name: str
@@ -194,14 +194,14 @@ class Section:
 
     @cached_property
     def column(self) -> Mapping[str, list[Any]]:
-        """Column -> values of all rows; times as seconds since 1970, since Arrow's own need pandas."""
+        """Column -> values of all rows; times are seconds since 1970, because Arrow's own conversion needs pandas."""
         names = self.rows.column_names
         seconds = {n: self.rows.column(n).cast(pa.int64()) for n in names if pa.types.is_timestamp(self.rows[n].type)}
         return {n: seconds.get(n, self.rows.column(n)).to_pylist() for n in names}
 
     @cached_property
     def members(self) -> Mapping[str, list[Any]]:
-        """Column -> values of the rows that are loaded unless told otherwise: status ok, and final."""
+        """Column -> values of the rows that are loaded by default: those with status ok and final weights."""
         kept = [s == "ok" and f for s, f in zip(self.column["status"], self.column["final"], strict=True)]
         return {n: [v for v, k in zip(values, kept, strict=True) if k] for n, values in self.column.items()}
 
@@ -211,7 +211,7 @@ class Section:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored weights, snapshots too."""
+        """Size of all stored weights in bytes, snapshots included."""
         return manifest.sum_of(self.rows, "nbytes")
 
     @property
@@ -227,15 +227,15 @@ class Section:
         return [self.description.layouts[key] for key in sorted({k for k in self.members["layout"] if k})]
 
     def dtypes(self) -> list[str]:
-        """Return the dtypes of the weights."""
+        """Return the names of the weights' dtypes as Markdown code."""
         return sorted({markdown_code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
 
     def finite(self, column: str) -> list[float]:
-        """Return a figure of the members, where it is known and a number that means something."""
-        return [v for v in self.members[column] if v is not None and abs(v) < LARGEST]
+        """Return the values of a test figure, without members that have none, NaN or an implausibly large value."""
+        return [v for v in self.members[column] if v is not None and abs(v) < LARGEST_FIGURE]
 
     def accuracy(self) -> str:
-        """Write the members' test accuracy in percent; return "" where it is not known."""
+        """Return the members' test accuracy in percent as text; "" if it is not known."""
         values = [100 * v for v in self.finite("test_accuracy")]
         if not values:
             return ""
@@ -245,28 +245,26 @@ class Section:
         return text if len(values) == self.count else f"{text}, of {counted(len(values), 'member')}"
 
     def first_shard(self) -> str:
-        """Return the file that the first member lies in, "" where that is no shard."""
+        """Return the path of the file that has the first member; "" if that file is no shard."""
         inside, key = self.members["path"][0], self.members["layout"][0]
         is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].lead
         return str(inside) if is_shard else ""
 
 
-def parts_of_source(shown: list[Section], repo: str, revision: str | None) -> dict[str, str]:
-    """Write what the card says of the whole source; return name in the template -> text, "" for nothing to say."""
+def source_texts(shown: list[Section], repo: str, revision: str | None) -> dict[str, str]:
+    """Return the texts on the whole source, name in the template -> text; a text is "" if its facts are missing."""
     known = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
     title = shown[0].description.title if len(shown) == 1 else repo.partition("/")[2]
     title = title if markdown_text(title) else shown[0].name
     example = next((s for s in shown if s.count), None)
-    sections = "\n".join(_render("collection", parts(s)) for s in shown).rstrip("\n")
+    sections = "\n".join(_render("collection", collection_texts(s)) for s in shown).rstrip("\n")
     return {
         "metadata": _metadata(shown, repo, title),
         "title": title,
-        "summary": Markup(_summary(shown)),
-        "collections": Markup("\n".join(_line(s) for s in shown)),
-        "spread": Markup(_spread(shown)),
-        "loading": Markup(_render("loading", parts_of_loading(example, repo, revision)).rstrip("\n"))
-        if example
-        else "",
+        "summary": Markup(_summary_text(shown)),
+        "collections": Markup("\n".join(_table_row(s) for s in shown)),
+        "spread": Markup(_spread_note(shown)),
+        "loading": Markup(_render("loading", loading_texts(example, repo, revision)).rstrip("\n")) if example else "",
         "sections": Markup(sections),
         "licences": Markup(
             "\n".join(f"- `{s.name}`: {markdown_text(s.description.licence) or 'not stated'}" for s in shown)
@@ -279,7 +277,7 @@ def parts_of_source(shown: list[Section], repo: str, revision: str | None) -> di
 
 
 def _metadata(shown: list[Section], repo: str, title: str) -> Markup:
-    """Write the YAML head, which names the manifests for the Hub's viewer and for `datasets`."""
+    """Return the YAML head, which names the manifests for the Hub's viewer and for the package `datasets`."""
     from huggingface_hub.repocard_data import DatasetCardData
 
     rows = sum(s.all_rows for s in shown)
@@ -296,8 +294,8 @@ def _metadata(shown: list[Section], repo: str, title: str) -> Markup:
     return Markup(data.to_yaml())
 
 
-def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[str, Markup]:
-    """Write how to load a collection; return name in the template -> Markdown, "" for nothing to say."""
+def loading_texts(example: Section, repo: str, revision: str | None) -> dict[str, Markup]:
+    """Return the texts on loading a collection, name in the template -> Markdown; "" if a fact is missing."""
     table = [f'"{repo}"', f'"{example.name}"', *([f'revision="{revision}"'] if revision else [])]
     first = example.first_shard()
     measured = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
@@ -319,7 +317,7 @@ def parts_of_loading(example: Section, repo: str, revision: str | None) -> dict[
 
 
 def _literal(text: str) -> str:
-    """Write a Python string, in double quotes if it has none itself."""
+    """Return Python code for a string, in double quotes unless the string contains one."""
     return repr(text) if '"' in text else f'"{repr(text)[1:-1]}"'
 
 
@@ -333,7 +331,7 @@ def _tags(shown: Iterable[Section]) -> list[str]:
 
 
 def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
-    """Return the licence for the YAML head: the Hub's names, or "other" if the Hub lacks one of the names."""
+    """Return the licence fields of the YAML head: names that the Hub knows, or "other" if it lacks one of them."""
     known = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
     names = sorted({_SPDX.get(text.strip().lower(), text.strip().lower()) for text in licences})
     if known.issuperset(names):
@@ -343,7 +341,7 @@ def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
     return {"license": "other", "license_name": slug, "license_link": link}
 
 
-def _summary(shown: list[Section]) -> str:
+def _summary_text(shown: list[Section]) -> str:
     what = counted(sum(s.count for s in shown), "trained network")
     what += f" in {len(shown)} collections" if len(shown) > 1 else ""
     elsewhere = [s for s in shown if s.base]
@@ -359,8 +357,8 @@ def _summary(shown: list[Section]) -> str:
     )
 
 
-def _line(s: Section) -> str:
-    """Write a collection's line of the table."""
+def _table_row(s: Section) -> str:
+    """Return a collection's row of the table of collections, in Markdown."""
     weights = format_bytes(s.nbytes) + (f", in {markdown_code(s.base_repo)}" if s.base else "")
     architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
     accuracy, dtypes = s.accuracy() or "not known", ", ".join(s.dtypes()) or "none"
@@ -368,13 +366,13 @@ def _line(s: Section) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(shown: Iterable[Section]) -> str:
+def _spread_note(shown: Iterable[Section]) -> str:
     several = any(len(s.finite("test_accuracy")) > 1 for s in shown)
     return "mean ± standard deviation (lowest to highest)" if several else ""
 
 
 def _citations(shown: Iterable[Section]) -> Iterable[str]:
-    """Write each citation once, under the names of its collections."""
+    """Yield each different citation once, below the names of its collections."""
     names: dict[str, list[str]] = {}
     for s in shown:
         if s.description.citation.strip():
@@ -383,35 +381,35 @@ def _citations(shown: Iterable[Section]) -> Iterable[str]:
         yield f"{', '.join(cited)}:\n\n{markdown_block(text)}"
 
 
-def parts(s: Section) -> dict[str, Markup]:
-    """Write what the card says of a collection; return name in the template -> Markdown, "" for nothing to say."""
+def collection_texts(s: Section) -> dict[str, Markup]:
+    """Return the texts on a collection, name in the template -> Markdown; a text is "" if its facts are missing."""
     known = bool(s.finite("test_accuracy"))
     title = markdown_text(s.description.title)
     texts = {
         "heading": f"`{s.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {s.name}",
         "picture": picture_path(s.name) if known else "",
-        "members": _members(s),
-        "stored": _stored(s),
-        "place": _place(s),
-        "unmeasured": "" if known else _unmeasured(s),
-        "figures": "\n".join(_figures(s)),
-        "measured": _measured(s),
-        "training": "\n".join(_training(s)),
-        "preprocessing": _preprocessing(s.description.preprocessing),
-        "classes": _classes(s.description.classes),
-        "left_out": _left_out(s),
-        "snapshots": _snapshots(s),
-        "seeds": _seeds(s),
-        "splits": _splits(s),
-        "hashes": _hashes(s),
-        "predictions": _predictions(s),
+        "members": _members_sentence(s),
+        "stored": _stored_sentence(s),
+        "place": _place_sentence(s),
+        "unmeasured": "" if known else _unmeasured_sentence(s),
+        "figures": "\n".join(_figure_rows(s)),
+        "measured": _measured_sentence(s),
+        "training": "\n".join(_training_rows(s)),
+        "preprocessing": _preprocessing_sentence(s.description.preprocessing),
+        "classes": _classes_sentence(s.description.classes),
+        "left_out": _left_out_sentences(s),
+        "snapshots": _snapshots_sentence(s),
+        "seeds": _seeds_sentence(s),
+        "splits": _splits_sentence(s),
+        "hashes": _hashes_sentence(s),
+        "predictions": _predictions_sentence(s),
     }
     return {name: Markup(text) for name, text in texts.items()}
 
 
-def _members(s: Section) -> str:
-    """Say how many there are and how they came about."""
+def _members_sentence(s: Section) -> str:
+    """Return a sentence on the number of members and the method that made them."""
     methods = {m for m in s.members["method"] if m is not None}
     many = counted(s.count, "member")
     if None in s.members["method"] or not methods:
@@ -423,12 +421,12 @@ def _members(s: Section) -> str:
     return f"{many}, by method: {summarize_values(s.members['method'])}{where}."
 
 
-def _stored(s: Section) -> str:
-    """Say what a member is made of."""
+def _stored_sentence(s: Section) -> str:
+    """Return sentences on the network, the images, and the values that are stored for a member."""
     arguments = s.description.arguments
-    given = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
+    arguments_text = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
     architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
-    text = f"Architecture {architecture}{given}, for the images of {dataset}."
+    text = f"Architecture {architecture}{arguments_text}, for the images of {dataset}."
     layouts = s.layouts()
     if len(layouts) != 1:
         return text
@@ -440,8 +438,8 @@ def _stored(s: Section) -> str:
     return f"{text} A member is stored as {values} values, {format_bytes(layouts[0].nbytes)}."
 
 
-def _place(s: Section) -> str:
-    """Say where the weights lie, if not in shards beside the manifest."""
+def _place_sentence(s: Section) -> str:
+    """Return sentences on the place of the weights; "" if they are in shards beside the manifest."""
     text = []
     if s.base:
         commit = s.base.partition("@")[2]
@@ -455,14 +453,14 @@ def _place(s: Section) -> str:
     return " ".join(text)
 
 
-def _unmeasured(s: Section) -> str:
+def _unmeasured_sentence(s: Section) -> str:
     if not s.count:
         return ""
     return "Test accuracies are not known yet: the manifest has none. `zoo-cli import --evaluate` measures them."
 
 
-def _figures(s: Section) -> Iterable[str]:
-    """Write a line for each figure that is known."""
+def _figure_rows(s: Section) -> Iterable[str]:
+    """Yield a table row for each known test figure."""
     for name in FIGURES:
         values = s.finite(name)
         if values:
@@ -471,13 +469,13 @@ def _figures(s: Section) -> Iterable[str]:
             yield f"| `{name}` | {' | '.join(cells)} | {len(values):,} |"
 
 
-def _measured(s: Section) -> str:
-    """Say how the test figures came about."""
+def _measured_sentence(s: Section) -> str:
+    """Return a sentence on how the test figures were measured; "" if there are none."""
     known = [name for name in FIGURES if name.startswith("test_") and s.finite(name)]
     if not known:
         return ""
     sets = [d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in known)]
-    on = (
+    eval_sets = (
         summarize_values(sets, "member")
         if len(set(sets)) > 1
         else markdown_code(sets[0])
@@ -485,11 +483,11 @@ def _measured(s: Section) -> str:
         else ""
     )
     measured = "The test figures were measured with the weights as they are stored, computed in float32"
-    return f"{measured}, on {on}." if on else f"{measured}; the manifest does not name the test set."
+    return f"{measured}, on {eval_sets}." if eval_sets else f"{measured}; the manifest does not name the test set."
 
 
-def _training(s: Section) -> Iterable[str]:
-    """Write a line for each column on the training that is known."""
+def _training_rows(s: Section) -> Iterable[str]:
+    """Yield a table row for each column on the training that has values."""
     for name in TRAINING:
         values = s.members[name]
         if name == "created":
@@ -498,7 +496,7 @@ def _training(s: Section) -> Iterable[str]:
             yield f"| `{name}` | {summarize_values(values)} |"
 
 
-def _preprocessing(fields: Mapping[str, Any]) -> str:
+def _preprocessing_sentence(fields: Mapping[str, Any]) -> str:
     if not fields:
         return ""
     shown = ", ".join(
@@ -507,45 +505,47 @@ def _preprocessing(fields: Mapping[str, Any]) -> str:
     return f"Preprocessing, as `members.preprocess` does it: {shown}."
 
 
-def _classes(classes: Sequence[str]) -> str:
+def _classes_sentence(classes: Sequence[str]) -> str:
     return f"Classes, in the order of the logits: {len(classes):,} ({first_values(classes)})." if classes else ""
 
 
-def _left_out(s: Section) -> str:
-    """Say which rows are not loaded because something is wrong with them."""
+def _left_out_sentences(s: Section) -> str:
+    """Return sentences on rows that are not loaded because their status is failed or excluded; "" if none."""
     text = []
     for status in ("failed", "excluded"):
-        at = [i for i, found in enumerate(s.column["status"]) if found == status]
-        if not at:
+        positions = [i for i, found in enumerate(s.column["status"]) if found == status]
+        if not positions:
             continue
-        reasons = Counter(s.column["reason"][i] or "" for i in at).most_common()
-        given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
+        reasons = Counter(s.column["reason"][i] or "" for i in positions).most_common()
+        reasons_given = [
+            f"{markdown_code(r) if r else 'no reason reasons_given'} ({n:,})" for r, n in reasons[:MOST_LISTED]
+        ]
         more = sum(n for _, n in reasons[MOST_LISTED:])
-        members = first_values(sorted({s.column["member"][i] for i in at}))
-        why = ", ".join([*given, *([f"other reasons ({more:,})"] if more else [])])
-        text.append(f"{counted(len(at), 'row')} with status `{status}` (member {members}): {why}.")
+        members = first_values(sorted({s.column["member"][i] for i in positions}))
+        reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])
+        text.append(f"{counted(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}.")
     return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
 
 
-def _snapshots(s: Section) -> str:
-    """Say which weights there are beside the final ones."""
-    at = [i for i, final in enumerate(s.column["final"]) if not final and s.column["status"][i] == "ok"]
-    if not at:
+def _snapshots_sentence(s: Section) -> str:
+    """Return a sentence on stored weights of earlier epochs; "" if there are none."""
+    positions = [i for i, final in enumerate(s.column["final"]) if not final and s.column["status"][i] == "ok"]
+    if not positions:
         return ""
-    members = len({s.column["member"][i] for i in at})
-    epochs = sorted({s.column["epoch"][i] for i in at})
+    members = len({s.column["member"][i] for i in positions})
+    epochs = sorted({s.column["epoch"][i] for i in positions})
     return (
-        f"Beside the final weights there are {counted(len(at), 'snapshot')} of {counted(members, 'member')}, at epoch "
-        f"{first_values(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
+        f"Beside the final weights there are {counted(len(positions), 'snapshot')} of {counted(members, 'member')}, "
+        f"at epoch {first_values(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
     )
 
 
-def _seeds(s: Section) -> str:
+def _seeds_sentence(s: Section) -> str:
     known = [name for name in SEEDS if s.count and None not in s.members[name]]
     return f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known)}." if known else ""
 
 
-def _splits(s: Section) -> str:
+def _splits_sentence(s: Section) -> str:
     splits = s.members["split"]
     if not s.count or None in splits:
         return ""
@@ -553,13 +553,13 @@ def _splits(s: Section) -> str:
     return f"Members for learning on weights, by the column `split`: {counts}."
 
 
-def _hashes(s: Section) -> str:
+def _hashes_sentence(s: Section) -> str:
     if not s.count or None in s.members["sha256"]:
         return ""
     return "Each member's content hash is in the column `sha256`; `zoo-cli verify` computes it again."
 
 
-def _predictions(s: Section) -> str:
+def _predictions_sentence(s: Section) -> str:
     if not s.predictions:
         return ""
     sets = first_few([markdown_code(name) for name in s.predictions], MOST_LISTED)
@@ -573,27 +573,29 @@ def picture(name: str, rows: pa.Table, description: Description) -> bytes | None
     """Draw the distributions of a collection's test accuracy and NLL; return a PNG, None where no accuracy is known.
 
     Args:
-        name: of the collection.
-        rows: its manifest.
-        description: the JSON beside it.
+        name: name of the collection.
+        rows: manifest of the collection.
+        description: description of the collection.
     """
     section = Section(name, description, rows)
     if not section.finite("test_accuracy"):
         return None
-    return png_bytes(lambda: draw(section), f"{name}: test figures of its members")
+    return png_bytes(lambda: draw_histograms(section), f"{name}: test figures of its members")
 
 
-def draw(section: Section) -> Figure:
-    """Draw the panels; return the figure, whose axes are labelled by the manifest's columns."""
+def draw_histograms(section: Section) -> Figure:
+    """Draw histograms of test accuracy and NLL; return the figure. Each axes' label is its manifest column."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     accuracies, losses = [100 * v for v in section.finite("test_accuracy")], section.finite("test_nll")
     sets = {d for d in section.members["eval_data"] if d}
-    (named,) = sets if len(sets) == 1 else ("",)
-    named = named if len(named) <= 60 else ""
-    figure = Figure(figsize=INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03))
-    title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {named}' if named else ''}"
+    (set_name,) = sets if len(sets) == 1 else ("",)
+    set_name = set_name if len(set_name) <= 60 else ""
+    figure = Figure(
+        figsize=PICTURE_INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    )
+    title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
     figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
     panels = figure.add_gridspec(1, 2 if losses else 1)
     _histogram(figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, most=100)
@@ -603,17 +605,19 @@ def draw(section: Section) -> Figure:
 
 
 def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, most: float | None = None) -> None:
-    """Draw how values spread, their mean, and their ends, of which one member is hardly a bar."""
+    """Draw a histogram of values, a line at their mean, and marks at the smallest and the largest value."""
     sides = histogram_edges(values)
     heights, *_ = axes.hist(values, sides, color=colour, alpha=0.85, edgecolor="white")
     mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
     digits = max(1, 1 - math.floor(math.log10(spread))) if spread > mean * 1e-9 else None
-    named = [f"{v:.4g}" if digits is None else f"{v:.{digits}f}" for v in (mean, spread, min(values), max(values))]
-    about = f"mean {named[0]}" + (f", standard deviation {named[1]}" if digits is not None else "")
-    axes.axvline(mean, ymax=0.75, color=RED, linewidth=2, label=about)
+    number_texts = [
+        f"{v:.4g}" if digits is None else f"{v:.{digits}f}" for v in (mean, spread, min(values), max(values))
+    ]
+    mean_text = f"mean {number_texts[0]}" + (f", standard deviation {number_texts[1]}" if digits is not None else "")
+    axes.axvline(mean, ymax=0.75, color=RED, linewidth=2, label=mean_text)
     if digits is not None:
         ends = [min(values), max(values)]
-        text = f"lowest {named[2]}, highest {named[3]}"
+        text = f"lowest {number_texts[2]}, highest {number_texts[3]}"
         axes.plot(ends, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
     axes.set(xlabel=label, ylabel="members", ylim=(0, max(heights) / 0.75))
     if len(sides) <= FEWEST_BARS:

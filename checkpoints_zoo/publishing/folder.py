@@ -1,4 +1,4 @@
-"""What a folder has to publish: collections and the files that they name, checked against the rows byte by byte."""
+"""Read a folder that is to be published: its collections and their files, checked against the rows byte by byte."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import Source, open_source
 
 Say = Callable[[str], object]
-OURS = ("manifests", "predictions", "cards")  # folders whose files publish writes: no row's bytes may lie there
+RESERVED_FOLDERS = ("manifests", "predictions", "cards")  # `publish` writes their files: members' bytes lie elsewhere
 SHARDS, TABLES, PICTURES = (".safetensors",), (".parquet", ".json"), (".png", ".jpg", ".jpeg", ".svg")
-SHOWN = 3  # problems that an error names
+MOST_SHOWN = 3  # problems that an error text names
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as it is to be in the repo.
+    """A file that is to be uploaded to the repo.
 
     Args:
-        inside: its path there.
-        content: bytes, or where they lie.
-        size: in bytes.
-        sha256: of its content.
-        stamp: of the file on disk when it was read.
+        inside: path of the file in the repo.
+        content: bytes of the file, or the path on disk of a file that has them.
+        size: size of the file in bytes.
+        sha256: SHA-256 hash of its content, as hex digits.
+        stamp: identity, size and times of the file on disk when it was hashed; empty for bytes.
     """
 
     inside: str
@@ -47,7 +47,7 @@ class File:
 
     @classmethod
     def of(cls, inside: str, content: bytes | Path) -> File:
-        """Read and hash; return the file.
+        """Hash the content; return the file for the repo.
 
         >>> File.of("README.md", b"# Mine").sha256[:16]
         'dd2de6b935cbf72d'
@@ -59,22 +59,22 @@ class File:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(inside, content, content.stat().st_size, digest, stamp)
 
-    def git(self) -> str:
-        """Return the name that git gives to the content; read again, since few files need it."""
+    def git_hash(self) -> str:
+        """Return the hash by which git names the content; the content is read again, since few files need this hash."""
         content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
         return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
     def check_unchanged(self) -> None:
-        """Check that the file on disk is still the one that was read.
+        """Check that the file on disk is still the file that was hashed.
 
         Raises:
-            DamagedError: it was changed or replaced since.
+            DamagedError: the file was changed or replaced since.
         """
         if isinstance(self.content, Path) and (not self.content.is_file() or file_stamp(self.content) != self.stamp):
             raise DamagedError(
                 f"file {self.content}",
                 expected="the file that was checked",
-                found="another: it was changed meanwhile",
+                found="a file that was changed meanwhile",
                 do="Publish again once nobody writes to the folder",
                 path=self.content,
             )
@@ -82,20 +82,20 @@ class File:
 
 @dataclass(frozen=True)
 class Folder:
-    """A source on disk, and what of it is to be published.
+    """A source on disk whose collections and predictions are to be published.
 
     Args:
-        source: the folder.
-        held: its collections.
+        source: source that reads the folder.
+        collections: collections of the folder.
     """
 
     source: Source
-    held: tuple[Held, ...]
+    collections: tuple[LocalCollection, ...]
 
     @cached_property
     def shards(self) -> dict[str, Path]:
-        """The files that rows name, by path."""
-        paths = [h.rows.column("path").to_pylist() for h in self.held if not h.base]
+        """The files that rows name: path in the repo -> path on disk."""
+        paths = [c.rows.column("path").to_pylist() for c in self.collections if not c.base]
         return {
             inside: self.source.local_path(inside)
             for inside in sorted({p for ps in paths for p in ps if p is not None})
@@ -103,14 +103,14 @@ class Folder:
 
     @cached_property
     def sets(self) -> tuple[PredictionSet, ...]:
-        """The stored predictions: of these collections, and of others."""
-        found = (p.split("/") for p in self._below("predictions"))
-        names = [parts[1:3] for parts in found if len(parts) == 4 and parts[3] == prediction_sets.TABLE]
+        """The sets of stored predictions in the folder, also of collections that the folder lacks."""
+        paths = (p.split("/") for p in self._list_below("predictions"))
+        names = [parts[1:3] for parts in paths if len(parts) == 4 and parts[3] == prediction_sets.TABLE]
         return tuple(prediction_sets.read_set(self.source, *name) for name in names)
 
     @cached_property
     def predictions(self) -> dict[str, Path]:
-        """The files of the stored predictions: shards, manifests, descriptions."""
+        """The shards, manifests and descriptions of stored predictions: path in the repo -> path on disk."""
         paths: set[str] = set()
         for stored in self.sets:
             folder = prediction_sets.folder_of(stored.facts.collection, stored.facts.set)
@@ -120,29 +120,29 @@ class Folder:
 
     @cached_property
     def pictures(self) -> list[str]:
-        """The pictures of a card, by path."""
-        return [p for p in self._below("cards") if p.endswith(PICTURES)]
+        """The paths of pictures in the folder `cards`."""
+        return [p for p in self._list_below("cards") if p.endswith(PICTURES)]
 
     def tables(self) -> dict[str, Path]:
-        """Return the manifests and descriptions, by path."""
-        paths = (f"manifests/{h.name}{suffix}" for h in self.held for suffix in TABLES)
+        """Return the manifests and descriptions of the collections: path in the repo -> path on disk."""
+        paths = (f"manifests/{c.name}{suffix}" for c in self.collections for suffix in TABLES)
         return {inside: self.source.local_path(inside) for inside in paths}
 
-    def _below(self, folder: str) -> list[str]:
-        found = (Path(at, name) for at, _, names in os.walk(self.source.root / folder) for name in names)
-        inside = sorted(p.relative_to(self.source.root).as_posix() for p in found)
+    def _list_below(self, folder: str) -> list[str]:
+        paths = (Path(parent, name) for parent, _, names in os.walk(self.source.root / folder) for name in names)
+        inside = sorted(p.relative_to(self.source.root).as_posix() for p in paths)
         return [p for p in inside if not any(part.startswith(".") for part in p.split("/"))]
 
     def ignored(self) -> list[str]:
-        """List what is not published, whole folders as one; return the paths."""
-        kept = {*self.shards, *self.predictions, *self.tables(), "README.md"}
-        folders = {"/".join(p.split("/")[:i]) for p in kept for i in range(1, p.count("/") + 1)}
-        return sorted(_others(self.source.root, "", kept, folders))
+        """Return the paths of files that are not published; a folder with no published file is one path."""
+        published = {*self.shards, *self.predictions, *self.tables(), "README.md"}
+        folders = {"/".join(p.split("/")[:i]) for p in published for i in range(1, p.count("/") + 1)}
+        return sorted(_unpublished(self.source.root, "", published, folders))
 
 
 @dataclass(frozen=True)
-class Held:
-    """A collection of the folder: its name, description and rows; `base` is the repo that its bytes lie in, "" here."""
+class LocalCollection:
+    """A collection of the folder. Its `base` is the repo that has its weights, "" if the folder has them."""
 
     name: str
     description: Description
@@ -154,13 +154,13 @@ class Held:
 
 
 def read_folder(folder: str | Path) -> Folder:
-    """Read the manifests of a folder, and check all that takes no bytes of weights; return what it has.
+    """Read a folder's manifests and check everything that needs no bytes of weights; return its collections.
 
     Raises:
-        SourceNotFound: no folder, none with manifests, or a file that a manifest names is not there.
-        UsageError: it is no folder but a place on the Hub, or a row's bytes lie where manifests do.
+        SourceNotFound: there is no such folder, it has no manifests, or a file that a manifest names is missing.
+        UsageError: the folder is an address on the Hub, or a row's bytes lie in a reserved folder such as manifests/.
         FormatError: a manifest breaks the format, or a row has no hash.
-        DamagedError: a path that leads out of the folder.
+        DamagedError: a path leads out of the folder.
     """
     if str(folder).startswith(hub.SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
@@ -174,199 +174,204 @@ def read_folder(folder: str | Path) -> Folder:
             do="`zoo-cli import` and `zoo-cli train` write some",
             path=source.root,
         )
-    found = Folder(source, tuple(Held(name, *source.read_collection(name)) for name in names))
-    for held in found.held:
-        _check_rows(held)
-    for inside in found.shards:
-        if "/" not in inside or inside.split("/")[0] in OURS or any(p.startswith(".") for p in inside.split("/")):
+    result = Folder(source, tuple(LocalCollection(name, *source.read_collection(name)) for name in names))
+    for collection in result.collections:
+        _check_rows(collection)
+    for inside in result.shards:
+        if (
+            "/" not in inside
+            or inside.split("/")[0] in RESERVED_FOLDERS
+            or any(p.startswith(".") for p in inside.split("/"))
+        ):
             raise UsageError(
                 f"file {inside} of source {source.label}",
                 expected="members' bytes in a folder of their own, as shards/",
-                found="a path that the repo needs for other things",
+                found="a path that the repo needs for other files",
                 path=inside,
             )
-    return found
+    return result
 
 
-def _check_rows(held: Held) -> None:
-    states = zip(*(held.rows.column(c).to_pylist() for c in ("status", "final")), strict=True)
+def _check_rows(collection: LocalCollection) -> None:
+    states = zip(*(collection.rows.column(c).to_pylist() for c in ("status", "final")), strict=True)
     if ("ok", True) not in states:
         raise FormatError(
-            f"manifest of {held.name}",
+            f"manifest of {collection.name}",
             expected="a row or more that are final with status ok",
-            found=f"none of {held.rows.num_rows}",
+            found=f"none of {collection.rows.num_rows}",
             do="Leave the collection out until it has members",
-            collection=held.name,
+            collection=collection.name,
         )
-    paths, hashes = (held.rows.column(c).to_pylist() for c in ("path", "sha256"))
-    at = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
-    if at:
-        without = manifest.snapshot_keys(manifest.take_rows(held.rows, at))
+    paths, hashes = (collection.rows.column(c).to_pylist() for c in ("path", "sha256"))
+    positions = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
+    if positions:
+        without_hash = manifest.snapshot_keys(manifest.take_rows(collection.rows, positions))
         raise FormatError(
-            f"manifest of {held.name}",
+            f"manifest of {collection.name}",
             expected="a sha256 in every row that has weights",
-            found=f"null for members {_few(without)}",
+            found=f"null for members {_format_keys(without_hash)}",
             do="`zoo-cli import --hash` fills them",
-            collection=held.name,
-            member=without[0][0],
+            collection=collection.name,
+            member=without_hash[0][0],
         )
 
 
-def _few(keys: Sequence[tuple[int, int | None]]) -> str:
+def _format_keys(keys: Sequence[tuple[int, int | None]]) -> str:
     return f"{format_ids(keys[:100])}{f' and {len(keys) - 100:,} more' if len(keys) > 100 else ''}"
 
 
-def _others(root: Path, inside: str, kept: set[str], folders: set[str]) -> Iterator[str]:
+def _unpublished(root: Path, inside: str, published: set[str], folders: set[str]) -> Iterator[str]:
     with os.scandir(root / inside) as entries:
         for entry in entries:
             path = f"{inside}/{entry.name}".lstrip("/")
             if entry.is_dir() and path in folders:
-                yield from _others(root, path, kept, folders)
-            elif path not in kept and path != "cards":
+                yield from _unpublished(root, path, published, folders)
+            elif path not in published and path != "cards":
                 yield f"{path}/" if entry.is_dir() else path
 
 
-def hashed(files: Mapping[str, Path]) -> list[File]:
-    """Hash files on disk; return them."""
+def hash_files(files: Mapping[str, Path]) -> list[File]:
+    """Hash files on disk, given as path in the repo -> path on disk; return them for the repo."""
     return [File.of(inside, path) for inside, path in files.items()]
 
 
 def check_ranges(folder: Folder) -> None:
-    """Check that rows' bytes lie inside their files, and that no two of them overlap but are not the same.
+    """Check that each row's byte range lies inside its file, and that no two different ranges overlap.
 
     Raises:
-        DamagedError: naming the member whose bytes don't.
+        DamagedError: a range leaves its file or overlaps another; the error names the member.
     """
     ranges: dict[str, list[tuple[int, int, int, str]]] = {}
-    for held in folder.held:
-        if not held.base:
-            columns = (held.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
+    for collection in folder.collections:
+        if not collection.base:
+            columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
             for path, offset, nbytes, member in zip(*columns, strict=True):
                 if path is not None:
-                    ranges.setdefault(path, []).append((offset, offset + nbytes, member, held.name))
-    for path, found in ranges.items():
+                    ranges.setdefault(path, []).append((offset, offset + nbytes, member, collection.name))
+    for path, file_ranges in ranges.items():
         size = folder.shards[path].stat().st_size
-        reached = (0, 0, -1, "")
-        for one in sorted(found):
-            problem = f"a file of {size:,} bytes" if one[1] > size else ""
-            if one[0] < reached[1] and one[:2] != reached[:2]:
-                problem = f"member {reached[2]} of {reached[3]} at {reached[0]:,} to {reached[1]:,}"
+        furthest = (0, 0, -1, "")  # the range that ends last so far: start, end, member, collection
+        for start, end, member, name in sorted(file_ranges):
+            problem = f"a file of {size:,} bytes" if end > size else ""
+            if start < furthest[1] and (start, end) != furthest[:2]:
+                problem = f"member {furthest[2]} of {furthest[3]} at {furthest[0]:,} to {furthest[1]:,}"
             if problem:
                 raise DamagedError(
-                    f"member {one[2]} of {one[3]} in file {path}",
-                    expected=f"bytes {one[0]:,} to {one[1]:,} of its own",
+                    f"member {member} of {name} in file {path}",
+                    expected=f"bytes {start:,} to {end:,} of its own",
                     found=problem,
-                    collection=one[3],
-                    member=one[2],
+                    collection=name,
+                    member=member,
                     path=path,
                 )
-            reached = max(reached, one, key=lambda r: r[1])
+            furthest = max(furthest, (start, end, member, name), key=lambda file_range: file_range[1])
 
 
 def check(folder: Folder, say: Say, finite: bool) -> None:
-    """Check every member's place and hash, that no two hold the same weights, and the same of stored predictions.
+    """Check each member's location and hash and that no two members hold the same weights; check stored predictions.
 
     Args:
-        folder: what is to be published.
-        say: told of each collection.
-        finite: whether the values of members whose status is ok are to be finite too.
+        folder: folder to be published.
+        say: function that is called with a line of text for each collection.
+        finite: whether members with status ok are also checked for values that are not finite.
 
     Raises:
-        DamagedError: naming the first members that are not as they should be.
+        DamagedError: some members or predictions have problems; the error names the first ones.
     """
     problems: list[Problem] = []
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
-    for held in folder.held:
-        ok = [status == "ok" for status in held.rows.column("status").to_pylist()]
-        claimed = held.rows.column("sha256").to_pylist()
-        counted = [digest if good else None for digest, good in zip(claimed, ok, strict=True)]
-        if held.base:
-            problems += shard_files.find_duplicates([(held.name, held.rows, counted)])
+    for collection in folder.collections:
+        ok = [status == "ok" for status in collection.rows.column("status").to_pylist()]
+        claimed = collection.rows.column("sha256").to_pylist()
+        compared_hashes = [digest if good else None for digest, good in zip(claimed, ok, strict=True)]
+        if collection.base:
+            problems += shard_files.find_duplicates([(collection.name, collection.rows, compared_hashes)])
             continue
-        hashes.append((held.name, held.rows, counted))
-        at = [i for i, path in enumerate(held.rows.column("path").to_pylist()) if path is not None]
-        say(f"{held.name}: checking {len(at):,} members' bytes …")
-        locations = folder.source.locate(held.description, manifest.take_rows(held.rows, at))
+        hashes.append((collection.name, collection.rows, compared_hashes))
+        positions = [i for i, path in enumerate(collection.rows.column("path").to_pylist()) if path is not None]
+        say(f"{collection.name}: checking {len(positions):,} members' bytes …")
+        locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)
-        for i, location in zip(at, locations, strict=True):
-            problems += _of_member(held.name, location, claimed[i], finite and ok[i])
-    refuse(folder.source.display_name, problems + shard_files.find_duplicates(hashes))
-    refuse(
-        folder.source.display_name, [p for stored in folder.sets for p in _of_predictions(folder, stored, say, finite)]
+        for i, location in zip(positions, locations, strict=True):
+            problems += _member_problems(collection.name, location, claimed[i], finite and ok[i])
+    raise_problems(folder.source.display_name, problems + shard_files.find_duplicates(hashes))
+    raise_problems(
+        folder.source.display_name,
+        [p for stored in folder.sets for p in _prediction_problems(folder, stored, say, finite)],
     )
 
 
-def _of_member(name: str, location: Location, claimed: str, finite: bool) -> list[Problem]:
-    found, _ = shard_files.check_bytes(location, claimed, finite)
-    return [Problem(name, location.member, kind, text) for kind, text in found]
+def _member_problems(name: str, location: Location, claimed: str, finite: bool) -> list[Problem]:
+    problems, _ = shard_files.check_bytes(location, claimed, finite)
+    return [Problem(name, location.member, kind, text) for kind, text in problems]
 
 
-def _of_predictions(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
-    """Check a set of predictions; where the folder has their collection, that they are of the weights that it has."""
+def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
+    """Check a set of predictions, and that they come from the weights of the folder's collection if it has it."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
-    rows = next((held.rows for held in folder.held if held.name == stored.facts.collection), None)
+    rows = next((c.rows for c in folder.collections if c.name == stored.facts.collection), None)
     return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
 
 
-def refuse(shown: str, problems: Sequence[Problem]) -> None:
-    """Raise what is wrong with members, if anything is.
+def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:
+    """Raise an error that names the first few problems; do nothing if there are none.
 
     Args:
-        shown: how the folder is called.
-        problems: what was found.
+        folder_name: name of the folder in the error text.
+        problems: problems of the folder's members.
 
     Raises:
-        DamagedError: naming the first few.
+        DamagedError: there are problems.
     """
     if not problems:
         return
-    few = " ".join(str(p) for p in problems[:SHOWN])
-    more = f" And {len(problems) - SHOWN:,} more." if len(problems) > SHOWN else ""
+    first_problems = " ".join(str(p) for p in problems[:MOST_SHOWN])
+    more = f" And {len(problems) - MOST_SHOWN:,} more." if len(problems) > MOST_SHOWN else ""
     raise DamagedError(
-        f"members of source {shown}",
+        f"members of source {folder_name}",
         expected="what their manifest says",
-        found=f"{few}{more}".rstrip("."),
-        do=f"Nothing was published. `zoo-cli verify {shown}` lists them all",
+        found=f"{first_problems}{more}".rstrip("."),
+        do=f"Nothing was published. `zoo-cli verify {folder_name}` lists them all",
         collection=problems[0].collection,
         member=problems[0].member,
     )
 
 
-def to_come(folder: Folder, sample: int) -> tuple[str, ...]:
-    """Return what a dry run leaves out, a line a check."""
-    members = sum(held.rows.num_rows for held in folder.held if not held.base)
+def skipped_checks(folder: Folder, sample: int) -> tuple[str, ...]:
+    """Return the checks that a dry run leaves out, one line of text per check."""
+    members = sum(collection.rows.num_rows for collection in folder.collections if not collection.base)
     lines = [f"finite values of {members:,} members' weights"] if members else []
     return (*lines, *([f"test accuracy of at most {sample} members a collection, measured again"] if sample else []))
 
 
-def measure(folder: Folder, sample: int, say: Say) -> list[Problem]:
-    """Measure the accuracy of some members of each collection again; return the problems found.
+def measure_accuracies(folder: Folder, sample: int, say: Say) -> list[Problem]:
+    """Measure the accuracy of some members of each collection again; return the differences from the manifest.
 
     Members whose weights lie in another repo are fetched, and their bytes are checked as well.
 
     Args:
-        folder: whose members' bytes are right, as far as they lie in it.
-        sample: members a collection, spread evenly over it.
-        say: told of each collection, and of those whose nets the package can't build.
+        folder: folder whose members' bytes were checked.
+        sample: number of members measured in each collection, spread evenly over it.
+        say: function that is called with a line of text for each collection, also if its network can't be built.
     """
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.publishing.verification import Verification, measure_again, verify
 
     problems: list[Problem] = []
-    for held in folder.held:
-        members = load(held.name, source=folder.source.root)
-        net, count = held.description.architecture, min(sample, len(members))
-        known = net in ARCHITECTURES
-        if not known:
-            say(f"{held.name}: accuracies are not measured again, since the package can't build {net!r}")
-        if held.base:
-            say(f"{held.name}: fetching and checking {count} of {len(members):,} members …")
-            for at in (i * len(members) // count for i in range(count)):
-                problems += verify(members[at : at + 1], sample=int(known))
-        elif known:
-            say(f"{held.name}: measuring the accuracy of at most {count} of {len(members):,} members …")
-            result = Verification(held.name, len(members), members.nbytes)
+    for collection in folder.collections:
+        members = load(collection.name, source=folder.source.root)
+        net, count = collection.description.architecture, min(sample, len(members))
+        can_build = net in ARCHITECTURES
+        if not can_build:
+            say(f"{collection.name}: accuracies are not measured again, since the package can't build {net!r}")
+        if collection.base:
+            say(f"{collection.name}: fetching and checking {count} of {len(members):,} members …")
+            for position in (i * len(members) // count for i in range(count)):
+                problems += verify(members[position : position + 1], sample=int(can_build))
+        elif can_build:
+            say(f"{collection.name}: measuring the accuracy of at most {count} of {len(members):,} members …")
+            result = Verification(collection.name, len(members), members.nbytes)
             measure_again(members, range(len(members)), sample, result)
             problems += result.problems
     return problems

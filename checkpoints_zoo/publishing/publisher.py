@@ -1,7 +1,7 @@
-"""Publishing a folder as a data set repo of the Hub: checked first, resumable, and consistent at every commit.
+"""Publish a folder as a data set repo of the Hub: checked first, resumable, and consistent at every commit.
 
-Shards go up before the manifests that name them. So a reader of the repo never sees a row without its bytes, wherever
-a publication is cut off; started again it goes on, and started once more it does nothing.
+Shards are uploaded before the manifests that name them. So a reader of the repo never sees a row without its bytes,
+even if a publication is interrupted. A second call continues it; a call after the end uploads nothing.
 """
 
 from __future__ import annotations
@@ -23,22 +23,31 @@ from checkpoints_zoo.publishing.folder import (
     SHARDS,
     File,
     Folder,
-    Held,
+    LocalCollection,
     Say,
     check,
     check_ranges,
-    hashed,
-    measure,
+    hash_files,
+    measure_accuracies,
+    raise_problems,
     read_folder,
-    refuse,
-    to_come,
+    skipped_checks,
 )
-from checkpoints_zoo.publishing.remote import MAIN, Branch, Remote, Tree, check_login, check_online, parse, sending
+from checkpoints_zoo.publishing.remote import (
+    MAIN,
+    Branch,
+    Remote,
+    Tree,
+    check_login,
+    check_online,
+    hub_errors,
+    parse_repo,
+)
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo, fetch_file, retry_patiently
 from checkpoints_zoo.sources.source import open_source
 
-# A commit with this much is a place to go on from; the Hub takes 128 commits an hour.
+# Size of a commit: an interrupted publication continues after its last commit; the Hub takes 128 commits an hour.
 COMMIT_BYTES = 20_000_000_000
 COMMIT_FILES = 100
 _COMMIT = re.compile("[0-9a-f]{7,64}")
@@ -48,20 +57,20 @@ _TAG = re.compile(r"(?!.*(?:\.\.|//|\.lock(?:/|$)|[./]$))[A-Za-z0-9][A-Za-z0-9._
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be uploaded, and what not.
+    """The files that a publication will upload, and the branch that they go to.
 
     Args:
-        repo: its address.
-        branch: that the commits go to, as it was seen; without a head where the repo is to be made.
-        opens: whether a pull request is opened for them.
-        private: whether the repo is made a private one.
-        shards: to be uploaded, one group a commit.
-        last: the card, descriptions and manifests to be uploaded, all in the last commit.
-        there: files that are there already.
-        unnamed: shards there that no row names any more; they stay.
-        ignored: files of the folder that are not published.
-        tag: for the last commit, None without one.
-        to_come: checks that a dry run leaves out.
+        repo: address of the repo.
+        branch: branch that gets the commits, in its state when the plan was made; it has no head if there is no repo.
+        opens: whether a new pull request is opened for the commits.
+        private: whether a new repo is made private.
+        shards: shards to be uploaded, one group per commit.
+        last: card, descriptions and manifests to be uploaded, all in the last commit.
+        there: files that the repo has already.
+        unnamed: paths of shards in the repo that no row names any more; they stay.
+        ignored: paths of files in the folder that are not published.
+        tag: name of a git tag for the last commit; None for no tag.
+        to_come: checks that a dry run leaves out, one line of text per check.
     """
 
     repo: str
@@ -90,7 +99,7 @@ class Plan:
         return len(self.shards) + bool(self.last)
 
     def summary(self) -> str:
-        """Write the plan in a line; return it."""
+        """Return the plan as one line of text."""
         if not self.files:
             return f"{self.repo}: nothing to upload, all {len(self.there)} files are there"
         files, commits = (
@@ -99,7 +108,7 @@ class Plan:
         return f"{self.repo}: {files} to upload, {self.bytes:,} bytes in {commits}; {len(self.there)} are there"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as JSON values: counts, bytes, and the paths."""
+        """Return the plan as JSON values: counts, sizes in bytes, and paths of files."""
         return {
             "repo": self.repo,
             "new": not self.branch.head,
@@ -121,16 +130,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Published:
-    """What a publication did.
+    """The result of a publication: the commit, and the numbers of uploaded files.
 
     Args:
-        repo: its address.
-        commit: that has all of it: 40 hex digits.
-        url: of the repo's page, or of the pull request.
-        files, bytes: that were uploaded.
-        there: files that were there already.
-        commits: that were made.
-        tag: that names the commit, None without one.
+        repo: address of the repo.
+        commit: hash of the commit that has all published files, 40 hex digits.
+        url: address of the web page of the repo or of the pull request.
+        files, bytes: number of uploaded files, and their total size in bytes.
+        there: number of files that the repo had already.
+        commits: number of commits that were made.
+        tag: name of the git tag on the commit; None for no tag.
     """
 
     repo: str
@@ -154,59 +163,59 @@ def publish(
     sample: int = 8,
     say: Say = lambda text: None,
 ) -> Published | Plan:
-    """Check a folder and put it on the Hub; return what was done, or for a dry run the plan.
+    """Check a folder and upload it to the Hub; return the result, or for a dry run the plan.
 
-    Every member's place and hash are checked, that its weights are finite, that no two hold the same, and the
-    accuracy of some is measured again; a dry run, which needs no torch, leaves the weights' values and the
-    accuracies out. Shards that a row no longer names stay in the repo.
+    The checks before the upload: each member's location and hash; finite weights; no two members with the same
+    weights; the accuracy of some members, measured again. A dry run needs no torch: it leaves out the check for finite
+    weights and the accuracies. Shards that no row names any more stay in the repo.
 
     Args:
-        folder: with manifests/ and shards/.
-        repo: "org/name" of a data set repo; it is made if there is none.
-        tag: for the commit, set last.
-        private: make the repo a private one.
-        create_pr: put everything into a pull request, in place of main.
-        dry_run: only plan, and upload nothing.
-        sample: members a collection whose accuracy is measured again; 0 for none.
-        say: told what is being done, a line at a time.
+        folder: folder with the subfolders manifests/ and shards/.
+        repo: "org/name" of a data set repo; it is made if it does not exist.
+        tag: name of a git tag that is set on the new commit after all uploads.
+        private: whether a new repo is made private.
+        create_pr: whether all commits go to a pull request, not to main.
+        dry_run: whether only the plan is made and nothing is uploaded.
+        sample: number of members of each collection whose accuracy is measured again; 0 for none.
+        say: function that is called with a line of text for each step.
 
     Raises:
-        UsageError: arguments that don't go together, a tag that is taken, a README written by hand that lacks things.
-        SourceNotFound, FormatError, DamagedError: a folder that can't be published.
-        AccessError, NetworkError: the Hub does not let this login, or does not answer; or someone else has committed.
+        UsageError: two arguments exclude each other, the tag exists, or a README written by hand lacks a manifest.
+        SourceNotFound, FormatError, DamagedError: the folder can't be published.
+        AccessError, NetworkError: this login may not write, the Hub does not answer, or somebody else has committed.
     """
-    remote = parse(repo)
+    remote = parse_repo(repo)
     _check_arguments(tag, create_pr, sample)
     (check_online if dry_run and not create_pr else check_login)(remote.label)
-    found = read_folder(folder)
-    check_ranges(found)
+    local = read_folder(folder)
+    check_ranges(local)
     main = remote.branch(MAIN)
     _check_repo(remote, main, private, create_pr)
     if not dry_run and not (create_pr and main):
         remote.check_may_write(main is not None)
     main = main or Branch(MAIN, "", {}, private)
-    taken = _check_tag(remote, main, tag)
-    for held in found.held:
-        if held.base:
-            _check_base(remote, held)
-    by_hand = _readme_by_hand(found, remote, main)
-    check(found, say, finite=not dry_run)
-    shards = hashed({**found.shards, **{p: x for p, x in found.predictions.items() if p.endswith(SHARDS)}})
-    tables = {p: x for p, x in found.predictions.items() if not p.endswith(SHARDS)}
-    last = [*(by_hand or _card(found, remote, main)), *hashed({**found.tables(), **tables})]
-    plan = _plan(found, remote, main, shards, last, tag, private)
+    tag_exists = _check_tag(remote, main, tag)
+    for collection in local.collections:
+        if collection.base:
+            _check_base(remote, collection)
+    own_readme = _readme_by_hand(local, remote, main)
+    check(local, say, finite=not dry_run)
+    shards = hash_files({**local.shards, **{p: x for p, x in local.predictions.items() if p.endswith(SHARDS)}})
+    tables = {p: x for p, x in local.predictions.items() if not p.endswith(SHARDS)}
+    last_files = [*(own_readme or _make_card(local, remote, main)), *hash_files({**local.tables(), **tables})]
+    plan = _make_plan(local, remote, main, shards, last_files, tag, private)
     if create_pr and plan.files:
-        pull = remote.pull(_title_of(found))
-        plan = _plan(found, remote, pull or main, shards, last, tag, private)
+        pull = remote.find_pull_request(_title_of(local))
+        plan = _make_plan(local, remote, pull or main, shards, last_files, tag, private)
         plan = replace(plan, opens=pull is None)
-    if taken and plan.files:
+    if tag_exists and plan.files:
         raise _taken_tag(remote, tag, main.head, "the commit to be made, since there is something to upload")
     if dry_run:
-        return replace(plan, to_come=to_come(found, sample))
+        return replace(plan, to_come=skipped_checks(local, sample))
     if sample:
-        refuse(found.source.display_name, measure(found, sample, say))
+        raise_problems(local.source.display_name, measure_accuracies(local, sample, say))
     say(plan.summary())
-    return _carry_out(remote, plan, found, taken, say)
+    return _carry_out(remote, plan, local, tag_exists, say)
 
 
 def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:
@@ -221,7 +230,7 @@ def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:
 
 
 def _check_repo(remote: Remote, main: Branch | None, private: bool, create_pr: bool) -> None:
-    """Check that the repo is what the arguments take it for."""
+    """Check that the repo exists if a pull request is wanted, and is private if `private` is set."""
     if main is None and create_pr:
         raise SourceNotFound(
             f"pull request to {remote.label}",
@@ -239,10 +248,10 @@ def _check_repo(remote: Remote, main: Branch | None, private: bool, create_pr: b
 
 
 def _check_tag(remote: Remote, main: Branch, tag: str | None) -> bool:
-    """Say whether the tag is on the head already.
+    """Check that a tag can be set on the head or on a new commit; return whether it is on the head already.
 
     Raises:
-        UsageError: it is on another commit, or a branch has that name.
+        UsageError: the tag is on another commit, or a branch has its name.
     """
     if tag is None or not main.head:
         return False
@@ -254,27 +263,30 @@ def _check_tag(remote: Remote, main: Branch, tag: str | None) -> bool:
     return tag in tags
 
 
-def _taken_tag(remote: Remote, tag: str | None, found: str, wanted: str) -> UsageError:
+def _taken_tag(remote: Remote, tag: str | None, tagged_commit: str, other_commit: str) -> UsageError:
     return UsageError(
         f"tag {tag} of {remote.label}",
-        expected=f"none yet, or one on {wanted}",
-        found=f"it on commit {found[:12]}",
-        do="Take another name: what was cited by a tag stays what it was",
+        expected=f"none yet, or one on {other_commit}",
+        found=f"the tag on commit {tagged_commit[:12]}",
+        do="Take another name: readers who cite a tag rely on its commit",
     )
 
 
 def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
-    """Find the folder's README if it was written by hand; return it and its pictures, [] where one is to be made.
+    """Return the folder's README and its pictures if it was written by hand; [] if a card is to be made.
 
     Raises:
-        UsageError: it does not name every manifest; or the repo has one written by hand, and the folder none.
+        UsageError: the README does not name every manifest; or only the repo has one that was written by hand.
     """
     path = folder.source.root / README
     if path.is_file():
         text = folder.source.local_path(README).read_text(encoding="utf-8", errors="replace")
         if not is_generated(text):
-            names = [*(held.name for held in folder.held), *_only_there(folder, branch)]
-            _check_configs(text, sorted(names), path)
+            manifest_names = [
+                *(collection.name for collection in folder.collections),
+                *_names_only_in_repo(folder, branch),
+            ]
+            _check_configs(text, sorted(manifest_names), path)
             pictures = [p for p in folder.pictures if p in text]
             return [File.of(p, folder.source.local_path(p)) for p in (README, *pictures)]
     if README in branch.tree:
@@ -292,7 +304,7 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
 
 
 def _check_configs(text: str, names: Sequence[str], path: Path) -> None:
-    """Check that the YAML of a README names every manifest, for the Hub's viewer and `datasets.load_dataset`."""
+    """Check that a README's YAML names every manifest; the Hub's viewer and `datasets.load_dataset` need the names."""
     known, problem = set(), ""
     try:
         match = _FRONT.match(text)
@@ -300,72 +312,72 @@ def _check_configs(text: str, names: Sequence[str], path: Path) -> None:
         known = {(c["config_name"], file) for c in configs for file in _paths_in(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         problem = f": {' '.join(str(error).split())[:200]}"
-    lacking = [name for name in names if (name, f"manifests/{name}.parquet") not in known]
-    if lacking:
-        lines = "; ".join(f"- config_name: {n}, data_files: manifests/{n}.parquet" for n in lacking)
+    unnamed_manifests = [name for name in names if (name, f"manifests/{name}.parquet") not in known]
+    if unnamed_manifests:
+        lines = "; ".join(f"- config_name: {n}, data_files: manifests/{n}.parquet" for n in unnamed_manifests)
         raise UsageError(
             f"{path}",
             expected="YAML at its top whose `configs` name every manifest, since it was written by hand",
-            found=f"none for {', '.join(lacking)}{problem}",
+            found=f"none for {', '.join(unnamed_manifests)}{problem}",
             do=f"Add under `configs:` {lines}; or remove the file, and one is made",
             path=path,
         )
 
 
 def _paths_in(value: Any) -> list[str]:
-    """Return the paths in a config's data_files: a path, several, or several with their splits."""
+    """Return the paths in a config's `data_files`: a path, a list of paths, or a list of splits with paths."""
     if isinstance(value, dict):
         value = value.get("path")
     if isinstance(value, list):
-        return [file for one in value for file in _paths_in(one)]
+        return [file for entry in value for file in _paths_in(entry)]
     return [value] if isinstance(value, str) else []
 
 
-def _card(found: Folder, remote: Remote, branch: Branch) -> list[File]:
-    """Make the card, of the folder's collections and of those that only the repo has; return its files."""
-    collections = {held.name: (held.description, held.rows) for held in found.held}
-    if names := _only_there(found, branch):
+def _make_card(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
+    """Make the card of all collections, those of the folder and those that only the repo has; return its files."""
+    collections = {collection.name: (collection.description, collection.rows) for collection in folder.collections}
+    if names := _names_only_in_repo(folder, branch):
         source = open_source(f"{remote.label}@{branch.head}", names[0])
         collections |= {name: source.read_collection(name) for name in names}
-    files = cards.files(collections, remote.id, predictions=_predictions(found, branch))
+    files = cards.card_files(collections, remote.id, predictions=_prediction_names(folder, branch))
     return [File.of(path, content) for path, content in files.items()]
 
 
-def _only_there(folder: Folder, branch: Branch) -> list[str]:
-    """List the collections that the repo has and the folder lacks; return their names."""
+def _names_only_in_repo(folder: Folder, branch: Branch) -> list[str]:
+    """Return the names of the collections that the repo has and the folder lacks."""
     names = {Path(p).stem for p in branch.tree if p.startswith("manifests/") and p.endswith(".parquet")}
-    return sorted(names - {held.name for held in folder.held})
+    return sorted(names - {collection.name for collection in folder.collections})
 
 
-def _predictions(folder: Folder, branch: Branch) -> dict[str, set[str]]:
-    """List the sets of stored predictions that the repo has and will have; return collection -> their names."""
-    named = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
+def _prediction_names(folder: Folder, branch: Branch) -> dict[str, set[str]]:
+    """Return the sets of stored predictions in the repo and in the folder, as collection -> names of its sets."""
+    all_parts = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
     sets: dict[str, set[str]] = {}
-    for parts in named:
+    for parts in all_parts:
         if len(parts) == 4 and parts[3] == TABLE:
             sets.setdefault(parts[1], set()).add(parts[2])
     return sets
 
 
-def _plan(
-    found: Folder, remote: Remote, branch: Branch, shards: list[File], last: list[File], tag: str | None, private: bool
+def _make_plan(
+    folder: Folder, remote: Remote, branch: Branch, shards: list[File], last: list[File], tag: str | None, private: bool
 ) -> Plan:
-    missing, there = _compare(shards, branch, remote.label)
-    missing_last, there_last = _compare(last, branch, remote.label)
+    missing, there = _split_by_presence(shards, branch, remote.label)
+    missing_last, there_last = _split_by_presence(last, branch, remote.label)
     changed = [f for f in missing_last if not (f.inside.endswith(".png") and f.inside in branch.tree)]
-    if not changed and not missing:  # pictures that another matplotlib drew
+    if not changed and not missing:  # only pictures differ: another version of matplotlib drew them
         missing_last, there_last = [], last
     return Plan(
-        remote.label, branch, False, private, tuple(_commits_of(missing)), tuple(missing_last), (*there, *there_last),
-        tuple(_unnamed(found, branch.tree)), tuple(found.ignored()), tag,
+        remote.label, branch, False, private, tuple(_group_into_commits(missing)), tuple(missing_last),
+        (*there, *there_last), tuple(_unnamed_shards(folder, branch.tree)), tuple(folder.ignored()), tag,
     )  # fmt: skip
 
 
-def _compare(files: Sequence[File], branch: Branch, label: str) -> tuple[list[File], list[File]]:
-    """Find out which files are missing from a branch; return those, and those that are there.
+def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tuple[list[File], list[File]]:
+    """Return the files that are missing from a branch, and the files that it has.
 
     Raises:
-        UsageError: a shard of that name is there with other bytes: whoever reads it now would get wrong ones.
+        UsageError: the branch has a shard of the same name with other bytes, which current readers of the repo need.
     """
     missing: list[File] = []
     there: list[File] = []
@@ -383,57 +395,57 @@ def _compare(files: Sequence[File], branch: Branch, label: str) -> tuple[list[Fi
     return missing, there
 
 
-def _commits_of(files: Iterable[File]) -> Iterator[tuple[File, ...]]:
-    """Split files into commits; yield those of each."""
-    part: list[File] = []
+def _group_into_commits(files: Iterable[File]) -> Iterator[tuple[File, ...]]:
+    """Split files into groups, one per commit; yield the groups."""
+    group: list[File] = []
     for file in files:
-        if part and (len(part) >= COMMIT_FILES or sum(f.size for f in part) + file.size > COMMIT_BYTES):
-            yield tuple(part)
-            part = []
-        part.append(file)
-    if part:
-        yield tuple(part)
+        if group and (len(group) >= COMMIT_FILES or sum(f.size for f in group) + file.size > COMMIT_BYTES):
+            yield tuple(group)
+            group = []
+        group.append(file)
+    if group:
+        yield tuple(group)
 
 
-def _unnamed(folder: Folder, tree: Tree) -> list[str]:
-    """List the shards of the folder's collections in the repo that no row names any more; return their paths."""
-    places = tuple(f"shards/{held.name}/" for held in folder.held)
+def _unnamed_shards(folder: Folder, tree: Tree) -> list[str]:
+    """Return the paths of shards in the repo that belong to the folder's collections and that no row names."""
+    places = tuple(f"shards/{collection.name}/" for collection in folder.collections)
     return sorted(path for path in tree if path.startswith(places) and path not in folder.shards)
 
 
 def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Say) -> Published:
-    """Upload what a plan says; return what was done.
+    """Upload the files of a plan; return the result of the publication.
 
     Args:
-        remote: the repo.
-        plan: made for it.
-        folder: with the rows to be checked before the last commit.
-        tagged: whether the tag is on the commit already.
-        say: told of each commit.
+        remote: repo that the plan was made for.
+        plan: plan to carry out.
+        folder: folder whose rows are checked against the repo before the last commit.
+        tagged: whether the tag is on the head already.
+        say: function that is called with a line of text for each commit.
 
     Raises:
-        NetworkError: no answer; or someone else has committed meanwhile.
+        NetworkError: the Hub does not answer, or somebody else has committed meanwhile.
         AccessError, SourceNotFound: the repo can't be written to.
-        DamagedError: a file was changed meanwhile, or the repo does not have what was sent.
+        DamagedError: a file was changed meanwhile, or the repo does not have a file that was sent.
     """
     branch, opens = plan.branch, plan.opens
     if not branch.head:
-        branch = _made_repo(remote, plan.private)
+        branch = _make_repo(remote, plan.private)
     title = _title_of(folder)
     groups = [*plan.shards, *([plan.last] if plan.last else [])]
-    rows = [f for f in (*plan.there, *plan.files) if f.inside in folder.shards]
+    shard_files = [f for f in (*plan.there, *plan.files) if f.inside in folder.shards]
     for at, files in enumerate(groups, 1):
-        last = files is plan.last
-        if last:
-            _check_rows(folder, rows, branch.tree, remote.label)
-            _check_same([f for f in plan.there if f.inside in folder.tables()])
+        is_last = files is plan.last
+        if is_last:
+            _check_rows(folder, shard_files, branch.tree, remote.label)
+            _check_unchanged([f for f in plan.there if f.inside in folder.tables()])
         size = sum(file.size for file in files)
         say(f"commit {at} of {len(groups)}: {len(files)} file{'s' * (len(files) > 1)}, {size:,} bytes …")
-        name = title if last or opens else f"{title}: weights"
+        name = title if is_last or opens else f"{title}: weights"
         branch, opens = _commit(remote, branch, name, files, opens), False
-    _check_rows(folder, rows, branch.tree, remote.label)
+    _check_rows(folder, shard_files, branch.tree, remote.label)
     if plan.tag is not None and not tagged:
-        _tag(remote, plan.tag, branch.head)
+        _set_tag(remote, plan.tag, branch.head)
     return Published(
         plan.repo, branch.head, remote.url(branch.name), len(plan.files), plan.bytes, len(plan.there),
         len(groups), plan.tag,
@@ -441,27 +453,27 @@ def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Sa
 
 
 def _title_of(folder: Folder) -> str:
-    """Return the title of the last commit; a pull request is found again by it."""
-    names = [held.name for held in folder.held]
+    """Return the title of the last commit; the pull request has the same title and is found by it."""
+    names = [collection.name for collection in folder.collections]
     return f"Publish {first_few(names, 3)}"
 
 
-def _made_repo(remote: Remote, private: bool) -> Branch:
-    """Make the repo; return its branch."""
+def _make_repo(remote: Remote, private: bool) -> Branch:
+    """Make the repo on the Hub; return its main branch."""
     what = f"making {remote.label}"
-    remote.ask(
+    remote.call(
         what, lambda: remote.api.create_repo(remote.id, repo_type="dataset", private=private, exist_ok=True), "write"
     )
     branch = remote.branch()
     if branch is None:
         raise NetworkError(what, expected="the repo", found="none, though it was made", do="Try again")
     if any("/" in path for path in branch.tree) or branch.private != private:
-        raise _overtaken(remote)
+        raise _somebody_committed(remote)
     return branch
 
 
 def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], opens: bool) -> Branch:
-    """Commit files on top of a branch, or as a pull request; return the branch as it is then."""
+    """Commit files to a branch or to a new pull request; return the branch after the commit."""
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -472,29 +484,29 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
         additions[-1].upload_info.sha256 = bytes.fromhex(file.sha256)  # else the client reads the file once more
     where: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
     what = f"commit {title!r} to {remote.label}"
-    with sending(remote.label, f"upload to {remote.label}"):
+    with hub_errors(remote.label, f"upload to {remote.label}"):
         retry_patiently(
             lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **where), (408,)
         )
-    _check_same(files)
+    _check_unchanged(files)
 
     def attempt() -> tuple[str, str]:
-        if opens and (pull := remote.pull(title)):
-            return pull.name, pull.head  # opened before, by an attempt whose answer was lost
+        if opens and (pull := remote.find_pull_request(title)):
+            return pull.name, pull.head  # an earlier attempt opened it, but its answer was lost
         try:
-            made = remote.api.create_commit(
+            commit_info = remote.api.create_commit(
                 remote.id, additions, commit_message=title, parent_commit=branch.head, **where
             )
         except HfHubHTTPError as error:
             if error.response.status_code != 412:
                 raise
-            if (landed := _landed(remote, branch, title)) is None:
-                raise _overtaken(remote) from error
-            return branch.name, landed
-        return f"refs/pr/{made.pr_num}" if opens else branch.name, made.oid
+            if (landed_commit := _find_landed_commit(remote, branch, title)) is None:
+                raise _somebody_committed(remote) from error
+            return branch.name, landed_commit
+        return f"refs/pr/{commit_info.pr_num}" if opens else branch.name, commit_info.oid
 
-    with sending(remote.label, what):
-        name, head = remote.ask(what, attempt, "write")
+    with hub_errors(remote.label, what):
+        name, head = remote.call(what, attempt, "write")
     after = replace(branch, name=name, head=head, tree=remote.tree(head))
     if missing := [file.inside for file in files if not after.has(file)]:
         raise DamagedError(
@@ -507,34 +519,34 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
     return after
 
 
-def _landed(remote: Remote, branch: Branch, title: str) -> str | None:
-    """Return the head if it is the commit that was to be made: done by an attempt whose answer was an error."""
+def _find_landed_commit(remote: Remote, branch: Branch, title: str) -> str | None:
+    """Return the head if it is the requested commit, made by an attempt that was answered by an error; else None."""
     commits = remote.api.list_repo_commits(remote.id, revision=branch.name, repo_type="dataset")
     ours = len(commits) > 1 and (commits[0].title, commits[1].commit_id) == (title, branch.head)
     return commits[0].commit_id if ours else None
 
 
-def _overtaken(remote: Remote) -> NetworkError:
+def _somebody_committed(remote: Remote) -> NetworkError:
     return NetworkError(
         f"publishing to {remote.label}",
         expected="the repo as it was when the plan was made",
-        found="someone else has committed",
+        found="a commit of somebody else",
         do="Run again: what was uploaded is kept",
     )
 
 
-def _check_same(files: Sequence[File]) -> None:
+def _check_unchanged(files: Sequence[File]) -> None:
     for file in files:
         file.check_unchanged()
 
 
-def _tag(remote: Remote, tag: str, commit: str) -> None:
-    """Set a tag that was free when the plan was made."""
+def _set_tag(remote: Remote, tag: str, commit: str) -> None:
+    """Set a tag on a commit; the tag did not exist when the plan was made."""
 
     def attempt() -> None:
         remote.api.create_tag(remote.id, tag=tag, revision=commit, repo_type="dataset", exist_ok=True)
 
-    remote.ask(f"tag {tag} of {remote.label}", attempt, "write")
+    remote.call(f"tag {tag} of {remote.label}", attempt, "write")
     if (found := remote.tags()[0].get(tag, "none")) != commit:
         raise _taken_tag(remote, tag, found, commit[:12])
 
@@ -543,42 +555,42 @@ def _check_rows(folder: Folder, files: Sequence[File], tree: Tree, label: str) -
     """Check that the bytes of every row are in the repo.
 
     Args:
-        folder: with the rows.
-        files: the shards on disk.
-        tree: the repo's.
-        label: of the repo.
+        folder: folder with the rows.
+        files: shards of the folder.
+        tree: files of the repo, by path.
+        label: address of the repo, for the error text.
 
     Raises:
-        DamagedError: naming a row without its bytes.
+        DamagedError: the bytes of a row are missing; the error names its member.
     """
     local = {file.inside: file for file in files}
-    for held in folder.held:
-        if not held.base:
-            for path, end, member in _ends(held):
-                there = tree.get(path)
-                if there is None or there.size < end or not there.holds(local[path]):
-                    found = "no such file" if there is None else f"another file of {there.size:,} bytes"
-                    raise _lacks_bytes(held, member, path, end, label, found)
+    for collection in folder.collections:
+        if not collection.base:
+            for path, end, member in _last_ends(collection):
+                repo_file = tree.get(path)
+                if repo_file is None or repo_file.size < end or not repo_file.holds(local[path]):
+                    found = "no such file" if repo_file is None else f"another file of {repo_file.size:,} bytes"
+                    raise _missing_bytes(collection, member, path, end, label, found)
 
 
-def _check_base(remote: Remote, held: Held) -> None:
-    """Check that the bytes of a collection whose weights lie in another repo are there.
+def _check_base(remote: Remote, collection: LocalCollection) -> None:
+    """Check that the other repo that has a collection's weights has the bytes of every row.
 
     Raises:
-        DamagedError: naming a row without its bytes.
+        DamagedError: the bytes of a row are missing; the error names its member.
         SourceNotFound, AccessError, NetworkError: the other repo can't be read.
     """
-    base: Repo = hub.resolve_address(held.base)
-    tree = remote.some(base, sorted({path for path, _, _ in _ends(held)}))
-    for path, end, member in _ends(held):
+    base: Repo = hub.resolve_address(collection.base)
+    tree = remote.files_of(base, sorted({path for path, _, _ in _last_ends(collection)}))
+    for path, end, member in _last_ends(collection):
         if path not in tree or tree[path].size < end:
             found = "no such file" if path not in tree else f"a file of {tree[path].size:,} bytes"
-            raise _lacks_bytes(held, member, path, end, str(base), found)
+            raise _missing_bytes(collection, member, path, end, str(base), found)
 
 
-def _ends(held: Held) -> list[tuple[str, int, int]]:
-    """Return (path, where its last member's bytes end, that member) of each file that rows name."""
-    columns = (held.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
+def _last_ends(collection: LocalCollection) -> list[tuple[str, int, int]]:
+    """Return for each file that rows name: its path, the end of its last byte range, and the member of that range."""
+    columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
     last: dict[str, tuple[int, int]] = {}
     for path, offset, nbytes, member in zip(*columns, strict=True):
         if path is not None:
@@ -586,13 +598,15 @@ def _ends(held: Held) -> list[tuple[str, int, int]]:
     return [(path, *end) for path, end in last.items()]
 
 
-def _lacks_bytes(held: Held, member: int, path: str, end: int, label: str, found: str) -> DamagedError:
+def _missing_bytes(
+    collection: LocalCollection, member: int, path: str, end: int, label: str, found: str
+) -> DamagedError:
     return DamagedError(
-        f"member {member} of {held.name}",
+        f"member {member} of {collection.name}",
         expected=f"its bytes up to {end:,} in file {path} of {label}",
         found=found,
         do="Its manifest was not published. Publish again; a .gitignore in the repo may keep files out",
-        collection=held.name,
+        collection=collection.name,
         member=member,
         path=path,
     )

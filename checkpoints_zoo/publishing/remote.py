@@ -1,4 +1,4 @@
-"""The repo as it is: its head, the files there, tags, pull requests; and what this login may do to it."""
+"""Read the state of a repo on the Hub: branches, files, tags, pull requests, and the login's permission to write."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MAIN = "main"
-ASKED = 500  # paths a request
+PATHS_PER_REQUEST = 500
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class There:
-    """A file of the repo: its size, the name that git gives to it, and of a large one the sha256 of its content."""
+class FileInRepo:
+    """A file of a repo on the Hub: its size in bytes, git's hash, and its sha256 if Git LFS stores it, else None."""
 
     size: int
     oid: str
     sha256: str | None
 
     def holds(self, file: File) -> bool:
-        """Say whether the file has this content."""
+        """Return whether this file has the same content as a local file."""
         if self.sha256 is not None:
             return (self.size, self.sha256) == (file.size, file.sha256)
-        return self.size == file.size and self.oid == file.git()
+        return self.size == file.size and self.oid == file.git_hash()
 
 
-Tree = Mapping[str, There]
+Tree = Mapping[str, FileInRepo]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch as it was seen.
+    """The state of a repo's branch at one moment.
 
     Args:
-        name: "main", or "refs/pr/3".
-        head: its commit, "" where there is no repo yet.
-        tree: the files at that commit.
-        private: whether only few may read it.
+        name: name of the branch, as "main" or "refs/pr/3".
+        head: hash of the newest commit; "" if there is no repo yet.
+        tree: files at that commit, by path.
+        private: whether the repo is private.
     """
 
     name: str
@@ -66,16 +66,16 @@ class Branch:
     private: bool = False
 
     def has(self, file: File) -> bool:
-        """Say whether a file is there with its content."""
+        """Return whether the branch has a file of the same path and content."""
         return file.inside in self.tree and self.tree[file.inside].holds(file)
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A data set repo of the Hub, asked through the client.
+    """A data set repo on the Hub, read and written by `huggingface_hub`.
 
     Args:
-        id: "org/name".
+        id: name of the repo, "org/name".
     """
 
     id: str
@@ -90,17 +90,17 @@ class Remote:
 
         return HfApi(**client_info())
 
-    def ask(self, what: str, call: Callable[[], T], to: str = "read") -> T:
-        """Call the client, again where the answer is one that passes; return what it returns.
+    def call(self, subject: str, request: Callable[[], T], permission: str = "read") -> T:
+        """Call the Hub, and repeat the call after errors that pass; return its answer.
 
         Raises:
-            SourceNotFound, AccessError, NetworkError: no answer, or one that says no.
+            SourceNotFound, AccessError, NetworkError: the Hub does not answer or refuses.
         """
-        with sending(self.label, what, to):
-            return retry_patiently(call, RETRIED_STATUSES)
+        with hub_errors(self.label, subject, permission):
+            return retry_patiently(request, RETRIED_STATUSES)
 
     def branch(self, name: str = MAIN) -> Branch | None:
-        """Look at a branch; return what is there now, None where there is no such repo."""
+        """Return the current state of a branch; None if there is no such repo."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         def look() -> Any:
@@ -109,90 +109,90 @@ class Remote:
             except RepositoryNotFoundError:
                 return None
 
-        about = self.ask(f"revision {name!r} of {self.label}", look)
+        about = self.call(f"revision {name!r} of {self.label}", look)
         if about is None:
             return None
         return Branch(name, about.sha, self.tree(about.sha), bool(about.private))
 
     def url(self, branch: str) -> str:
-        """Return the address of the page of a branch."""
+        """Return the address of a branch's web page."""
         number = branch.removeprefix("refs/pr/")
         return f"{self.api.endpoint}/datasets/{self.id}{'' if number == branch else f'/discussions/{number}'}"
 
-    def tree(self, commit: str) -> dict[str, There]:
-        """List the files at a commit; return them by path."""
+    def tree(self, commit: str) -> dict[str, FileInRepo]:
+        """Return the files at a commit, by path."""
 
         def look() -> list[Any]:
             return list(self.api.list_repo_tree(self.id, recursive=True, revision=commit, repo_type="dataset"))
 
-        return _by_path(self.ask(f"files of {self.label}", look))
+        return _by_path(self.call(f"files of {self.label}", look))
 
-    def some(self, repo: Repo, paths: list[str]) -> dict[str, There]:
-        """Look some files of another repo up; return those that are there, by path."""
+    def files_of(self, repo: Repo, paths: list[str]) -> dict[str, FileInRepo]:
+        """Look up paths in another repo; return the files that exist, by path."""
         found: list[Any] = []
-        for at in range(0, len(paths), ASKED):
-            part = paths[at : at + ASKED]
+        for at in range(0, len(paths), PATHS_PER_REQUEST):
+            part = paths[at : at + PATHS_PER_REQUEST]
 
             def look(part: list[str] = part) -> list[Any]:
                 return list(self.api.get_paths_info(repo.id, part, revision=repo.commit, repo_type="dataset"))
 
-            found += self.ask(f"files of {repo}", look)
+            found += self.call(f"files of {repo}", look)
         return _by_path(found)
 
     def tags(self) -> tuple[dict[str, str], set[str]]:
-        """Return the commit of each tag, and the names of the branches."""
-        refs = self.ask(f"tags of {self.label}", lambda: self.api.list_repo_refs(self.id, repo_type="dataset"))
+        """Return tag -> commit, and the names of the branches."""
+        refs = self.call(f"tags of {self.label}", lambda: self.api.list_repo_refs(self.id, repo_type="dataset"))
         return {tag.name: tag.target_commit for tag in refs.tags}, {branch.name for branch in refs.branches}
 
     def check_may_write(self, exists: bool) -> None:
-        """Check that this login may write to the repo, or make it.
+        """Check that this login may write to the repo, or make it if it does not exist.
 
         Raises:
-            AccessError: it may not.
+            AccessError: the login may not.
         """
-        what = f"publishing to {self.label}"
+        subject = f"publishing to {self.label}"
         if exists:
-            self.ask(what, lambda: self.api.auth_check(self.id, write=True, repo_type="dataset"), "write")
+            self.call(subject, lambda: self.api.auth_check(self.id, write=True, repo_type="dataset"), "write")
             return
-        names = self.names()
+        names = self.namespaces()
         if self.id.split("/")[0] not in names:
             raise AccessError(
-                what,
+                subject,
                 expected=f"one of the places that this login may write to: {', '.join(names)}",
                 found=self.id.split("/")[0],
                 do="Check the repo's name, or log in as another user",
             )
 
-    def names(self) -> list[str]:
-        """Return the names of the user and of their organisations."""
-        me = self.ask(f"the login at {host()}", self.api.whoami, "write")
-        return [me["name"], *(org["name"] for org in me.get("orgs", []))]
+    def namespaces(self) -> list[str]:
+        """Return the name of the user who is logged in, and the names of the user's organisations."""
+        user = self.call(f"the login at {host()}", self.api.whoami, "write")
+        return [user["name"], *(org["name"] for org in user.get("orgs", []))]
 
-    def pull(self, title: str) -> Branch | None:
-        """Find an open pull request of this user with that title; return its branch as it is, None without one."""
-        me = self.names()[0]
-        found = self.ask(
+    def find_pull_request(self, title: str) -> Branch | None:
+        """Find an open pull request of this user by its title; return its branch, or None if there is none."""
+        user = self.namespaces()[0]
+        requests = self.call(
             f"pull requests of {self.label}",
             lambda: list(self.api.get_repo_discussions(self.id, discussion_type="pull_request", repo_type="dataset")),
         )
-        for one in found:
-            if one.title == title and one.author == me and one.status in ("open", "draft"):
-                return self.branch(f"refs/pr/{one.num}")
+        for request in requests:
+            if request.title == title and request.author == user and request.status in ("open", "draft"):
+                return self.branch(f"refs/pr/{request.num}")
         return None
 
 
-def _by_path(rows: Iterable[Any]) -> dict[str, There]:
+def _by_path(rows: Iterable[Any]) -> dict[str, FileInRepo]:
     from huggingface_hub.hf_api import RepoFile
 
     files = (row for row in rows if isinstance(row, RepoFile))
-    return {f.path: There(f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in files}
+    return {f.path: FileInRepo(f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in files}
 
 
 def check_login(label: str) -> None:
-    """Check, without asking the Hub, that it may be asked and that there is a login.
+    """Check that offline mode is off and that a user is logged in, without a request to the Hub.
 
     Raises:
-        NetworkError: offline.
+        NetworkError: offline mode is on.
         AccessError: nobody is logged in.
     """
     from huggingface_hub import get_token
@@ -211,11 +211,11 @@ def check_online(label: str) -> None:
         )
 
 
-def parse(repo: str) -> Remote:
-    """Read the name of a repo, "org/name" or its address; return the repo, which need not exist.
+def parse_repo(repo: str) -> Remote:
+    """Parse the name of a repo, "org/name" or its address; return the repo, which need not exist.
 
     Raises:
-        UsageError: another form.
+        UsageError: the name has another form.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -232,30 +232,30 @@ def parse(repo: str) -> Remote:
 
 
 @contextmanager
-def sending(label: str, what: str, to: str = "write") -> Iterator[None]:
-    """Turn the client's errors of an upload into ours.
+def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[None]:
+    """Turn errors of `huggingface_hub` inside a `with` block into errors of this package.
 
     Args:
-        label: of the repo.
-        what: is sent.
-        to: what permission it takes.
+        label: address of the repo.
+        subject: the thing that is read or written, for the error text.
+        permission: permission that the call needs, "read" or "write".
     """
     try:
-        with translated_errors(label, what, to):
+        with translated_errors(label, subject, permission):
             yield
     except ZooError:
         raise
-    except RuntimeError as error:  # of one file: the client wraps it, and hf_xet has no class for its own
+    except RuntimeError as error:  # raised for one file: the client wraps it, and hf_xet has no error class of its own
         cause: BaseException = error
         while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        known = translate_error(cause, label, what, to)
+        known = translate_error(cause, label, subject, permission)
         if known is not cause:
             raise known from error
-        raise NetworkError(what, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
+        raise NetworkError(subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
     except ValueError as error:
         text = str(error)
         if text.startswith("Invalid metadata"):
             problem = " ".join(text.split())
             raise FormatError(f"README.md for {label}", expected="YAML that the Hub takes", found=problem) from error
-        raise NetworkError(what, expected=f"an answer from {host()}", found=text[:300], do=TRY_AGAIN) from error
+        raise NetworkError(subject, expected=f"an answer from {host()}", found=text[:300], do=TRY_AGAIN) from error

@@ -1,4 +1,4 @@
-"""Whether members are what their manifest says: bytes, hashes, values, duplicates, claimed accuracy."""
+"""Check members against their manifest: bytes, hashes, values, duplicates, claimed accuracy."""
 
 from __future__ import annotations
 
@@ -29,33 +29,36 @@ from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 
-# Another processor may round a borderline image over; more than this many is no rounding.
-IMAGES_ASTRAY = 2
-# Float16 rounds by 2**-11 of a logit; the rest is for members that computed in float16, or scaled views.
-LOGITS_ASTRAY = 2**-7
-KEY = ("member", "epoch")
-# What members are to blame for, not the network or this machine.
+# On another processor rounding may change the predicted class of this many images; more of them are a problem.
+MOST_DIFFERENT_IMAGES = 2
+# Tolerance of recomputed logits, relative to the largest one. Rounding to float16 alone changes a logit by 2**-11;
+# members that compute in float16, or from rescaled weights, change it more.
+LOGITS_TOLERANCE = 2**-7
+KEY_COLUMNS = ("member", "epoch")
+# Errors whose cause is the network or this machine.
 UNREACHABLE = (NetworkError, AccessError, StorageError)
-FETCHED_TOGETHER = 256
-THEIRS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
+GROUP_SIZE = 256  # members that are fetched together
+# Errors whose cause is a member's bytes or rows.
+MEMBER_ERRORS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
 def verify(members: Collection, sample: int = 8, data: ImageInput | None = None) -> list[Problem]:
     """Check members against their manifest; return the problems found, [] for none.
 
-    Every member's tensors are where the manifest says, hash to its sha256 and are finite; no two members hold the
-    same weights (two draws of one run of dropout or of a Markov chain may); the claimed accuracy of some of them is
-    measured again. Members on the Hub are brought here for it, all that are missing in one go.
+    Each member's tensors must lie at the offset in the manifest, have the sha256 in the manifest and be finite. No two
+    members may hold the same weights, except draws of one run of dropout or of one Markov chain. The claimed accuracy
+    of some members is measured again. Members on the Hub are downloaded first if they are not in the cache.
 
     Args:
-        members: a collection.
-        sample: members whose accuracy is measured again, spread evenly; 0 for none.
-        data: images that accuracies are claimed on and that the package can't load by name, as `images.of` takes them,
-            of the name and split that the manifest has (`images.of(…, name="mine")` for "mine/test").
+        members: collection whose members are checked.
+        sample: number of members whose accuracy is measured again, spread evenly; 0 for none.
+        data: images that the claimed accuracies were measured on, if the package can't load them by name, in any form
+            that `images.of` takes. They need the manifest's name and split (`images.of(…, name="mine")` for
+            "mine/test").
 
     Raises:
         UsageError: no accuracy is claimed on these images, or they have no labels of the members' classes.
-        NetworkError, AccessError, StorageError: the members can't be had, or not be kept.
+        NetworkError, AccessError, StorageError: the members can't be downloaded or stored.
 
     >>> import checkpoints_zoo as zoo
     >>> zoo.verify(zoo.load("convnet-digits", n=4))
@@ -72,18 +75,18 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
 
 @dataclass
 class Verification:
-    """The problems that a check of members found, how many members it checked, and the checks that were impossible.
+    """The problems that a check of members found, the number of checked members, and the checks that were impossible.
 
     Args:
-        collection: its name.
-        members: how many are selected.
-        nbytes: their size in bytes.
-        read: members whose bytes and values were read.
-        hashed: members whose hash was compared with the hash in their row.
-        measured: members whose accuracy was measured again.
-        problems: what differs from the manifest.
-        impossible: a check and the reason against it -> how many members.
-        error: the error that kept members from being read, None if all were read.
+        collection: name of the collection.
+        members: number of members selected for the check.
+        nbytes: total size of these members in bytes.
+        read: number of members whose bytes and values were read.
+        hashed: number of members whose hash was compared with the hash in their row.
+        measured: number of members whose accuracy was measured again.
+        problems: differences from the manifest.
+        impossible: check that could not be made, with its reason -> number of members.
+        error: first error by which members could not be read; None if all were read.
     """
 
     collection: str
@@ -97,86 +100,92 @@ class Verification:
     error: ZooError | None = None
 
     def lines(self) -> list[str]:
-        """Return what was checked, of how many members, and what could not be, as lines of text."""
-        of = f"of {self.members:,}"
-        done = [
-            f"bytes and values {self.read:,} {of}",
-            f"hash {self.hashed:,} {of}",
-            f"accuracy {self.measured:,} {of}",
+        """Return lines of text with the number of members per check, and per check that was impossible."""
+        of_all = f"of {self.members:,}"
+        checks_done = [
+            f"bytes and values {self.read:,} {of_all}",
+            f"hash {self.hashed:,} {of_all}",
+            f"accuracy {self.measured:,} {of_all}",
         ]
         not_checked = [f"not checked: {check}: {counted(n, 'member')}" for check, n in self.impossible.items()]
-        return [f"{self.collection}: checked {', '.join(done)}", *(f"{self.collection}: {n}" for n in not_checked)]
+        return [
+            f"{self.collection}: checked {', '.join(checks_done)}",
+            *(f"{self.collection}: {n}" for n in not_checked),
+        ]
 
 
 def check_members(members: Collection, sample: int = 8, data: ImageInput | None = None) -> Verification:
-    """Check members as `verify` does; return the problems, and what was checked. Missing members are no error.
+    """Check members as `verify` does; return the problems and the numbers of checked members.
+
+    If members can't be downloaded, that is noted in the result and not raised.
 
     Args:
-        members, sample, data: as of `verify`.
+        members, sample, data: same arguments as in `verify`.
 
     Raises:
-        UsageError: as of `verify`.
+        UsageError: same cases as in `verify`.
     """
-    arguments.check_collection(members)
-    result, sound = Verification(members.name, len(members), members.nbytes), []
-    custom_data = None if data is None else _claimed(members, images.of(data))
+    result, intact = Verification(members.name, len(members), members.nbytes), []
+    custom_data = None if data is None else _match_claims(members, images.of(data))
     hashes = members.rows.column("sha256").to_pylist()
     actual: list[str | None] = [None] * len(members)
     positioned: list[tuple[int, Problem]] = []
     damaged: dict[str, list[int]] = {}
-    for at, location in enumerate(_brought(members) if len(members) else ()):
+    for position, location in enumerate(_locate_in_groups(members) if len(members) else ()):
         try:
             if isinstance(location, ZooError):
                 raise location
-            found, actual[at] = check_bytes(location, hashes[at])
-        except THEIRS as error:
-            damaged.setdefault(str(error), []).append(at)
+            member_problems, actual[position] = check_bytes(location, hashes[position])
+        except MEMBER_ERRORS as error:
+            damaged.setdefault(str(error), []).append(position)
             continue
         except UNREACHABLE as error:
             result.error = result.error or error
             result.impossible["bytes, since they could not be fetched"] += 1
             continue
         result.read += 1
-        result.hashed += hashes[at] is not None
-        if hashes[at] is None:
+        result.hashed += hashes[position] is not None
+        if hashes[position] is None:
             result.impossible["hash, since the rows have none"] += 1
-        positioned += [(at, Problem(members.name, members.ids[at], kind, text)) for kind, text in found]
-        if not found:
-            sound.append(at)
-    for text, positions in damaged.items():  # one file of many members is named once
-        ids = sorted({members.ids[at] for at in positions})
+        positioned += [
+            (position, Problem(members.name, members.ids[position], kind, text)) for kind, text in member_problems
+        ]
+        if not member_problems:
+            intact.append(position)
+    for text, positions in damaged.items():  # one problem per file, with all its members
+        ids = sorted({members.ids[position] for position in positions})
         named = "" if len(ids) == 1 else f"members {format_ids([(member, None) for member in ids])}: "
         problem = Problem(members.name, None if named else ids[0], "bytes", f"{named}{text}")
         positioned.append((positions[0], problem))
     result.problems += [problem for _, problem in sorted(positioned, key=itemgetter(0))]
-    known = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
-    result.problems += find_duplicates([(members.name, members.rows, known)])
-    measure_again(members, sound, sample, result, custom_data)
+    known_hashes = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
+    result.problems += find_duplicates([(members.name, members.rows, known_hashes)])
+    measure_again(members, intact, sample, result, custom_data)
     return result
 
 
-def _claimed(members: Collection, given: ImageData) -> ImageData:
-    """Check that accuracies are claimed on images; return these in the order of the members' classes."""
+def _match_claims(members: Collection, data: ImageData) -> ImageData:
+    """Check that the manifest claims accuracies on these images; return them in the order of the members' classes."""
     names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
-    if arguments.eval_data(given) not in names:
+    if arguments.eval_data(data) not in names:
         raise UsageError(
-            f"images {arguments.eval_data(given)!r} to verify {members.name} on",
-            expected=f"the name of those that its manifest names: {', '.join(names[:6]) or 'it names none'}",
+            f"images {arguments.eval_data(data)!r} to verify {members.name} on",
+            expected=f"one of the names in its manifest: {', '.join(names[:6]) or 'it has none'}",
             found="another",
-            do="Give them that name, if they are these images: `zoo.images.of(…, name=…, split=…)`",
+            do="If they are the manifest's images, name them so: `zoo.images.of(…, name=…, split=…)`",
         )
-    return arguments.require_labels(given, members.description)[0]
+    return arguments.require_labels(data, members.description)[0]
 
 
 def claimed_images(members: Collection, images_name: str) -> ImageData:
-    """Load images by the name that the command line has, and give them the name that the manifest's claims have.
+    """Load images that were named on the command line; return them under the name that the manifest's claims have.
 
     Args:
-        members: a collection.
-        images_name: a name, a folder, a file or an address.
+        members: collection whose manifest claims accuracies.
+        images_name: name of an image set, or a folder, file or address with images.
 
     Raises:
-        UsageError: no such images, or claims on none or on several sets that the package does not have.
+        UsageError: there are no such images; or the claims name none or several image sets that the package lacks.
     """
     data = images.of(images_name)
     names = {str(name) for name in members.rows.column("eval_data").to_pylist() if name}
@@ -193,10 +202,10 @@ def claimed_images(members: Collection, images_name: str) -> ImageData:
     return replace(data, name=name, split=split)
 
 
-def _brought(members: Collection) -> Iterator[Location | ZooError]:
-    """Fetch members, a group at a time, and find the members to blame for an error; yield a place or an error each."""
-    for start in range(0, len(members), FETCHED_TOGETHER):
-        group = members[start : start + FETCHED_TOGETHER]
+def _locate_in_groups(members: Collection) -> Iterator[Location | ZooError]:
+    """Fetch members in groups; yield each member's location, or the error by which it can't be read."""
+    for start in range(0, len(members), GROUP_SIZE):
+        group = members[start : start + GROUP_SIZE]
         try:
             yield from _locate(group)
         except UNREACHABLE as error:
@@ -206,18 +215,18 @@ def _brought(members: Collection) -> Iterator[Location | ZooError]:
 
 
 def _locate(members: Collection, first_error: ZooError | None = None) -> Iterator[Location | ZooError]:
-    """Yield the place of each member, or an error.
+    """Yield the location of each member, or the error by which it can't be read.
 
     Args:
-        members: which are halved after an error, down to the members that cause it.
-        first_error: of all members, if some are missing offline.
+        members: members to locate; after an error each half is tried alone, down to the members that cause it.
+        first_error: error that is yielded for each missing member in offline mode; None to use the first that occurs.
     """
     from huggingface_hub import is_offline_mode
 
     try:
         yield from members._locations()
-    except (*THEIRS, *UNREACHABLE) as error:
-        # Offline the cached members are found at no cost; without a network each attempt would take its time.
+    except (*MEMBER_ERRORS, *UNREACHABLE) as error:
+        # In offline mode each half is searched at no cost; with a broken network each attempt would wait for a timeout.
         if isinstance(error, UNREACHABLE):
             if not is_offline_mode():
                 raise
@@ -231,16 +240,16 @@ def _locate(members: Collection, first_error: ZooError | None = None) -> Iterato
 
 
 def measure_again(
-    members: Collection, sound: Sequence[int], sample: int, result: Verification, custom_data: ImageData | None = None
+    members: Collection, intact: Sequence[int], sample: int, result: Verification, custom_data: ImageData | None = None
 ) -> None:
-    """Measure the claimed accuracy of some members again, and add to a verification what comes of it.
+    """Measure the claimed accuracy of some members again, and add the outcome to a verification.
 
     Args:
-        members: a collection.
-        sound: positions of those whose bytes are right.
-        sample: how many of them, spread evenly; 0 for none.
-        result: gets problems, the number of measured members, and the measurements that were impossible.
-        custom_data: images of the caller's, by the name and split that claims have.
+        members: collection with the claimed accuracies.
+        intact: positions of the members whose bytes are right.
+        sample: number of members that are measured, spread evenly over the intact ones; 0 for none.
+        result: verification that gets the problems, the number of measured members, and the impossible measurements.
+        custom_data: the caller's images, under the name and split of the claims; None if there are none.
     """
     if sample < 1:
         return
@@ -248,10 +257,10 @@ def measure_again(
     claimed, claimed_on = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     network = members.description.architecture
     has_network = members._architecture is not None or network in ARCHITECTURES
-    able = []
-    for at in sound:
-        name = claimed_on[at]
-        if claimed[at] is None:
+    measurable = []
+    for position in intact:
+        name = claimed_on[position]
+        if claimed[position] is None:
             result.impossible["accuracy, since the rows have none"] += 1
         elif not name:
             result.impossible["accuracy, since the rows do not name the images"] += 1
@@ -262,69 +271,74 @@ def measure_again(
                 f"accuracy, since the package does not have the network {network!r} (give it as architecture)"
             ] += 1
         else:
-            able.append(at)
-    chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]
+            measurable.append(position)
+    chosen = [
+        measurable[i * len(measurable) // min(sample, len(measurable))] for i in range(min(sample, len(measurable)))
+    ]
     problems = result.problems
-    for name in sorted({claimed_on[at] for at in chosen}):
-        some = [at for at in chosen if claimed_on[at] == name]
+    for name in sorted({claimed_on[position] for position in chosen}):
+        positions = [position for position in chosen if claimed_on[position] == name]
         data, _, split = name.partition("/")
         if name not in known and split not in images.DATASETS[data]:
             splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
             text = f"expected an accuracy on {splits}; found {name!r}."
-            problems += [Problem(members.name, members.ids[at], "accuracy", text) for at in some]
+            problems += [Problem(members.name, members.ids[position], "accuracy", text) for position in positions]
             continue
-        inside = known.get(name) or images.in_order(images.load(data, split), members.classes)
-        for at in some:
+        image_data = known.get(name) or images.in_order(images.load(data, split), members.classes)
+        for position in positions:
             try:
-                logits = predictions.logits(members[at : at + 1], inside, execution="module")[0]
+                logits = predictions.logits(members[position : position + 1], image_data, execution="module")[0]
             except ZooError as error:
-                problems.append(Problem(members.name, members.ids[at], "accuracy", str(error)))
+                problems.append(Problem(members.name, members.ids[position], "accuracy", str(error)))
                 continue
-            if inside.labels is None:
+            if image_data.labels is None:
                 continue
             result.measured += 1
-            accuracy = metrics.accuracy(logits.softmax(-1), inside.labels).item()
-            if abs(accuracy - claimed[at]) * len(inside) > IMAGES_ASTRAY + 0.5:
-                text = f"expected test accuracy {claimed[at]:.4f} on {name}; found {accuracy:.4f}."
-                problems.append(Problem(members.name, members.ids[at], "accuracy", text))
+            accuracy = metrics.accuracy(logits.softmax(-1), image_data.labels).item()
+            if abs(accuracy - claimed[position]) * len(image_data) > MOST_DIFFERENT_IMAGES + 0.5:
+                text = f"expected test accuracy {claimed[position]:.4f} on {name}; found {accuracy:.4f}."
+                problems.append(Problem(members.name, members.ids[position], "accuracy", text))
 
 
 def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[Problem]:
-    """Check stored predictions against their rows, and these against the members' manifest; return the problems.
+    """Check stored predictions against their rows, and the rows against the members' manifest; return the problems.
 
-    Every member's logits are where the rows say, hash to their sha256, are finite, and were made with the weights that
-    the collection has; the logits of some selected members are computed again, where the package has the images.
+    Each member's logits must lie at the offset in their row, have its sha256, be finite, and come from the weights that
+    the collection has. The logits of some selected members are computed again if the package has the images.
 
     Args:
-        members: a collection.
-        name: of the set, in the members' source.
-        sample: members whose logits are computed again, spread evenly; 0 for none.
+        members: collection whose predictions are stored.
+        name: name of the set of stored predictions in the members' source.
+        sample: number of members whose logits are computed again, spread evenly; 0 for none.
 
     Raises:
-        SourceNotFound, FormatError: no such set, or one that can't be read.
-        NetworkError, AccessError, StorageError: the bytes can't be had, or not be kept.
+        SourceNotFound, FormatError: there is no such set, or it can't be read.
+        NetworkError, AccessError, StorageError: the bytes can't be downloaded or stored.
     """
     stored = prediction_sets.read_set(members.source, members.name, name)
-    found = prediction_sets.find_problems(
+    problems = prediction_sets.find_problems(
         stored, prediction_sets.weights_of(members.source.read_collection(members.name)[1])
     )
-    facts, wrong = stored.facts, {problem.member for problem in found}
-    at = {key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY), strict=True))}
-    able = [i for i, key in enumerate(members._keys) if key in at and key[0] not in wrong]
-    if None in wrong or facts.split not in images.DATASETS.get(facts.data, ()) or not able or sample < 1:
-        return found
-    inside = images.load(facts.data, facts.split)
-    chosen = [able[i * len(able) // min(sample, len(able))] for i in range(min(sample, len(able)))]
+    facts, faulty_members = stored.facts, {problem.member for problem in problems}
+    row_of_key = {
+        key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY_COLUMNS), strict=True))
+    }
+    checkable = [i for i, key in enumerate(members._keys) if key in row_of_key and key[0] not in faulty_members]
+    if None in faulty_members or facts.split not in images.DATASETS.get(facts.data, ()) or not checkable or sample < 1:
+        return problems
+    image_data = images.load(facts.data, facts.split)
+    chosen = [checkable[i * len(checkable) // min(sample, len(checkable))] for i in range(min(sample, len(checkable)))]
     for i in chosen:
-        one = members[i : i + 1]
+        member = members[i : i + 1]
         try:
-            kept = predictions.predictions_of(one, name, data=inside).logits()
-            again = predictions.logits(one, inside)
+            stored_logits = predictions.predictions_of(member, name, data=image_data).logits()
+            new_logits = predictions.logits(member, image_data)
         except ZooError as error:
-            found.append(Problem(facts.name, one.ids[0], "logits", str(error)))
+            problems.append(Problem(facts.name, member.ids[0], "logits", str(error)))
             continue
-        apart = float((kept - again).abs().max() / again.abs().max().clamp(min=1))
-        if apart > LOGITS_ASTRAY:
-            text = f"expected what the members give now, within {LOGITS_ASTRAY:g} of the largest; found {apart:.2g}."
-            found.append(Problem(facts.name, one.ids[0], "logits", text))
-    return found
+        difference = float((stored_logits - new_logits).abs().max() / new_logits.abs().max().clamp(min=1))
+        if difference > LOGITS_TOLERANCE:
+            expected = f"what the members give now, within {LOGITS_TOLERANCE:g} of the largest"
+            text = f"expected {expected}; found {difference:.2g}."
+            problems.append(Problem(facts.name, member.ids[0], "logits", text))
+    return problems

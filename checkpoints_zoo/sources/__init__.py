@@ -1,1 +1,2 @@
-"""Sources of members: folders, repositories on the Hub, archives. Reads by ranges, caches and copies; no torch."""
+"""Sources of members: folders, repositories on the Hub, archives. This package reads byte ranges, caches members and
+copies them, without importing torch."""

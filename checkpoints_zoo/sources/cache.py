@@ -1,8 +1,9 @@
 """The member cache: each fetched member is one safetensors file, renamed to its final name once it is whole.
 
 $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
-    members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     the same at every commit that has the same bytes
-    records/NAME.json                                 identity and hash of a member, or of a whole file of the client
+    members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     a member, shared by all commits with the same bytes
+    records/NAME.json                                 identity and hash of a member's file, or of a file in the
+                                                      cache of the Hub's client
     files/COMMIT/HASH.json                            ETag and size of a path at a commit
     folders/COMMIT/HASH.json                          archives in a folder at a commit
     indexes/HASH.json                                 index of an archive
@@ -27,7 +28,6 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from checkpoints_zoo.errors import StorageError
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import shard_header
@@ -35,13 +35,12 @@ from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hash_records import HashRecord
 from checkpoints_zoo.sources.hub import cache_root
 
-STALE_SECONDS = 24 * 3600  # an older temporary file was left by a killed process
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STALE_SECONDS = 24 * 3600  # Age in seconds from which a temporary file counts as left by a killed process.
 
 
 @dataclass(frozen=True)
 class CachedRepoSummary:
-    """The size of one repo's cache: "org/name", number of members, and their bytes."""
+    """Summary of one repo's cached members: the repo's name "org/name", the number of members, and their bytes."""
 
     repo: str
     members: int
@@ -49,12 +48,12 @@ class CachedRepoSummary:
 
 
 def cache_folders(repo: str) -> list[Path]:
-    """Return a repo's folders: in the cache, and in the temporary one that may replace it in this process."""
+    """Return a repo's folders in the cache, and in the temporary cache that replaces it if it can't be written to."""
     return [place / hub.folder_name(repo) for place in (cache_root(), *hub.fallback_folders())]
 
 
 def writable_folder(repo: str) -> Path:
-    """Return a repo's folder in the cache, or a temporary one if the cache can't be written to.
+    """Return a repo's folder in the cache, or a temporary folder if the cache can't be written to.
 
     Raises:
         StorageError: the disk is full.
@@ -65,46 +64,35 @@ def writable_folder(repo: str) -> Path:
         with tempfile.TemporaryFile(dir=place / "members"):
             return place
     except OSError as error:
-        if error.errno in _DISK_FULL:
-            raise disk_full(place, error) from error
+        if error.errno in disk.FULL_ERRORS:
+            raise disk.disk_full(place, error) from error
         place = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
     (place / "members").mkdir(parents=True, exist_ok=True)
     return place
 
 
-def disk_full(path: Path, error: OSError, needed: int = 0) -> StorageError:
-    """Return the error for a full disk."""
-    return StorageError(
-        f"cache {path}",
-        expected=f"room for {needed:,} bytes" if needed else "room for what is fetched",
-        found=str(error.strerror or error),
-        do="Free some, or set HF_HOME to a folder on a larger disk: members that had arrived are kept",
-        path=path,
-    )
-
-
 def check_room(place: Path, needed: int) -> None:
-    """Check that the disk has room before anything is fetched.
+    """Check that the disk has free space before anything is fetched.
 
     Raises:
-        StorageError: it has too little.
+        StorageError: the disk has too little free space.
     """
     if shortage := disk.shortage_of_room(place, needed):
-        raise disk_full(place, OSError(errno.ENOSPC, shortage), needed)
+        raise disk.disk_full(place, OSError(errno.ENOSPC, shortage), needed)
 
 
 def header_of(layout: Layout) -> bytes:
-    """Return the header of a member's file; b"" if the member brings a header of its own."""
+    """Return the header to write into a member's cache file; b"" if the member's bytes include their own header."""
     return b"" if layout.lead else shard_header(layout, [""])
 
 
 def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, name_in_archive: str = "") -> str:
-    """Return the name of a member's file, which depends on its bytes and layout alone.
+    """Return the name of a member's cache file, which depends only on the member's bytes and layout.
 
     Args:
-        etag, offset: of the file that holds the member, and of its first tensor in it.
-        layout, head: of the member's file; see `header_of`.
-        name_in_archive: the member's proven name in its archive.
+        etag, offset: ETag of the file on the Hub that holds the member, and offset of the member's first tensor in it.
+        layout, head: layout of the member, and header of its cache file as `header_of` returns it.
+        name_in_archive: checked name of the member's file in its archive.
     """
     tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
     described = (head or json.dumps(layout.to_json()).encode()) + name_in_archive.encode("utf-8", "surrogateescape")
@@ -112,7 +100,7 @@ def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, name_i
 
 
 def find_member(repo: str, name: str, size: int) -> Path | None:
-    """Look for a member's file of the right size; return its path, None if there is none."""
+    """Look for a member's cache file of the right size; return its path, None if there is none."""
     for place in cache_folders(repo):
         path = place / "members" / name
         try:
@@ -124,12 +112,12 @@ def find_member(repo: str, name: str, size: int) -> Path | None:
 
 
 def record_path(path: Path) -> Path:
-    """Return where the record of a member's file lies."""
+    """Return the path of the hash record of a member's file."""
     return path.parents[1] / "records" / f"{path.name}.json"
 
 
 def member_files(repo: str) -> set[Path]:
-    """Return the cached files of a repo's members."""
+    """Return the paths of the cached members of a repo."""
     return {path for place in cache_folders(repo) for path in (place / "members").glob("*.safetensors")}
 
 
@@ -159,7 +147,7 @@ def write_file_record(place: Path, commit: str, repo_path: str, etag: str, size:
         with disk.replace_file(_record_path(place, commit, repo_path)) as file:
             file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
-        raise disk_full(place, error) from error
+        raise disk.disk_full(place, error) from error
 
 
 def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
@@ -167,14 +155,14 @@ def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
     return disk.locked(place / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
-class Draft:
+class MemberDraft:
     """A member's file under a temporary name, while its bytes arrive.
 
     Args:
-        path: its final name.
-        head: header that is written before the bytes.
-        size: number of bytes that arrive.
-        before: how many of the first bytes are not stored; they prove which member the others are.
+        path: final path of the file.
+        head: header that is written before the member's bytes.
+        size: number of bytes of the member that will arrive.
+        before: number of leading bytes that are not stored; they only prove which member the other bytes belong to.
     """
 
     def __init__(self, path: Path, head: bytes, size: int, before: int = 0) -> None:
@@ -185,10 +173,11 @@ class Draft:
         self._lock = threading.Lock()
         self._head = head
         self._file: FileIO | None = None
-        self._at = 0  # in the file
+        self._at = 0  # Current position in the file.
 
     def write(self, at: int, piece: bytes) -> bool:
-        """Write bytes at an offset behind the head, each once; return whether all bytes have arrived.
+        """Write bytes at an offset after the header; each byte must be written once. Return whether all bytes have
+        arrived.
 
         Raises:
             StorageError: the disk is full.
@@ -202,38 +191,44 @@ class Draft:
                 self.before[at : at + skipped] = piece[:skipped]
                 if stored := piece[skipped:]:
                     begin = self._start + at + skipped - len(self.before)
-                    if begin != self._at:  # a system call that most pieces don't need
+                    if begin != self._at:  # Most pieces continue at the current position and need no seek.
                         self._file.seek(begin)
                     _write_all(self._file, stored)
                     self._at = begin + len(stored)
             except OSError as error:
-                raise disk_full(self.path.parent, error, self.size) from error
+                raise disk.disk_full(self.path.parent, error, self.size) from error
             self._left -= len(piece)
             return self._left == 0
 
     def content(self) -> memoryview:
-        """Return the written bytes of the file, mapped."""
+        """Return the written bytes of the file as a memory map."""
         with self.temporary.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def keep(self, digest: str) -> None:
-        """Give the file its final name, once its bytes are on the disk, and record its hash.
+        """Write the file's bytes to the disk, rename the file to its final name, and record its hash.
 
         Args:
             digest: hash of the member, which has just been computed from these bytes.
+
+        Raises:
+            StorageError: the disk is full.
         """
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-        self._close()
-        if self.path.is_dir() and not self.path.is_symlink():  # something else made it
-            shutil.rmtree(self.path)
-        self.temporary.replace(self.path)
+        try:
+            if self._file is not None:
+                os.fsync(self._file.fileno())
+            self._close()
+            if self.path.is_dir() and not self.path.is_symlink():  # Another program made a folder with this name.
+                shutil.rmtree(self.path)
+            self.temporary.replace(self.path)
+        except OSError as error:
+            raise disk.disk_full(self.path.parent, error, self.size) from error
         record = HashRecord(self.path, record_path(self.path))
         record.add("", digest)
         record.save()
 
     def discard(self) -> None:
-        """Delete the temporary file."""
+        """Close and delete the temporary file."""
         with self._lock:
             self._close()
             self.temporary.unlink(missing_ok=True)
@@ -262,7 +257,7 @@ def delete_stale(place: Path) -> None:
 
 
 def cached_repos() -> list[CachedRepoSummary]:
-    """List the cached repos; return one entry for each."""
+    """List the repos with cached members; return a summary of each."""
     lines = []
     for place in sorted(cache_root().glob("datasets--*--*")):
         sizes = [p.stat().st_size for p in (place / "members").glob("*.safetensors") if not p.name.startswith(".")]
@@ -272,7 +267,7 @@ def cached_repos() -> list[CachedRepoSummary]:
 
 
 def delete_members(repo: str | None = None) -> int:
-    """Delete the cached members of a repo, None for all; return how many bytes that freed.
+    """Delete the cached members of a repo, or of all repos for None; return the number of freed bytes.
 
     Files that are being fetched stay; files that a process has open stay readable to it.
     """

@@ -1,7 +1,7 @@
-"""Copying members from any source into a folder that is a source too.
+"""Copying of members from any source into a folder, which becomes a source too.
 
-Shards are written first, by rename, then the description, and the manifest last. So the earlier content of the
-folder stays readable, and a killed copy continues with the shards that are there.
+Shards are written first, by rename, then the description, and the manifest last. So the earlier content of the folder
+stays readable, and after an interruption the next copy reuses the finished shards.
 """
 
 from __future__ import annotations
@@ -39,22 +39,24 @@ def copy_members(
     """Write members into a folder as a source, or add them to the source there; return the copied members.
 
     Args:
-        selected: the members; rows without weights are copied too.
-        dest: the folder; other collections in it stay.
-        say: called with a line for each shard.
+        selected: the members to copy; rows without weights are copied too.
+        dest: the folder to copy into; other collections in it stay.
+        say: function that is called with a line of text for each shard.
 
     Raises:
-        UsageError, FormatError: see `plan_copy`.
-        DamagedError: a member whose bytes differ from its row.
-        StorageError: no room, or a folder that can't be written to.
+        UsageError, FormatError: for the same reasons as in `plan_copy`.
+        DamagedError: the bytes of a member differ from its row.
+        StorageError: the disk is full, or the folder can't be written to.
         NetworkError, AccessError, SourceNotFound: the members can't be fetched.
     """
     name, root = selected.description.name, dest.expanduser().absolute()
-    locks = cache.writable_folder("local/copies")  # not in the folder, which holds nothing but the source
+    # The lock is not in the folder, which should contain only files of the source.
+    locks = cache.writable_folder("local/copies")
     with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         plan = plan_copy(selected, dest)
         folder = root / "shards" / name
-        for leftover in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):  # of a killed copy
+        # Files left by a copy that was killed.
+        for leftover in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):
             leftover.unlink()
         disk.check_room(root, sum(s.nbytes for s in plan.shards if not similar_files(folder, s)))
         for shard in plan.shards:
@@ -68,7 +70,8 @@ def copy_members(
             say(f"{path}: {len(shard.pieces):,} members")
         else:
             return _finish_copy(plan, selected)
-    return copy_members(current, dest, say)  # an archive was irregular: its members lie elsewhere than was predicted
+    # An archive was irregular: its members lie at other offsets than predicted, so the copy is planned again.
+    return copy_members(current, dest, say)
 
 
 def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
@@ -93,9 +96,10 @@ def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
 def _locate_members(
     shard: PlannedShard, selected: SelectedMembers, target: FolderSource
 ) -> tuple[list[Location], SelectedMembers]:
-    """Find the bytes of a shard's members; return their locations, and the selected members with current rows.
+    """Find the bytes of a shard's members; return their locations, and the selected members with corrected rows.
 
-    Reading an archive can show that its members lie elsewhere than predicted. Then the rows differ from `selected`.
+    Reading an archive can show that its members lie at other offsets than predicted. Then the returned rows differ from
+    those in `selected`.
     """
     source_positions = [p.at for p in shard.pieces if p.at is not None]
     from_source = iter(
@@ -121,14 +125,14 @@ def _locate_members(
 
 @dataclass
 class CopyPlan:
-    """The plan of a copy.
+    """The plan of a copy: the new manifest and the shards to write.
 
     Args:
-        target: the source that it makes or adds to.
-        description: of the result.
-        rows: of the new manifest.
-        adds: whether the folder has members of the collection already.
-        shards: the ones to write.
+        target: the source that the copy makes or adds members to.
+        description: description of the resulting collection.
+        rows: rows of the new manifest.
+        adds: whether the target has members of the collection already.
+        shards: the shards to write.
         cached: bytes that pass through the member cache, including those already in it.
     """
 
@@ -141,7 +145,7 @@ class CopyPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the shards to write."""
+        """Number of bytes of the shards to write."""
         return sum(shard.nbytes for shard in self.shards)
 
 
@@ -153,8 +157,9 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
         dest: the folder.
 
     Raises:
-        UsageError: the folder is the source itself, or has other members under these ids or this name.
-        FormatError, DamagedError: the folder's manifest breaks the format.
+        UsageError: the folder is the source itself, or has other members with the same ids or another collection of
+            this name.
+        FormatError, DamagedError: the folder's manifest does not follow the format.
     """
     name = selected.description.name
     root = dest.expanduser().absolute()
@@ -184,7 +189,7 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _merge_descriptions(new: Description, rows: pa.Table, existing: Description | None, dest: Path) -> Description:
-    """Merge the descriptions of the new members and of the folder; return the result."""
+    """Merge the descriptions of the new members and of the folder's collection; return the merged description."""
     used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
     layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used}
     if existing is None:
@@ -206,7 +211,8 @@ def _merge_descriptions(new: Description, rows: pa.Table, existing: Description 
 
 
 def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple[Row, PlannedSnapshot | None]:
-    """Merge a row with the folder's row of the same snapshot; return it, and the snapshot to write if it is new."""
+    """Merge a new row with the folder's row of the same snapshot; return the row, and the snapshot to write, None if it
+    is there."""
     merged = row if old_row is None else {c: old_row[c] if v is None and c != "reason" else v for c, v in row.items()}
     if row["path"] is None:
         return merged if old_row is None or old_row["final"] == row["final"] else old_row, None
@@ -226,7 +232,7 @@ def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple
 
 
 def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
-    """Check that no member ends at two epochs."""
+    """Check that no member has final snapshots at two different epochs."""
     finals: dict[int, int] = {}
     for row in rows:
         if row["final"] and finals.setdefault(row["member"], row["epoch"]) != row["epoch"]:
@@ -249,7 +255,7 @@ def _most_snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
 def _plan_shards(
     description: Description, rows: Sequence[Row], new_pieces: Mapping[tuple[int, int], PlannedSnapshot], snapshots: int
 ) -> list[PlannedShard]:
-    """Return the shards to write: those with a new member, each with all of its members."""
+    """Return the shards to write: every shard with a new member, together with all members that belong into it."""
     shards: dict[tuple[str, int], PlannedShard] = {}
     members_per_shard = {
         key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()
@@ -268,9 +274,9 @@ class PlannedSnapshot:
     """A snapshot in a shard to write.
 
     Args:
-        row: of the new manifest; location and hash are filled in after writing.
-        at: its position among the rows to copy, None if it lies in the folder already.
-        sha256: expected content hash, None if unknown.
+        row: the snapshot's row of the new manifest; location and hash are filled in after writing.
+        at: position of the snapshot among the rows to copy; None if it is in the folder already.
+        sha256: expected content hash; None if unknown.
     """
 
     row: Row
@@ -279,7 +285,7 @@ class PlannedSnapshot:
 
     @property
     def key(self) -> Key:
-        """The member, and the epoch where it is not the final one."""
+        """(member, epoch); the epoch is None for the final snapshot."""
         return self.row["member"], None if self.row["final"] else self.row["epoch"]
 
     @property
@@ -302,13 +308,13 @@ class PlannedShard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file."""
+        """Number of bytes of the shard file."""
         return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
 
 
 def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], name: str) -> Path:
-    """Write a shard, unless it is there; return its path."""
-    if similar_files(folder, shard):  # hash the members without a known hash
+    """Write a shard unless a finished copy of it exists; return its path."""
+    if similar_files(folder, shard):  # A finished shard may exist: hash the members without a known hash to find out.
         for piece, x in zip(shard.pieces, locations, strict=True):
             piece.sha256 = piece.sha256 or content_hash(x.layout, _read_member(x))
         if path := find_finished(folder, shard):
@@ -318,7 +324,7 @@ def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Locatio
 
 
 def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
-    """Look for the same shard, written by an earlier copy; return its path, None if there is none."""
+    """Look for the same shard, written by an earlier copy; return its path, or None."""
     expected = [piece.sha256 for piece in shard.pieces]
     if None in expected:
         return None
@@ -332,7 +338,7 @@ def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
 
 
 def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
-    """List the files with the same number, header and size as a shard; return their paths."""
+    """List the files that have the number, header and size of a shard; return their paths."""
     header = shard_header(shard.layout, shard.prefixes)
     size, paths = len(header) + len(shard.pieces) * shard.layout.nbytes, []
     for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
@@ -367,7 +373,7 @@ def _read_member(location: Location) -> memoryview:
 
 
 def record_place(shard: PlannedShard, inside: str) -> None:
-    """Write the new locations and hashes into the rows of a shard's members."""
+    """Set the new locations and hashes in the rows of a shard's members."""
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.pieces):
         location = (inside, start + i * step, step, shard.key, shard.layout.dtype)

@@ -1,4 +1,5 @@
-"""Fetching members of a repo on the Hub: cached ones are used, the missing ones come by a few range reads."""
+"""Fetching of members from a repo on the Hub: cached members are used, missing ones are fetched by a few range
+reads."""
 
 from __future__ import annotations
 
@@ -23,28 +24,30 @@ from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
 
-GAP = 256 * 2**10  # bytes that cost less than another request
-LARGEST_RANGE = 32 * 2**20  # bytes; a longer range is split over several connections
+GAP = 256 * 2**10  # Gap between two members up to which reading the gap costs less than another request.
+LARGEST_RANGE = 32 * 2**20  # Length from which a range is split over several connections.
 CONNECTIONS = 8
-WHOLE_FILE_SHARE = 0.4  # a file is fetched whole if the members take a larger share of it
+WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the members take a larger share of its bytes than this.
 
-_remote_files: dict[tuple[Repo, str], RemoteFile] = {}  # one HEAD for each file in a process
+# Cache of this process: each file on the Hub is asked for its size and link only once.
+_remote_files: dict[tuple[Repo, str], RemoteFile] = {}
 
 
 @dataclass(frozen=True)
 class WantedMember:
-    """A request for the bytes of one snapshot, from its row.
+    """A request for the bytes of one snapshot, made from its manifest row.
 
     Args:
-        key: member, and epoch where it is not the final one.
-        prefix: of its tensor names in the shard.
+        key: (member, epoch); the epoch is None for the final snapshot.
+        prefix: prefix of the member's tensor names in the shard.
         repo_path: path of the file in the repo.
-        offset: of its first tensor in the file.
-        layout: of its bytes.
-        sha256: of its content, None if unknown.
-        name_in_archive: its name in the archive that holds it.
-        bytes_before: number of bytes in front of it that are read too, since they prove its name.
-        is_proven: says whether these bytes and its header belong to the member; None where no proof is needed.
+        offset: offset of the member's first tensor in the file.
+        layout: layout of the member's bytes.
+        sha256: content hash of the member; None if unknown.
+        name_in_archive: name of the member's file in the archive that holds it.
+        bytes_before: number of bytes before the member that are read too, because they prove its name.
+        is_proven: function that says whether these bytes and the header belong to the member; None where no proof is
+            needed.
     """
 
     key: Key
@@ -68,22 +71,22 @@ class WantedMember:
 
 @dataclass(frozen=True)
 class _Download:
-    """A member to be fetched, and the file that it is written to."""
+    """A member to be fetched, and the cache file that its bytes are written to."""
 
     wanted: WantedMember
     remote: RemoteFile
-    draft: cache.Draft
+    draft: cache.MemberDraft
 
 
 class _Stopped(Exception):
-    """Another thread has failed, so this one stops."""
+    """Raised in a thread that stops because another thread has failed."""
 
 
 def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
-    """Ask the Hub for a file's link, ETag and size, once in a process; return them.
+    """Ask the Hub for a file's link, ETag and size (once in a process for each file); return them.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
+        SourceNotFound, AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
     if (repo, repo_path) not in _remote_files:
         _remote_files[repo, repo_path] = RemoteFile.of(repo, repo_path)
@@ -93,42 +96,53 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
 def fetch_rows(
     repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True, check: bool = False
 ) -> list[Location]:
-    """Fetch the bytes of a manifest's rows from a repo; return their locations on this disk.
+    """Fetch the bytes of manifest rows from a repo; return their locations on this disk.
 
     Args:
-        repo: that holds the bytes.
-        described: the description beside the manifest.
-        rows: of the manifest.
-        whole, check: as in `fetch_members`.
+        repo: the repo that holds the bytes.
+        described: the description that belongs to the manifest.
+        rows: manifest rows of the members to fetch.
+        whole, check: the same arguments as in `fetch_members`.
 
     Raises:
-        NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: see `fetch_members`.
+        NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: for the same reasons as in
+            `fetch_members`.
     """
+    return fetch_members(repo, described.name, wanted_rows(described, rows), whole, check)
+
+
+def wanted_rows(described: manifest.Described, rows: pa.Table) -> list[WantedMember]:
+    """Return the requests for the bytes of a manifest's rows."""
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
-    wanted = [
+    return [
         WantedMember(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
         for key, (repo_path, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
-    return fetch_members(repo, described.name, wanted, whole, check)
+
+
+def count_cached(repo: Repo, wanted: Sequence[WantedMember]) -> int:
+    """Count the members that are in a cache of this machine; nothing is fetched."""
+    heads = {id(x.layout): cache.header_of(x.layout) for x in wanted}
+    return len(_find_local(repo, wanted, heads)[0])
 
 
 def fetch_members(
     repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True, check: bool = False
 ) -> list[Location]:
-    """Fetch members with known locations, the missing ones together; return their locations on this disk.
+    """Fetch members with known locations, all missing ones together; return their locations on this disk.
 
     Args:
-        repo: at the commit of the rows.
-        name: of the collection, for errors.
+        repo: the repo, at the commit that the rows are from.
+        name: name of the collection, for errors.
         wanted: the members.
-        whole: whether a file may be fetched whole, into the client's cache, if most of it is needed.
-        check: whether to hash cached members that were hashed before.
+        whole: whether a file may be fetched as a whole, into the cache of the Hub's client, if most of it is needed.
+        check: whether to hash cached members again that were hashed before.
 
     Raises:
-        NetworkError: no answer; or offline, and members are missing, which are listed.
-        AccessError, SourceNotFound: a file that may not be read, or is not there.
-        DamagedError: bytes that differ from the manifest; they are not stored.
+        NetworkError: the Hub gave no answer; or offline mode is on, and members are missing, which the error lists.
+        AccessError, SourceNotFound: a file may not be read, or does not exist.
+        DamagedError: fetched bytes differ from the manifest; they are not stored.
         StorageError: the disk is full.
     """
     locations, _ = fetch_predicted(repo, name, wanted, whole, check)
@@ -138,10 +152,10 @@ def fetch_members(
 def fetch_predicted(
     repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True, check: bool = False
 ) -> tuple[dict[WantedMember, Location], list[str]]:
-    """Fetch members as `fetch_members` does; return their locations, and the paths of irregular archives.
+    """Fetch members like `fetch_members`; return their locations, and the paths of irregular archives.
 
-    In an irregular archive a member lies elsewhere than predicted. After the first irregular one nothing more is
-    fetched, and some locations are missing.
+    In an irregular archive a member lies at another offset than predicted. After the first irregular archive nothing
+    more is fetched, so some locations are missing.
     """
     from huggingface_hub import is_offline_mode
 
@@ -157,7 +171,9 @@ def fetch_predicted(
         on_the_way = _fetch_missing(repo, name, missing, heads, partly_cached)
         arrived, irregular = _find_local(repo, missing, heads)
         wrong = [x for x in missing if x not in arrived and x.repo_path not in {*on_the_way, *irregular}]
-        if wrong and not on_the_way and not irregular:  # in whole files: by ranges they arrive, or the error says why
+        # The wrong bytes are in files fetched as a whole: fetch them again by ranges, which either works or raises the
+        # right error.
+        if wrong and not on_the_way and not irregular:
             on_the_way = _fetch_missing(repo, name, wrong, heads, {x.repo_path for x in wrong})
             arrived |= _find_local(repo, wrong, heads)[0]
         return locations | arrived, sorted({*on_the_way, *irregular})
@@ -167,9 +183,11 @@ def fetch_predicted(
 def _find_local(
     repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes], check: bool = False
 ) -> tuple[dict[WantedMember, Location], list[str]]:
-    """Look for members in the client's cache, then in ours; return locations, and the paths of irregular archives.
+    """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
+    paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache, and passed over in the client's.
+    A file with wrong bytes is deleted from our cache and from the client's cache. Offline, a file of the client's cache
+    stays if its members are right: each member is compared with its own hash.
     """
     files = list(dict.fromkeys(x.repo_path for x in wanted))
     without_hash = {x.repo_path for x in wanted if x.sha256 is None}
@@ -177,7 +195,7 @@ def _find_local(
         repo_path: path
         for repo_path in files
         if (path := hub.cached_file(repo, repo_path)) is not None
-        and not (repo_path in without_hash and hub.check_whole_file(repo, path, check))
+        and not ((repo_path in without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
     }
     hashes = {
         repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()
@@ -214,10 +232,12 @@ def _is_intact(path: Path, start: int, x: WantedMember, head: bytes, record: Has
     """Say whether a cached file has a member's bytes. Bytes whose hash is recorded are not read again.
 
     Args:
-        path, start: of the file, and of the member's first tensor in it.
+        path: path of the cached file.
+        start: offset of the member's first tensor in the file.
         x: the member.
-        head: of the file; b"" if it is not compared.
-        record, part: of the file, and the member's part in it.
+        head: expected bytes at the start of the file; b"" if they are not compared.
+        record: recorded hashes of the file.
+        part: name of the member's part in the record.
     """
     recorded = record.hashes.get(part)
     if recorded is not None and x.sha256 in (None, recorded):
@@ -254,7 +274,8 @@ def _fetch_missing(
     files: dict[str, list[WantedMember]] = {}
     for x in missing:
         files.setdefault(x.repo_path, []).append(x)
-    # An expired link is renewed while reading. After an error the link is asked for again.
+    # A link that expires is renewed while its file is read. After an error the next call asks the Hub for the link
+    # again.
     known_remotes = {
         repo_path: remote for repo_path in files if (remote := _remote_files.pop((repo, repo_path), None)) is not None
     }
@@ -269,9 +290,11 @@ def _fetch_missing(
 
     with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
         remotes = dict(zip(files, pool.map(ask, files), strict=True))
-        for etag in sorted({remote.etag for remote in remotes.values()}):  # in one order: no deadlock
+        # Locks are always taken in the same order, so that two processes can't block each other.
+        for etag in sorted({remote.etag for remote in remotes.values()}):
             locks.enter_context(cache.locked_key(folder, etag))
-        already_there, _ = _find_local(repo, missing, heads)  # another process may have fetched some
+        # Another process may have fetched some members in the meantime.
+        already_there, _ = _find_local(repo, missing, heads)
         parts, irregular = [], set[str]()
         for repo_path, remote in remotes.items():
             still_missing = [x for x in files[repo_path] if x not in already_there]
@@ -287,7 +310,7 @@ def _fetch_missing(
                     / "members"
                     / cache.member_file_name(remote.etag, x.offset, x.layout, head, x.name_in_archive)
                 )
-                parts.append(_Download(x, remote, cache.Draft(path, head, x.end - x.begin, x.bytes_before)))
+                parts.append(_Download(x, remote, cache.MemberDraft(path, head, x.end - x.begin, x.bytes_before)))
         if parts:
             cache.check_room(folder, sum(p.draft.size for p in parts))
             irregular = _read_ranges(parts, name, pool)
@@ -296,9 +319,10 @@ def _fetch_missing(
 
 
 def _read_ranges(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor) -> set[str]:
-    """Read members' bytes over several connections, each into its file; those that arrived stay if another fails.
+    """Read members' bytes over several connections, each member into its cache file; if one fails, members that arrived
+    stay.
 
-    Return the paths of irregular archives; the first one ends the reading.
+    Return the paths of irregular archives; the reading ends at the first one.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
@@ -357,9 +381,9 @@ def _plan_ranges(parts: Sequence[_Download]) -> Iterator[tuple[list[_Download], 
 
 
 def _check_and_keep(part: _Download) -> bool:
-    """Check a member that has arrived, and store it; one that is wrong is read a second time.
+    """Check a member that has arrived, and store it; if its bytes are wrong, read them a second time.
 
-    Return False if the bytes belong to another member than predicted; then they are not stored.
+    Return False, without storing the bytes, if they belong to another member than predicted.
     """
     digest, problem = _hash_and_compare(part) if _is_proven(part) else ("", None)
     if digest and problem is None:
@@ -383,7 +407,7 @@ def _check_and_keep(part: _Download) -> bool:
 
 
 def _is_proven(part: _Download) -> bool:
-    """Say whether the headers in front of the tensors belong to the member."""
+    """Say whether the headers before the tensors belong to the requested member."""
     x = part.wanted
     return x.is_proven is None or x.is_proven(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
 

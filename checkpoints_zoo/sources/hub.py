@@ -1,8 +1,8 @@
-"""The Hub: from an address and revision to a commit and to local files; and our errors for those of its client.
+"""Access to the Hub: resolve addresses to commits, get files, and translate the errors of the Hub's client into ours.
 
 All calls after `resolve_address` name the commit, so a running program does not see newer commits. The
-client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. It is
-imported where it is used, since it takes half a second.
+client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. The client is
+imported inside functions, because importing it takes half a second.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import errno
 import hashlib
+import os
 import re
 import shutil
 import socket
@@ -25,11 +26,19 @@ from importlib.metadata import version
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError, ZooError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.errors import (
+    AccessError,
+    DamagedError,
+    NetworkError,
+    SourceNotFound,
+    StorageError,
+    UsageError,
+    ZooError,
+)
+from checkpoints_zoo.formats import disk, manifest
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
@@ -47,17 +56,19 @@ LOGIN = "log in with `hf auth login` or set HF_TOKEN"
 T = TypeVar("T")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
+_ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
 _fallback: list[Path] = []
 _connected: set[str] = set()
+_late_settings: set[str] = set()  # those that were warned of
 
 
 @dataclass(frozen=True)
 class Repo:
-    """A data set repo of the Hub at one commit.
+    """A data set repo on the Hub, at one commit.
 
     Args:
         id: "org/name".
-        commit: 40 hex digits.
+        commit: hash of the commit, 40 hex digits.
     """
 
     id: str
@@ -72,15 +83,18 @@ class Repo:
 
 
 def resolve_address(address: str) -> Repo:
-    """Find the commit of an address; return the repo at it. Offline, the commit that was found here last.
+    """Find the commit that an address refers to; return the repo at this commit. In offline mode this is the commit
+    that was last found on this machine.
 
     Args:
-        address: `hf://datasets/org/name[@revision]`: a branch, tag or commit; main by default.
+        address: address `hf://datasets/org/name[@revision]`, where the revision is a branch, tag or commit; main by
+            default.
 
     Raises:
-        SourceNotFound: an address of another form, no such repo, or no such revision in it.
-        AccessError: a repo that this login may not read.
-        NetworkError: no answer; or offline, and the revision was never resolved here.
+        SourceNotFound: the address has another form, or the repo or the revision does not exist.
+        AccessError: the user's login may not read the repo.
+        NetworkError: the Hub gave no answer; or offline mode is on, and the revision was never resolved on this
+            machine.
     """
     from huggingface_hub import constants, is_offline_mode
     from huggingface_hub.errors import RevisionResolutionError
@@ -90,6 +104,7 @@ def resolve_address(address: str) -> Repo:
         http_backoff,
     )  # fmt: skip
 
+    _warn_of_late_settings()
     id, revision = _parse(address)
     if _COMMIT.fullmatch(revision):
         return Repo(id, revision)
@@ -99,7 +114,7 @@ def resolve_address(address: str) -> Repo:
 
         try:
             known = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
-        except RevisionResolutionError as error:
+        except (RevisionResolutionError, UnicodeDecodeError) as error:
             raise NetworkError(
                 f"revision {revision!r} of {label}",
                 expected="a commit that it meant before, since HF_HUB_OFFLINE is set",
@@ -108,7 +123,8 @@ def resolve_address(address: str) -> Repo:
             ) from error
         return Repo(id, str(known.resolved))
     with translated_errors(label, f"revision {revision!r} of {label}"):
-        # Not the client's resolve_revision, which continues with an older commit if the Hub does not answer.
+        # The client's resolve_revision is not used, because it continues with an older commit if the Hub does not
+        # answer.
         response = http_backoff(
             "GET",
             f"{constants.ENDPOINT}/api/datasets/{id}/revision/{quote(revision, safe='')}",
@@ -133,6 +149,29 @@ def resolve_address(address: str) -> Repo:
     return Repo(id, commit)
 
 
+def _warn_of_late_settings() -> None:
+    """Warn, once for each, of settings that were changed after the client was imported, which it ignores."""
+    from huggingface_hub import constants, is_offline_mode
+
+    changed, home = [], os.environ.get("HF_HOME")
+    folder = os.environ.get("HF_HUB_CACHE") or (home and str(Path(home, "hub")))
+    if folder and Path(os.path.expandvars(folder)).expanduser() != Path(constants.HF_HUB_CACHE):
+        changed.append(f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={folder}")
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not is_offline_mode():
+        changed.append("HF_HUB_OFFLINE")
+    address = os.environ.get("HF_ENDPOINT")
+    if address and address.rstrip("/") != endpoint():
+        changed.append(f"HF_ENDPOINT={address}")
+    for setting in changed:
+        if setting not in _late_settings:
+            _late_settings.add(setting)
+            warnings.warn(
+                f"{setting} was set after huggingface_hub was imported, so it has no effect: "
+                "set it before Python starts",
+                stacklevel=3,
+            )
+
+
 def _parse(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
@@ -144,7 +183,12 @@ def _parse(address: str) -> tuple[str, str]:
         if uri.revision and uri.path_in_repo:
             advice = f"If {uri.revision}/{uri.path_in_repo} is a branch, write its slashes as %2F"
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
-            return uri.id, uri.revision or "main"
+            revision = uri.revision or "main"
+            problem = manifest.path_problem(unquote(revision))  # the client names a file of its cache after it
+            if not problem:
+                return uri.id, revision
+            kind = f"the revision {problem}"
+            raise SourceNotFound(f"source {address[:200]}", expected="a branch, tag or commit", found=kind)
         kind = f"a {uri.type} repo" if uri.type != "dataset" else kind
     except (HfUriError, HFValidationError):
         pass
@@ -157,7 +201,7 @@ def _parse(address: str) -> tuple[str, str]:
 
 
 def _record_revision(id: str, revision: str, commit: str) -> None:
-    """Record a revision's commit where the client does, for offline mode."""
+    """Record a revision's commit in the client's cache, as the client does, for offline mode."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -165,24 +209,24 @@ def _record_revision(id: str, revision: str, commit: str) -> None:
     if ".." in path.parts:
         return
     try:
-        if not path.is_file() or path.read_text() != commit:
+        if not path.is_file() or path.read_bytes() != commit.encode():
             with replace_file(path) as file:
                 file.write(commit)
-    except OSError:  # a cache that can't be written to: offline mode then does not know the commit
+    except OSError:  # If the cache can't be written to, offline mode will not know the commit.
         return
 
 
 def split_address(address: str, what: str) -> tuple[str, str]:
-    """Split an address; return the address of the repo, and the path in it ("" for none).
+    """Split an address; return the address of the repo, and the path in the repo ("" if there is none).
 
-    An address of another form is returned unchanged: `hub.resolve_address` explains what is wrong with it.
+    An address of another form is returned unchanged; `resolve_address` raises the error that explains it.
 
     Args:
-        address: on the Hub.
-        what: a noun for errors.
+        address: an address on the Hub.
+        what: noun for the thing at the address, for error texts.
 
     Raises:
-        SourceNotFound: a path that leads out of the repo.
+        SourceNotFound: the path leads out of the repo.
 
     >>> split_address("hf://datasets/me/zoo@v1/shards/a.tar", "source")
     ('hf://datasets/me/zoo@v1', 'shards/a.tar')
@@ -240,7 +284,7 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 
 
 def whole_file_record(repo: Repo, path: Path) -> Path:
-    """Return where the hashes of a file in the client's cache are recorded."""
+    """Return the path of the record with the hashes of a file in the client's cache."""
     name = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return cache_root() / folder_name(repo.id) / "records" / f"{name}.json"
 
@@ -252,25 +296,27 @@ def _blob_name(path: Path) -> str:
 
 
 def has_announced_hash(path: Path) -> bool:
-    """Say whether the client's cache tells which hash a file should have: it does not on file systems without links."""
+    """Say whether the client's cache states which hash a file should have, which it does not on file systems without
+    links."""
     return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", _blob_name(path)) is not None
 
 
 def is_offline() -> bool:
-    """Say whether HF_HUB_OFFLINE is set."""
+    """Say whether offline mode is on (HF_HUB_OFFLINE is set)."""
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode()
 
 
 def check_whole_file(repo: Repo, path: Path, check: bool = False) -> str:
-    """Compare a file in the client's cache with the hash that the Hub announced; delete it if it is another.
+    """Compare the hash of a file in the client's cache with the one that the Hub announced; delete the file if they
+    differ.
 
     The file is read once for each state of it.
 
     Args:
-        repo, path: of the file.
-        check: whether to read it in any case.
+        repo, path: the repo that has the file, and the path of the cached file.
+        check: whether to hash the file again even if a hash is recorded.
 
     Returns:
         The hash of a file that was deleted and its kind, "" for a right one, or one whose hash nobody announced.
@@ -301,10 +347,11 @@ def drop_whole_file(repo: Repo, path: Path) -> None:
 
 
 def has_file(repo: Repo, repo_path: str) -> bool:
-    """Say whether a repo has a file at its commit: the Hub is asked at most once, offline the cache alone.
+    """Say whether a repo has a file at its commit; the Hub is asked at most once, and in offline mode only the cache is
+    searched.
 
     Raises:
-        AccessError, NetworkError: as in `resolve_address`.
+        AccessError, NetworkError: for the same reasons as in `resolve_address`.
     """
     from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
 
@@ -314,19 +361,19 @@ def has_file(repo: Repo, repo_path: str) -> bool:
     try:
         fetch_file(repo, repo_path)
     except SourceNotFound as error:
-        if error.path != repo_path:  # the repo or the commit is missing, not the file
+        if error.path != repo_path:  # The repo or the commit is missing, not only the file.
             raise
         return False
     return True
 
 
 def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
-    """List the files in a folder of a repo, or all below it; return their paths, [] for no such folder.
+    """List the files in a folder of a repo, or all files below it; return their paths, [] if there is no such folder.
 
-    Offline, the cached files are listed.
+    In offline mode, only the cached files are listed.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
+        SourceNotFound, AccessError, NetworkError: for the same reasons as in `resolve_address`.
     """
     from huggingface_hub import HfApi, is_offline_mode
     from huggingface_hub.errors import EntryNotFoundError
@@ -339,9 +386,27 @@ def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
         try:
             listed = HfApi(**client_info()).list_repo_tree
             rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
-            return sorted(row.path for row in rows if isinstance(row, RepoFile))
+            paths = sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
+    for path in paths:
+        _check_path(repo, path)
+    return paths
+
+
+def _check_path(repo: Repo, repo_path: str) -> None:
+    """Check a path that becomes a name in the client's cache.
+
+    Raises:
+        DamagedError: it leads out of the repo.
+    """
+    if problem := manifest.path_problem(repo_path):
+        raise DamagedError(
+            f"path {repo_path[:200]!r} of {repo.label}",
+            expected="a file inside the repo",
+            found=problem,
+            path=repo_path,
+        )
 
 
 def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
@@ -350,16 +415,17 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     A cached file that has another hash is deleted, and fetched again.
 
     Args:
-        repo, repo_path: which file.
-        check: whether to hash a cached file that was hashed before.
+        repo, repo_path: the repo, and the path of the file in it.
+        check: whether to hash a cached file again that was hashed before.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: as in `resolve_address`.
-        DamagedError: other bytes arrived than were announced; they are deleted.
-        FormatError: a manifest or description that is too large.
+        SourceNotFound, AccessError, NetworkError: for the same reasons as in `resolve_address`.
+        DamagedError: the bytes that arrived do not have the announced hash; they are deleted.
+        FormatError: a manifest or description is too large.
     """
     from huggingface_hub import constants, hf_hub_download
 
+    _check_path(repo, repo_path)
     if (cached := cached_file(repo, repo_path)) and not check_whole_file(repo, cached, check):
         return cached
     what = f"file {repo_path} of {repo.label}"
@@ -372,7 +438,7 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     with translated_errors(repo.label, what):
         try:
             path = retry_patiently(lambda: download(None), RETRIED_STATUSES)
-        except OSError as error:  # those that the client raises itself have no number
+        except OSError as error:  # Errors that the client raises itself have no error number.
             if error.errno not in READ_ONLY_ERRORS:
                 raise
             folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
@@ -390,16 +456,16 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
 
 
 def _bounded_bar(repo_path: str, what: str) -> type[Any]:
-    """Return a progress bar for the Hub's client that stops a download which is too large.
+    """Return a progress bar class for the Hub's client; it stops a download that is too large.
 
     Args:
         repo_path: the file's path in the repo; only manifests and predictions are limited.
-        what: names the file in errors.
+        what: the file's name in error texts.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    class Bounded(tqdm):
-        """The client's progress bar with a limit on the bytes."""
+    class BoundedBar(tqdm):
+        """The client's progress bar, with a limit on the number of bytes."""
 
         came = 0
 
@@ -417,11 +483,12 @@ def _bounded_bar(repo_path: str, what: str) -> type[Any]:
             if repo_path.startswith(("manifests/", "predictions/")):
                 manifest.check_size(size, repo_path, what)
 
-    return Bounded
+    return BoundedBar
 
 
 def _hash_like(announced: str, path: Path) -> str:
-    """Hash a file as the Hub does: sha256 of large files, git's sha1 of others; return "" if the ETag is neither."""
+    """Hash a file as the Hub does: sha256 for large files, git's sha1 for others; return the hash, "" if the ETag is
+    neither kind."""
     if re.fullmatch("[0-9a-f]{64}", announced):
         digest = hashlib.sha256()
     elif re.fullmatch("[0-9a-f]{40}", announced):
@@ -435,10 +502,10 @@ def _hash_like(announced: str, path: Path) -> str:
 
 
 def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
-    """Call the client, up to five times after errors that pass; return its result.
+    """Call the Hub's client, up to five times after temporary errors; return its result.
 
     Args:
-        call: of the client.
+        call: function that calls the client.
         statuses: HTTP statuses after which the call is repeated.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -458,34 +525,87 @@ def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
 
 @contextmanager
 def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]:
-    """Turn the client's errors in the block into ours.
+    """Translate errors of the Hub's client that the `with` block raises into ours.
 
     Args:
-        label: of the repo.
-        what: names the thing that is asked for.
-        to: the needed permission, "read" or "write".
+        label: label of the repo, for error texts.
+        what: name of the requested thing, for error texts.
+        to: the permission that the request needs, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     check_endpoint()
+    _check_token()
     try:
         check_connection()
+        _guard_client()
         yield
     except ZooError:
         raise
-    except LocalEntryNotFoundError as error:  # it wraps the error of the request
+    except LocalEntryNotFoundError as error:  # This error wraps the error of the request.
         raise translate_error(error.__cause__ or error, label, what, to) from error
-    except (httpx.HTTPError, OSError, JSONDecodeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
         raise translate_error(error, label, what, to) from error
 
 
+def _guard_client() -> None:
+    """Let the client check each answer before it uses its headers; once for each session of the client."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    session = get_session()
+    hooks = session.event_hooks
+    if _check_names not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_names]}
+
+
+def _check_names(response: Any) -> None:
+    """Check the headers after which the client names files of its cache: the commit and the ETag.
+
+    Raises:
+        DamagedError: one of them is no plain word.
+    """
+    headers = response.headers
+    if "x-repo-commit" not in headers:  # the client uses no other answers for names
+        return
+    for name, pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _ETAG), ("ETag", _ETAG)):
+        value = headers.get(name)
+        if value is not None and not pattern.fullmatch(value):
+            raise DamagedError(
+                f"answer from {host()}",
+                expected=f"{name} with {'40 hex digits' if pattern is _COMMIT else 'a plain word'}",
+                found=repr(value[:80]),
+                do=f"Nothing was written. {CHECK_PROXIES}",
+            )
+
+
+def _check_token() -> None:
+    """Check that the login can be sent.
+
+    Raises:
+        AccessError: it has characters that no header takes.
+    """
+    from huggingface_hub import get_token
+
+    try:
+        token = get_token() or ""
+    except UnicodeDecodeError:
+        token = "\0"
+    if not (token.isascii() and token.isprintable()):
+        raise AccessError(
+            "HF_TOKEN, or the stored login", expected="a token of plain letters and digits", found="other characters",
+            do="Copy it again, or unset it: public repos need none",
+        )  # fmt: skip
+
+
 def translate_error(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
-    """Return our error for one of the client's, or the error itself if it has nothing to do with the network."""
+    """Return our error for an error of the Hub's client; an error that has nothing to do with the network is returned
+    unchanged."""
     from huggingface_hub.errors import (
         FileMetadataError,
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         OfflineModeIsEnabled,
         RemoteEntryNotFoundError,
         RepositoryNotFoundError,
@@ -516,11 +636,21 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
         return NetworkError(what, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
     if isinstance(error, JSONDecodeError):
         return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
-    if isinstance(error, OSError) and "file should be of size" in str(error):  # the client raises a plain OSError
+    # For a wrong size the client raises a plain OSError.
+    if isinstance(error, OSError) and "file should be of size" in str(error):
         return NetworkError(what, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
+    if isinstance(error, OSError) and error.errno in disk.FULL_ERRORS:
+        return disk.disk_full(cache_root().parent, error)
+    if isinstance(error, OSError) and error.errno in disk.LOCK_ERRORS:
+        return StorageError(
+            f"cache {cache_root().parent}", expected="a file system with locks", found=str(error.strerror or error),
+            do="Set HF_HOME to a folder on another disk",
+        )  # fmt: skip
     if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         reason = "no bytes for too long"
-    elif isinstance(error, (httpx.HTTPError, ConnectionError)):
+    elif isinstance(error, HFValidationError):
+        return error
+    elif isinstance(error, (httpx.HTTPError, httpx.InvalidURL, ConnectionError, ValueError)):
         reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
     else:
         return error
@@ -528,8 +658,13 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
 
 
 def _status_error(response: Any, what: str, to: str) -> ZooError:
+    from huggingface_hub import get_token
+
     code = response.status_code
     status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
+    if code == 401 and get_token():
+        do = "Replace it (HF_TOKEN, or `hf auth login`), or unset it: public repos need none"
+        return AccessError(what, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do)
     if code in (401, 403):
         return AccessError(what, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
     if code == 416:
@@ -549,7 +684,7 @@ def check_endpoint() -> None:
     """Check that HF_ENDPOINT is a web address.
 
     Raises:
-        UsageError: it is not.
+        UsageError: HF_ENDPOINT is no web address.
     """
     parts = urlsplit(endpoint())
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -559,12 +694,13 @@ def check_endpoint() -> None:
 
 
 def check_connection() -> None:
-    """Check that the Hub, or the proxy on the way, takes connections; once it has, this process does not ask again.
+    """Check that the Hub, or the proxy before it, accepts connections; after a success this process does not check
+    again.
 
-    The client repeats a request for half a minute if there is no network.
+    Without this check, the client would repeat a request for half a minute if there is no network.
 
     Raises:
-        ConnectionError: it takes none.
+        ConnectionError: no connection was accepted.
     """
     from huggingface_hub import is_offline_mode
 
@@ -594,17 +730,17 @@ def host() -> str:
 
 
 def is_hub_link(link: str) -> bool:
-    """Say whether a link leads to the Hub itself: a token is sent to no other origin."""
+    """Say whether a link leads to the Hub itself, the only origin that a token is sent to."""
     hub, other = urlsplit(endpoint()), urlsplit(link)
     return (hub.scheme, hub.netloc) == (other.scheme, other.netloc)
 
 
 def fallback_folder(refused: Path, error: OSError) -> Path:
-    """Return a temporary folder that replaces a cache which can't be written to; warn once.
+    """Return a temporary folder that replaces a cache folder which can't be written to; warn at the first call.
 
     Args:
-        refused: the cache's folder.
-        error: of the write.
+        refused: the cache folder that can't be written to.
+        error: the error that writing to the cache raised.
     """
     if not _fallback:
         _fallback.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
@@ -618,5 +754,5 @@ def fallback_folder(refused: Path, error: OSError) -> Path:
 
 
 def fallback_folders() -> list[Path]:
-    """Return the folders of `fallback_folder`, one or none."""
+    """Return the temporary folder that `fallback_folder` has made, in a list that is empty if there is none."""
     return _fallback[:]

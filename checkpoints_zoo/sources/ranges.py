@@ -1,4 +1,4 @@
-"""Byte ranges of a file on the Hub: one HEAD gives a signed link, ranges are read over that link."""
+"""Reading of byte ranges of a file on the Hub: a HEAD request returns a signed link, over which ranges are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo
 
-TRIES = 5  # of one range; the client itself repeats after 429 and 5xx
+TRIES = 5  # Number of times that one range is tried; the client itself repeats requests after 429 and 5xx.
 SNIFFED = 512
 
 Sink = Callable[[int, bytes], None]
@@ -22,13 +22,13 @@ Sink = Callable[[int, bytes], None]
 
 @dataclass
 class RemoteFile:
-    """A file on the Hub.
+    """A file on the Hub whose byte ranges can be read.
 
     Args:
-        repo, repo_path: which file.
-        etag: of its content, the same in every repo.
-        size: in bytes.
-        link: to its bytes; signed, and valid for some time.
+        repo, repo_path: the repo, and the path of the file in it.
+        etag: ETag of the file's content, the same in every repo.
+        size: size of the file in bytes.
+        link: signed link to the file's bytes, valid for some time.
     """
 
     repo: Repo
@@ -46,12 +46,13 @@ class RemoteFile:
 
     @classmethod
     def of(cls, repo: Repo, repo_path: str) -> RemoteFile:
-        """Ask the Hub for a file's link, ETag and size by one HEAD; return the file.
+        """Ask the Hub for a file's link, ETag and size by one HEAD request; return the file.
 
         Raises:
-            SourceNotFound, AccessError, NetworkError: see `hub.resolve_address`.
+            SourceNotFound, AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
         """
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
         what = f"file {repo_path} of {repo.label}"
         url = hf_hub_url(repo.id, repo_path, repo_type="dataset", revision=repo.commit)
@@ -62,6 +63,8 @@ class RemoteFile:
                 ),
                 (408,),
             )
+            link = httpx.URL(metadata.location)  # ValueError, or the client's, for a host or port that is none
+            urlsplit(str(link))
         if metadata.etag is None or metadata.size is None:
             raise NetworkError(
                 what, expected="an ETag and a size", found="none", do="Check HF_ENDPOINT, and proxies on the way"
@@ -69,10 +72,10 @@ class RemoteFile:
         return cls(repo, repo_path, metadata.etag, metadata.size, metadata.location)
 
     def check_size(self, end: int) -> None:
-        """Check that the file is as long as the manifest needs.
+        """Check that the file has at least as many bytes as the manifest needs.
 
         Raises:
-            DamagedError: it is shorter; the error names what it seems to be.
+            DamagedError: the file is shorter; the error says what kind of file it seems to be.
         """
         if end <= self.size:
             return
@@ -84,7 +87,7 @@ class RemoteFile:
         )  # fmt: skip
 
     def first(self) -> bytes:
-        """Read the first bytes, which show the file's kind; return them, b"" if they can't be read."""
+        """Read the first bytes of the file, which show its kind; return them, b"" if they can't be read."""
         content = bytearray()
         try:
             self.read(0, min(SNIFFED, self.size), lambda _, piece: content.extend(piece))
@@ -96,23 +99,24 @@ class RemoteFile:
         """Read a range into memory; return its bytes, fewer at the end of the file.
 
         Raises:
-            NetworkError, AccessError, DamagedError: see `read`.
+            NetworkError, AccessError, DamagedError: for the same reasons as in `read`.
         """
         content = bytearray()
         self.read(offset, min(offset + length, self.size), lambda _, piece: content.extend(piece))
         return bytes(content)
 
     def read(self, begin: int, end: int, sink: Sink) -> None:
-        """Read a range and pass the bytes on as they arrive; after a break the reading continues where it stopped.
+        """Read a range and pass the bytes on as they arrive; if the connection breaks, the reading continues where it
+        stopped.
 
         Args:
-            begin, end: the range, in bytes.
-            sink: called with (offset in the file, bytes), in order, every byte once.
+            begin, end: offsets of the first byte of the range and of the byte after the last one.
+            sink: function that is called with (offset in the file, bytes), in order and once for every byte.
 
         Raises:
-            NetworkError: it broke off too often, or the server does not do ranges.
-            AccessError: no permission, a fresh link or not.
-            DamagedError: something else arrived.
+            NetworkError: the connection broke too often, or the server does not support ranges.
+            AccessError: the server refused permission, even with a new link.
+            DamagedError: the answer is not the requested range of the file.
         """
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
@@ -127,6 +131,8 @@ class RemoteFile:
                 reason = "no bytes for too long"
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # a false encoding, a circle of links
+                raise hub.translate_error(error, self.repo.label, self.what) from error
             if cursor.at >= end:
                 return
             failures = 1 if cursor.at > progress else failures + 1
@@ -138,7 +144,7 @@ class RemoteFile:
             time.sleep(min(2 ** (failures - 1), 8))
 
     def _stream(self, link: str, cursor: _Cursor) -> bool:
-        """Read on from the cursor; return False if the link has expired."""
+        """Read from the cursor's position to its end; return False if the link has expired."""
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -147,7 +153,7 @@ class RemoteFile:
             http_stream_backoff,
         )  # fmt: skip
 
-        on_hub = hub.is_hub_link(link)  # a token goes to the Hub alone, never to the storage behind the link
+        on_hub = hub.is_hub_link(link)  # A token is sent only to the Hub, never to the storage behind the link.
         headers = build_hf_headers(token=None if on_hub else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
@@ -158,7 +164,8 @@ class RemoteFile:
                 if response.status_code in (401, 403) and not on_hub:
                     return False
                 hf_raise_for_status(response)
-                pieces = response.iter_bytes()  # piece by piece: bytes that arrive before a break are used
+                # Read piece by piece, so that bytes that arrive before a break are used.
+                pieces = response.iter_bytes()
                 self._check(response.status_code, response.headers, cursor, pieces)
                 self._proved = True
                 for piece in pieces:
@@ -193,11 +200,11 @@ class RemoteFile:
         )  # fmt: skip
 
     def _renew(self, link: str) -> None:
-        """Ask for a new link, once for all threads.
+        """Ask the Hub for a new link, once for all threads.
 
         Raises:
-            AccessError: a new link was refused too.
-            DamagedError: the file has changed.
+            AccessError: the new link was refused too.
+            DamagedError: the file on the Hub has changed.
         """
         with self._renewing:
             if self.link != link:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import Key
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
+from checkpoints_zoo.formats.text import first_few, one_line
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
@@ -37,7 +39,7 @@ from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
 
-# By name of the collection and its indexes: each is built once in a process.
+# (name of a collection, its indexes) -> collection; each is built once in a process.
 _archived_collections: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
 
 
@@ -46,10 +48,10 @@ class Source(ABC):
     """A place with collections: manifests, members' bytes, and predictions beside them.
 
     Args:
-        root: the folder; of a repo, the one of its commit in the client's cache.
-        label: how a citation names it: "embedded", a file URI, or an address on the Hub.
-        repo: the repo of the Hub at its commit; None for a local source.
-        check: whether each member is hashed when it is located.
+        root: the folder of the source; for a repo, the folder of its commit in the cache of the Hub's client.
+        label: name of the source in citations: "embedded", a file URI, or an address on the Hub.
+        repo: the repo on the Hub, at its commit; None for a local source.
+        check: whether each member is hashed when its location is found.
     """
 
     root: Path
@@ -60,15 +62,16 @@ class Source(ABC):
     @property
     @abstractmethod
     def display_name(self) -> str:
-        """Its name in texts for people."""
+        """The name of the source in texts for people."""
 
     @abstractmethod
     def collections(self) -> list[str]:
-        """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
+        """Return the names of the source's collections: those with a manifest, and those of the catalog that lie in
+        archives."""
 
     @abstractmethod
     def commit(self, name: str) -> str:
-        """Return 40 hex digits that pin the manifest and description of a collection."""
+        """Return the version of a collection's manifest and description, 40 hex digits: a commit or a hash."""
 
     @abstractmethod
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
@@ -77,84 +80,94 @@ class Source(ABC):
         Raises:
             CollectionNotFound: the source has no such manifest.
             SourceNotFound: the description is missing.
-            FormatError, DamagedError: either breaks the format, or a path leads out of the source.
-            LayoutError, StorageError, NetworkError, AccessError: archives, or a repo, that can't be read.
+            FormatError, DamagedError: the manifest or description does not follow the format, or a path leads out of
+                the source.
+            LayoutError, StorageError, NetworkError, AccessError: the archives or the repo can't be read.
         """
 
     @abstractmethod
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows; return their locations on this machine. Missing bytes are fetched together.
+        """Find the bytes of manifest rows; return their locations on this machine. Bytes that are missing on this
+        machine are fetched together.
 
         Args:
             described: the description of the collection, or of stored predictions.
-            rows: of its manifest.
+            rows: rows of the manifest that belongs to the description.
 
         Raises:
-            DamagedError, SourceNotFound: see `local_path`.
-            NetworkError, AccessError, StorageError: see `fetching.fetch_members`.
+            DamagedError, SourceNotFound: for the same reasons as in `local_path`.
+            NetworkError, AccessError, StorageError: for the same reasons as in `fetching.fetch_members`.
         """
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows with their current locations, which reading an archive may have corrected.
+        """Return selected rows with their present locations, which the reading of an archive may have corrected.
 
         Raises:
-            DamagedError: one of the rows turned out to be no member.
+            DamagedError: a row turned out not to be a member.
         """
         return rows
 
+    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+        """Count the rows whose bytes are on this machine; nothing is fetched."""
+        repo = hub.resolve_address(described.base) if described.base else self.repo
+        return rows.num_rows if repo is None else fetching.count_cached(repo, fetching.wanted_rows(described, rows))
+
     @abstractmethod
     def list_files(self, folder: str) -> list[str]:
-        """List all files below a folder of the source; return their paths in the source, [] for no such folder."""
+        """List all files below a folder of the source; return their paths in the source, [] if there is no such
+        folder."""
 
     @abstractmethod
     def local_path(self, source_path: str) -> Path:
         """Find a file that a manifest names, and fetch it if it is not on this machine; return its path.
 
         Raises:
-            DamagedError: the path, or a link on it, leads out of the source; or other bytes than announced arrived.
+            DamagedError: the path or a link on it leads out of the source, or the fetched bytes do not have the
+                announced hash.
             SourceNotFound: there is no such file.
-            NetworkError, AccessError: a repo that can't be read.
+            NetworkError, AccessError: the repo can't be read.
         """
 
 
 @dataclass(frozen=True)
 class FolderSource(Source):
-    """A folder with `manifests/` and the files that they name."""
+    """A source that is a folder: it contains `manifests/` and the files that the manifests name."""
 
     repo: None = field(default=None, init=False, repr=False)
 
     @property
     def display_name(self) -> str:
-        """Its name in texts for people."""
+        """The name of the source in texts for people."""
         return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
-        """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
+        """Return the names of the source's collections: those with a manifest, and those of the catalog that lie in
+        archives."""
         manifests = [p.stem for p in (self.root / "manifests").glob("*.parquet")]
         return sorted(
             {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
         )
 
     def has_manifest(self, name: str) -> bool:
-        """Say whether a collection has a manifest here."""
+        """Say whether a collection has a manifest in this source."""
         return self.manifest_path(name).is_file()
 
     def list_archives(self, archives: Archives) -> list[str]:
-        """List the archives of a collection of the catalog; return their paths."""
+        """List the archives of a collection that the catalog describes; return their paths."""
         return indexing.list_in_folder(self.root, archives)
 
     def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
-        """Index archives; return them."""
-        for path in archives:  # none may be a link that leads out of the source
+        """Index archives of the source; return them opened."""
+        for path in archives:  # Refuse an archive that is a link out of the source.
             self.local_path(path)
         return indexing.open_local(self.root, archives)
 
     def manifest_path(self, name: str) -> Path:
-        """Return where a collection's manifest lies, or is to be written."""
+        """Return the path of a collection's manifest, whether it exists or not."""
         return self.root / "manifests" / f"{catalog.check_name(name)}.parquet"
 
     def description_path(self, name: str) -> Path:
-        """Return where a collection's description lies, or is to be written."""
+        """Return the path of a collection's description, whether it exists or not."""
         return self.manifest_path(name).with_suffix(".json")
 
     def commit(self, name: str) -> str:
@@ -176,7 +189,8 @@ class FolderSource(Source):
         return _read_checked(name, *paths)
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Find the bytes of rows; return their locations. Those in a repo of the Hub (`base`) are fetched."""
+        """Find the bytes of manifest rows; return their locations. Bytes that lie in a Hub repo (the description's
+        `base`) are fetched."""
         if described.base:
             return fetching.fetch_rows(hub.resolve_address(described.base), described, rows, check=self.check)
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
@@ -191,7 +205,8 @@ class FolderSource(Source):
         return locations
 
     def list_files(self, folder: str) -> list[str]:
-        """List all files below a folder, also behind links but each folder once; return their paths in the source."""
+        """List all files below a folder, following links but visiting each folder once; return their paths in the
+        source."""
         paths, seen = list[str](), set[tuple[int, int]]()
         for folder_path, folders, names in os.walk(self.root / folder, followlinks=True):
             stat = Path(folder_path).stat()
@@ -206,7 +221,7 @@ class FolderSource(Source):
         """Find a file that a manifest names; return its path.
 
         Raises:
-            DamagedError: the path, or a link on it, leads out of the source.
+            DamagedError: the path or a link on it leads out of the source.
             SourceNotFound: there is no such file.
         """
         path = self.root / source_path
@@ -216,7 +231,7 @@ class FolderSource(Source):
                 problem = f"a link to {path.resolve()}"
             elif not problem and not path.is_file():
                 missing = "no such file"
-        except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+        except (OSError, RuntimeError) as error:  # The path is too long, or links form a circle.
             missing = str(error)
         if problem:
             raise DamagedError(
@@ -236,17 +251,18 @@ class FolderSource(Source):
         return path
 
     def allowed_folders(self) -> list[Path]:
-        """Return the folders that a link inside the source may lead into."""
-        if self.label == EMBEDDED:  # installers link packages into their own cache
+        """Return the folders that links inside the source may lead into."""
+        if self.label == EMBEDDED:  # Installers may link the files of a package from their own cache.
             return [Path(self.root.anchor)]
         if self.root.parent.name == "snapshots" and self.root.parents[1].name.startswith("datasets--"):
-            return [self.root.parents[2]]  # a commit in the Hub client's cache: links to its blobs
+            # A commit in the cache of the Hub's client consists of links to the client's blobs.
+            return [self.root.parents[2]]
         return [self.root]
 
 
 @dataclass(frozen=True)
 class HubSource(Source):
-    """A repo of the Hub at one commit; its root is the folder of that commit in the client's cache."""
+    """A source that is a Hub repo at one commit; its root is the commit's folder in the cache of the Hub's client."""
 
     repo: hub.Repo
 
@@ -257,30 +273,31 @@ class HubSource(Source):
 
     @property
     def display_name(self) -> str:
-        """Its name in texts for people."""
+        """The name of the source in texts for people."""
         return str(self.repo)
 
     def collections(self) -> list[str]:
-        """Return the names of the collections here: those with a manifest, and those of the catalog in archives."""
+        """Return the names of the source's collections: those with a manifest, and those of the catalog that lie in
+        archives."""
         manifests = [Path(p).stem for p in hub.list_files(self.repo, "manifests") if p.endswith(".parquet")]
         return sorted(
             {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
         )
 
     def has_manifest(self, name: str) -> bool:
-        """Say whether a collection has a manifest here."""
+        """Say whether a collection has a manifest in this source."""
         return hub.has_file(self.repo, f"manifests/{catalog.check_name(name)}.parquet")
 
     def list_archives(self, archives: Archives) -> list[str]:
-        """List the archives of a collection of the catalog; return their paths."""
+        """List the archives of a collection that the catalog describes; return their paths."""
         return indexing.list_on_hub(self.repo, archives)
 
     def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
-        """Index archives; return them."""
+        """Index archives of the source; return them opened."""
         return indexing.open_remote(self.repo, archives)
 
     def commit(self, name: str) -> str:
-        """Return the commit, which pins every collection."""
+        """Return the repo's commit, which is the version of all its collections."""
         return self.repo.commit
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
@@ -325,7 +342,7 @@ class HubSource(Source):
 
 
 def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
-    """Return the error for a collection whose manifest or description is not in a source."""
+    """Return the error for a collection whose manifest or description is missing in a source."""
     if path.suffix == ".parquet":
         return catalog.not_found(name, source.collections(), f"source {source.label}")
     return SourceNotFound(
@@ -338,14 +355,14 @@ def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
 
 
 def _read_checked(name: str, manifest_path: Path, description_path: Path) -> tuple[Description, pa.Table]:
-    """Read and check a manifest and the description beside it, once for each state of the two files; return both.
+    """Read and check a manifest and its description; return both. Unchanged files are read only once.
 
     Args:
-        name: of the collection.
-        manifest_path, description_path: the files.
+        name: name of the collection.
+        manifest_path, description_path: paths of the two files.
 
     Raises:
-        FormatError, DamagedError: either breaks the format.
+        FormatError, DamagedError: one of the files does not follow the format.
     """
     return _read_checked_once(
         name, manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
@@ -371,12 +388,13 @@ def _read_checked_once(
 
 @dataclass(frozen=True)
 class ArchiveSource(Source):
-    """Archives of one collection in a folder or a repo. Other files are read from that folder or repo as usual.
+    """A source that is the archives of one collection in a folder or a repo. Files other than members are read from the
+    folder or repo as usual.
 
     Args:
-        place: the folder or repo.
-        listing: the catalog's line on the collection.
-        archives: the listing's facts on the archives.
+        place: the folder or repo that contains the archives.
+        listing: the collection's entry in the catalog.
+        archives: the catalog's facts on the archives.
     """
 
     place: FolderSource | HubSource
@@ -385,16 +403,16 @@ class ArchiveSource(Source):
 
     @classmethod
     def of(cls, place: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
-        """Return the source of a collection's archives at a place."""
+        """Return the source that reads a collection's archives in a folder or repo."""
         return cls(place.root, place.label, place.repo, place, listing, archives, check=place.check)
 
     @property
     def display_name(self) -> str:
-        """Its name in texts for people."""
+        """The name of the source in texts for people."""
         return self.place.display_name
 
     def collections(self) -> list[str]:
-        """Return the names of the collections at the place."""
+        """Return the names of the collections in the folder or repo."""
         return self.place.collections()
 
     def commit(self, name: str) -> str:
@@ -405,13 +423,14 @@ class ArchiveSource(Source):
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
-        """Index the archives; return a description and rows like a manifest's."""
+        """Index the archives; return a description and manifest rows made from the indexes."""
         collection = self._holdings()
         return collection.description, collection.rows
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
         """Find members in the archives, and fetch the missing ones; return their locations."""
-        if described.name != self.listing.name:  # predictions, which lie beside the archives
+        # The description is of stored predictions, which are ordinary files beside the archives.
+        if described.name != self.listing.name:
             return self.place.locate(described, rows)
         while True:
             collection = self._holdings()
@@ -425,34 +444,45 @@ class ArchiveSource(Source):
             for source_path in irregular:
                 indexing.walk_remote(self.repo, source_path)
 
+    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+        """Count the rows whose bytes are on this machine; nothing is fetched."""
+        if self.repo is None or described.name != self.listing.name:
+            return self.place.count_local(described, rows)
+        collection = self._holdings()
+        wanted = collection.wanted(collection.updated_rows(rows))
+        on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
+        return len(wanted) - len(on_hub) + fetching.count_cached(self.repo, on_hub)
+
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows with their current locations: reading may have shown that an archive is irregular."""
+        """Return selected rows with their present locations, since reading may have shown that an archive is
+        irregular."""
         return self._holdings().updated_rows(rows)
 
     def list_files(self, folder: str) -> list[str]:
-        """List the files below a folder of the place; return their paths in it."""
+        """List the files below a folder of the folder or repo; return their paths."""
         return self.place.list_files(folder)
 
     def local_path(self, source_path: str) -> Path:
-        """Find a file of the place; return its path."""
+        """Find a file of the folder or repo; return its path on this machine."""
         return self.place.local_path(source_path)
 
     def _holdings(self) -> ArchivedCollection:
         opened = self.place.open_archives(self.place.list_archives(self.archives))
         key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened))
-        if key not in _archived_collections:  # which keeps these indexes alive, and their ids with them
+        # The cached collection keeps these indexes alive, so that their ids in the key stay valid.
+        if key not in _archived_collections:
             _archived_collections[key] = ArchivedCollection.of(self.listing, self.archives, opened, self.label)
         return _archived_collections[key]
 
 
 @dataclass(frozen=True)
 class ArchivedCollection:
-    """A collection in archives: description and rows as a source with a manifest has them.
+    """A collection that lies in archives, with a description and rows like those of a manifest.
 
     Args:
         opened: the archives.
-        description, rows: of the collection that lies in them.
-        places: of each snapshot, (path, offset).
+        description, rows: description and manifest rows of the collection in the archives.
+        places: (path, offset) of each snapshot.
     """
 
     opened: tuple[OpenedArchive, ...]
@@ -465,15 +495,23 @@ class ArchivedCollection:
         """Make description and rows from the indexes of archives; return the collection.
 
         Args:
-            listing, facts: of the collection in the catalog, and of its archives.
-            opened: these archives.
-            label: of the source, for errors.
+            listing, facts: the collection's entry in the catalog, and its facts on the archives.
+            opened: the opened archives of the collection.
+            label: label of the source, for error texts.
 
         Raises:
-            DamagedError, LayoutError: no members, or members of an unknown network.
-            FormatError: a net with another number of classes than the catalog says.
+            DamagedError, LayoutError: the archives have no members, or members of an unknown network.
+            FormatError: the network has another number of classes than the catalog states.
         """
         rows, layouts, net = archives.rows_of_archives({x.source_path: x.index for x in opened})
+        links = [f"{o.name} ({o.why})" for x in opened for o in x.index.others if o.why in archives.LINKS]
+        if links:
+            warnings.warn(
+                f"{len(links)} {'link' if len(links) == 1 else 'links'} in the archives of {listing.name} in {label} "
+                f"left out: {first_few([one_line(link) for link in links], 3)}. "
+                "Their bytes are in the tar under another name.",
+                stacklevel=2,
+            )
         if len(facts.classes) != net["arguments"].get("classes", len(facts.classes)):
             raise FormatError(
                 f"archives of {listing.name} in {label}",
@@ -490,10 +528,10 @@ class ArchivedCollection:
         return cls(tuple(opened), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
 
     def updated_rows(self, rows: pa.Table) -> pa.Table:
-        """Find rows that were selected by a predicted index; return them with their current locations.
+        """Find rows that were selected by a predicted index; return them with their present locations.
 
         Raises:
-            DamagedError: one of the rows turned out to be no member.
+            DamagedError: a row turned out not to be a member.
         """
         keys = snapshot_keys(rows)
         old_places = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
@@ -512,7 +550,7 @@ class ArchivedCollection:
         return updated
 
     def wanted(self, rows: pa.Table) -> list[Location | fetching.WantedMember]:
-        """Return the location of each local member, or the request for the bytes of one on the Hub."""
+        """Return, for each member, its location if it is local, or a request for its bytes if it is on the Hub."""
         opened = {x.source_path: x for x in self.opened}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
@@ -522,7 +560,7 @@ class ArchivedCollection:
 
 
 def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
-    """Return the location, or the request, of the member whose tensors begin at an offset of an archive."""
+    """Return the location of, or the request for, the member whose tensors begin at an offset of an archive."""
     if archive.path is not None:
         return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
     index, entry = archive.index, archive.index.at(offset)
@@ -535,28 +573,28 @@ def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout
 
 
 def open_source(source: str | Path | None, name: str, check: bool = False) -> Source:
-    """Open the source of a collection; return it.
+    """Open the source that contains a collection; return it.
 
     Args:
         source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
-        name: of the collection; "" for the whole folder or repo.
-        check: whether each member is hashed when it is located.
+        name: name of the collection; "" for the whole folder or repo.
+        check: whether each member is hashed when its location is found.
 
     Raises:
-        CollectionNotFound: no source given, and the name is not in the catalog.
-        SourceNotFound: no such folder, a folder without manifests, or no such repo or revision.
-        AccessError, NetworkError: see `hub.resolve_address`.
+        CollectionNotFound: no source is given, and the catalog has no such name.
+        SourceNotFound: the folder does not exist or has no manifests, or the repo or revision does not exist.
+        AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
     place = _open_place(catalog.find_listing(name).sources[0] if source is None else source)
     return collection_source(name, replace(place, check=check))
 
 
 def collection_source(name: str, place: Source) -> Source:
-    """Choose between the manifest and the archives of a collection at a place; return the source to read.
+    """Choose whether a collection is read by its manifest or from its archives; return the source to read.
 
     Args:
-        name: of the collection.
-        place: a folder or repo; returned itself if it has a manifest, or no archives.
+        name: name of the collection.
+        place: the folder or repo; it is returned itself if it has a manifest of the collection, or no archives.
     """
     listing = catalog.collections().get(name)
     if listing is None or listing.archives is None or not isinstance(place, FolderSource | HubSource):
@@ -567,7 +605,7 @@ def collection_source(name: str, place: Source) -> Source:
 
 
 def _open_place(source: str | Path) -> FolderSource | HubSource:
-    """Return the folder or repo that an address names."""
+    """Return the folder or repo that an address or path names, as a source."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
@@ -586,7 +624,7 @@ def _open_place(source: str | Path) -> FolderSource | HubSource:
         if not (root / "manifests").is_dir() and not archives:
             kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
             problem = kinds.get(True, "nothing there")
-    except (OSError, RuntimeError) as error:  # a name that is too long, the home folder of an unknown user
+    except (OSError, RuntimeError) as error:  # The path is too long, or refers to the home folder of an unknown user.
         problem = str(error)
     if problem:
         raise SourceNotFound(
@@ -601,13 +639,13 @@ def _open_place(source: str | Path) -> FolderSource | HubSource:
 
 @dataclass(frozen=True)
 class SelectedMembers:
-    """Selected members of a collection: the rows, the description, and the source that they come from.
+    """Selected members of a collection: their rows, the description, and the source that they come from.
 
     Args:
-        source, commit: the source, and the commit (or hash) that pins it.
-        description: of the collection.
-        rows: the selected ones.
-        of: number of members of the whole collection.
+        source, commit: the source, and the commit or hash that identifies its version.
+        description: description of the collection.
+        rows: the manifest rows of the selected members.
+        of: number of members in the whole collection.
     """
 
     source: Source
@@ -632,9 +670,9 @@ def select_members(
     source: str | Path | None = None,
     check: bool = False,
 ) -> SelectedMembers:
-    """Select members of a collection by its manifest, without torch and pandas; return them.
+    """Select members of a collection by its manifest, without importing torch or pandas; return them.
 
-    Args, Raises: as of `loading.load`.
+    The arguments and errors are those of `zoo.load`.
     """
     cited = selection.parse_citation(str(name))
     if cited:

@@ -9,11 +9,12 @@ draw, compose, invert and apply elements of the symmetry group.
 """
 
 from checkpoints_zoo.symmetry.applying import apply, flip, permute, rescale
+from checkpoints_zoo.symmetry.approximate import approximate_changes
 from checkpoints_zoo.symmetry.deriving.network import symmetries
 from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element, random_transpositions
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Power, Scale, Sign, Table
 
 __all__ = [
-    "Axes", "Element", "Group", "Move", "Power", "Scale", "Sign", "Table", "apply", "compose", "flip", "inverse",
-    "permute", "random_element", "random_transpositions", "rescale", "symmetries",
+    "Axes", "Element", "Group", "Move", "Power", "Scale", "Sign", "Table", "apply", "approximate_changes", "compose",
+    "flip", "inverse", "permute", "random_element", "random_transpositions", "rescale", "symmetries",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Apply symmetries to parameters: pure functions on the tensors of one member or of stacked members.
 
-The shapes in the table tell whether the tensors have a leading member axis.
+Whether tensors have a leading member axis follows from comparing their shapes with the table's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.elements import Element, check_symmetry
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_CHUNK = 1 << 18  # indices of one gather: 2 MB fit into the cache
+_CHUNK = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
     """Scale, change signs, then permute; return new tensors in the same dtypes.
 
-    Args, Raises: see `rescale`, `flip` and `permute`.
+    Arguments and errors are those of `rescale`, `flip` and `permute`.
     """
     return permute(table, flip(table, rescale(table, params, element.scales), element.signs), element.permutations)
 
@@ -31,13 +31,13 @@ def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[st
 
     Args:
         table: the network's symmetry table.
-        params: name -> (*shape), or (member, *shape); names may be missing.
-        permutations: group -> int64 (unit), the same for all members, or (member, unit): unit u becomes the former unit
-            permutation[u]. Groups without an entry stay as they are.
+        params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
+        permutations: group -> permutation, int64 (unit) for all members, or (member, unit): new unit u is the former
+            unit permutation[u]. Groups without an entry stay as they are.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
-        UsageError: a permutation is invalid, or is given for another number of members.
+        UsageError: a permutation is invalid, or has another number of members than the tensors.
 
     >>> from torch import nn
     >>> from checkpoints_zoo.symmetry import symmetries
@@ -61,13 +61,13 @@ def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Ten
 
     Args:
         table: the network's symmetry table.
-        params: name -> (*shape), or (member, *shape); names may be missing.
-        scales: name -> positive (value), the same for all members, or (member, value). Scales without an entry
+        params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
+        scales: name of a scale -> positive factors (value) for all members, or (member, value). Scales without an entry
             are 1.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
-        UsageError: a scale is unknown, not positive, or given for another number of members.
+        UsageError: a scale is unknown, not positive, or has another number of members than the tensors.
     """
     check_symmetry(table, Element({}, scales))
     _check_members(count_members(table, params), scales)
@@ -79,12 +79,13 @@ def flip(table: Table, params: Mapping[str, Tensor], signs: Mapping[str, Tensor]
 
     Args:
         table: the network's symmetry table.
-        params: name -> (*shape), or (member, *shape); names may be missing.
-        signs: name -> 1 or -1, (value), the same for all members, or (member, value). Signs without an entry are 1.
+        params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
+        signs: name of a sign -> factors 1 or -1, (value) for all members, or (member, value). Signs without an entry
+            are 1.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
-        UsageError: a sign is unknown, not 1 or -1, or given for another number of members.
+        UsageError: a sign is unknown, not 1 or -1, or has another number of members than the tensors.
     """
     check_symmetry(table, Element(signs=signs))
     _check_members(count_members(table, params), signs)
@@ -128,7 +129,7 @@ def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
     """Check stacked tensors against a table; return the number of members.
 
     Raises:
-        LayoutError: see `count_members`.
+        LayoutError: for the same reasons as in `count_members`.
         UsageError: the tensors have no member axis.
     """
     members = count_members(table, params)
@@ -146,7 +147,7 @@ def check_single(table: Table, params: Mapping[str, Tensor], thing: str) -> None
         thing: name of the tensors in the error.
 
     Raises:
-        LayoutError: see `count_members`.
+        LayoutError: for the same reasons as in `count_members`.
         UsageError: the tensors have a member axis.
     """
     if count_members(table, params) is not None:
@@ -157,7 +158,7 @@ def check_element(table: Table, element: Element, members: int | None) -> None:
     """Check that an element belongs to the symmetry group of a table, and has a row for each member.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the element does not belong to the group, or has another number of rows.
     """
     check_symmetry(table, element)
     _check_members(members, element.permutations)
@@ -197,7 +198,7 @@ def source_entries(
     for move in on_axis:
         p = permutations[move.group].to(device)
         if move.within:
-            # (member, block, column), then one line for each row of a block.
+            # The entries are (member, block, column); they are repeated for each row of a block.
             columns = p.reshape(*p.shape[:-1], move.within, size) % size
             return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
         entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
@@ -209,7 +210,7 @@ def source_entries(
 
 
 def _gather_rows(axes: Axes, tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
-    """Gather the rows of a tensor; a row holds all entries behind the last permuted axis."""
+    """Gather the rows of a tensor and return the new tensor; a row holds all entries behind the last permuted axis."""
     stacked = tensor if tensor.ndim > len(axes.shape) else tensor[None]
     last = max(places)
     rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
@@ -252,7 +253,7 @@ def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> 
         values = scales[power.scale].to(tensor.device, torch.float64).pow(power.power).to(dtype)
         values = values.repeat_interleave(power.length // values.shape[-1], -1)
         if power.within:
-            # (member, block, column), then one line for each row of a block.
+            # The entries are (member, block, column); they are repeated for each row of a block.
             columns = axes.shape[1]
             run = torch.ones(*values.shape[:-1], power.within * columns, dtype=dtype, device=tensor.device)
             run[..., power.offset : power.offset + power.length] = values

@@ -1,4 +1,5 @@
-"""Elements of a symmetry group: permutations with scales. Functions draw, invert and compose them."""
+"""Elements of a symmetry group: permutations with scales. The functions of this file draw, invert and compose
+elements."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from checkpoints_zoo.symmetry.table import Group, Scale, Sign, Table
 
 @dataclass(frozen=True)
 class Element:
-    """One symmetry, or one for each member. Scales and signs are applied first, then permutations.
+    """An element of the symmetry group, or one element for each member. Scales and signs are applied first, then
+    permutations.
 
     Args:
-        permutations: group -> int64 (unit) or (member, unit): unit u becomes the former unit
+        permutations: group -> permutation, int64 (unit) or (member, unit): new unit u is the former unit
             permutation[u]. Groups without an entry stay as they are.
-        scales: scale -> positive (value) or (member, value). Scales without an entry are 1.
-        signs: sign -> 1 or -1, (value) or (member, value). Signs without an entry are 1.
+        scales: name of a scale -> positive factors, (value) or (member, value). Scales without an entry are 1.
+        signs: name of a sign -> factors 1 or -1, (value) or (member, value). Signs without an entry are 1.
     """
 
     permutations: Mapping[str, Tensor] = field(default_factory=dict)
@@ -28,7 +30,7 @@ class Element:
     signs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def select(self, members: Tensor | int) -> Element:
-        """Return the symmetry of one member, or the symmetries of some members."""
+        """Return the symmetry of one member, or the symmetries of the selected members."""
         return Element(*({n: v[members] for n, v in part.items()} for part in self.parts()))
 
     @classmethod
@@ -38,7 +40,7 @@ class Element:
         return cls(*({n: torch.cat([values[n] for values in part]) for n in part[0]} for part in parts))
 
     def parts(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return permutations, scales and signs."""
+        """Return the element's permutations, scales and signs as JSON values."""
         return self.permutations, self.scales, self.signs
 
 
@@ -95,8 +97,9 @@ def _draw_permutation(
 def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Draw permutations that need `count` transpositions in all; return group -> int64 (unit).
 
-    Each transposition joins two cycles of a group, so that none undoes another. It is drawn uniformly among the pairs
-    of units in different cycles. Groups with blocks, and groups that move the blocks of others, stay as they are.
+    Each transposition joins two cycles of a group, so that none undoes another. Each transposition is drawn uniformly
+    among the pairs of units in different cycles. Groups with blocks, and groups that move the blocks of others, stay as
+    they are.
 
     Args:
         table: the network's symmetry table.
@@ -106,7 +109,7 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
     Raises:
         UsageError: the count is negative or too large.
 
-    Source: the number of transpositions of a permutation, Xiao, Liu, Bamler 2023 (arXiv 2401.00611).
+    Xiao, Liu, Bamler 2023 (arXiv 2401.00611) define the number of transpositions of a permutation.
     """
     movers = {group.mover for group in table.groups.values()}
     free = {n: g.size for n, g in table.groups.items() if g.blocks == 1 and n not in movers and g.writers}
@@ -145,7 +148,8 @@ def compose(table: Table, first: Element, second: Element) -> Element:
     permutations = dict(first.permutations)
     for name, p in second.permutations.items():
         permutations[name] = _gather_last(first.permutations[name], p) if name in first.permutations else p
-    # The scales of `second` are in the order of the moved units: bring them into the former order.
+    # The scales of `second` are in the order of the permuted units, so bring them into the order before the
+    # permutation.
     inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
     scales, signs = dict(first.scales), dict(first.signs)
     for product, factors, known in ((scales, second.scales, table.scales), (signs, second.signs, table.signs)):
@@ -166,7 +170,7 @@ def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutation
 
 
 def _gather_last(values: Tensor, places: Tensor) -> Tensor:
-    """Gather along the last axis. Either argument may lack the member axis."""
+    """Gather values along the last axis; return them. Either argument may lack the member axis."""
     lead = max(values.shape[:-1], places.shape[:-1], key=len)
     return values.expand(*lead, -1).gather(-1, places.expand(*lead, -1))
 

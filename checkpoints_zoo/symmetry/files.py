@@ -25,10 +25,10 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
     """Write symmetries to a temporary file, then rename it.
 
     Args:
-        path: of the file. Its folder is made.
+        path: path of the Parquet file. The folder of the file is made if missing.
         rows: manifest rows of the members.
         element: one symmetry for each member, in the order of the rows.
-        view: description of the symmetries, stored in the file.
+        view: text that describes the symmetries and is stored in the file.
     """
     columns = {name: rows.column(name).cast(kind) for name, kind in _IDENTITY.items()}
     for name, p in element.permutations.items():
@@ -51,7 +51,7 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
     """Read symmetries; return the element, and the row in it of each (member, epoch).
 
     Args:
-        path: of the file.
+        path: path of the Parquet file.
         rows: manifest rows of the members that use the symmetries.
 
     Raises:

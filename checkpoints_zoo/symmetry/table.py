@@ -19,10 +19,10 @@ class Table:
 
     Args:
         network: name of the module's class, or of the collection.
-        tensors: the axes of each tensor of the state dict, by name.
-        groups: the permutation groups by name, in topological order of their first writers.
-        scales: the scales by name, in the same order.
-        signs: the signs by name, in the same order.
+        tensors: name of each tensor of the state dict -> its shape and symmetries.
+        groups: name -> permutation group, in topological order of the groups' first writers.
+        scales: name -> scale, in topological order.
+        signs: name -> sign, in topological order.
     """
 
     network: str
@@ -41,7 +41,7 @@ class Table:
 
     @property
     def scaling_freedom(self) -> int:
-        """The number of positive factors that can be chosen freely without a change of the function."""
+        """The number of positive factors that can be chosen freely without a change of the network's function."""
         return sum(scale.size for scale in self.scales.values() if scale.exact)
 
     @property
@@ -51,7 +51,7 @@ class Table:
 
     @property
     def log10_signs(self) -> float:
-        """log10 of the number of sign changes that keep the function."""
+        """log10 of the number of sign changes that keep the network's function."""
         return sum(sign.size for sign in self.signs.values()) * math.log10(2)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Group:
 
     Args:
         name: name of the first layer that writes the units.
-        size: number of units.
+        size: number of units in the group.
         blocks: number of blocks of consecutive units that stay together; 1 if the units move freely.
         mover: the group whose permutation moves the blocks; None: the blocks stay in place.
         stream: whether an addition joins the outputs of several layers (the stream of a residual network).
@@ -82,8 +82,8 @@ class Group:
     def log10_order(self) -> float:
         """log10 of the number of permutations of the group.
 
-        A group of n units in b blocks has ((n / b)!)^b permutations inside the blocks (a wreath product). Another group
-        counts the permutations of the blocks.
+        A group of n units in b blocks has ((n / b)!)^b permutations inside the blocks (a wreath product). The
+        permutations of the blocks themselves are counted by another group, the mover.
         """
         return self.blocks * math.lgamma(self.size // self.blocks + 1) / math.log(10)
 
@@ -94,10 +94,11 @@ class Scale:
 
     Args:
         name: name of the layer whose output the factors scale.
-        size: number of factors.
+        size: number of factors in the vector.
         group: the group whose permutation also moves the factors, size / (units of the group) factors a unit; None: the
             factors stay in place.
-        exact: whether the function stays the same. If not, it would only for norms with eps = 0.
+        exact: whether the network's function stays exactly the same. If false, the function would stay the same only if
+            the norms had eps = 0; see `approximate_changes` for how far it changes.
         norms: layers that undo the scale: nothing after them depends on it.
         writers: (tensor, axis) of the kernels or gains that scale the output, in topological order.
     """
@@ -119,7 +120,7 @@ class Sign:
 
     Args:
         name: name of the layer whose output has the signs.
-        size: number of signs.
+        size: number of signs in the vector.
         group: the group whose permutation also moves the signs; None: they stay in place.
     """
 
@@ -133,12 +134,12 @@ class Axes:
     """The symmetries of one parameter or buffer.
 
     Args:
-        shape: shape without the member axis.
+        shape: shape of the tensor without the member axis.
         role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
         shift: eps of a running variance, which a scale multiplies as value + shift; 0 for all other tensors.
-        moves: permutations of the axes; an axis without a move is pinned.
-        powers: scales of the axes.
-        signs: signs of the axes, by name in `Power.scale`.
+        moves: the permutations that move the axes; an axis without a move is pinned.
+        powers: the scales that multiply the axes.
+        signs: the signs that multiply the axes; `Power.scale` is then the name of a sign.
     """
 
     shape: tuple[int, ...]
@@ -154,10 +155,10 @@ class Move:
     """How the permutation of a group moves the entries of one axis.
 
     Args:
-        axis: number of the axis, without the member axis.
+        axis: index of the axis in the tensor of one member.
         group: name of the group.
-        offset: the first entry of the first unit.
-        span: number of consecutive entries of each unit.
+        offset: position on the axis of the first entry of the first unit.
+        span: number of consecutive entries that belong to each unit.
         within: number of blocks of rows for the input axis of a grouped kernel: the rows (axis 0) of block b read the
             units of block b of the group, and the axis has only these units. 0 for all other axes.
     """
@@ -176,11 +177,11 @@ class Power:
     Entry offset + e is multiplied by values[e * size // length] ** power, for e < length.
 
     Args:
-        axis: number of the axis, without the member axis.
+        axis: index of the axis in the tensor of one member.
         scale: name of the scale or sign.
-        power: power of the factors; 1, -1 or 2 in usual networks.
-        offset: the first entry.
-        length: number of entries.
+        power: exponent of the factors; 1, -1 or 2 in usual networks.
+        offset: position on the axis of the first scaled entry.
+        length: number of scaled entries.
         within: number of blocks of rows for the input axis of a grouped kernel: `length` counts the inputs of all
             blocks, and column c of a row of block b is input b * columns + c. 0 for all other axes.
     """
@@ -194,14 +195,14 @@ class Power:
 
 
 def format_table(table: Table, tensors: bool = True) -> str:
-    """Format a table in columns; return the text.
+    """Format a symmetry table in columns; return the text.
 
-    The line of a tensor lists the group of each axis, then the scales. A dot: the axis is pinned. *4: each unit spans
-    four entries.
+    The line of a tensor lists the group of each of its axes, then its scales. A dot means that the axis is pinned, and
+    *4 that each unit spans four entries.
 
     Args:
         table: the table.
-        tensors: whether to list the tensors.
+        tensors: whether to list the tensors of the network.
     """
     lines = [f"Symmetries of {table.network}", "", *_summary(table), ""]
     lines.append(align_columns([("group", "units", "kind", "written by"), *map(_group_row, table.groups.values())]))

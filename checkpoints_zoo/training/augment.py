@@ -1,6 +1,6 @@
 """Augmentation on the device: shifts and flips of images, drawn from the member's seed in each epoch.
 
-An augmentation is a finite set of views of an image. One whole number chooses a view.
+An augmentation is a finite set of views of an image, and a whole number selects one of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Augmentation:
         return (2 * self.padding + 1) ** 2 * (2 if self.flip else 1)
 
     def offsets(self, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode the numbers of views; return each crop's first row, its first column, and whether it is flipped.
+        """Decode numbers of views; return arrays: first row of each crop, its first column, whether it is flipped.
 
         Args:
-            choices: numbers in [0, views), (input,).
+            choices: numbers of views in [0, views), (input,).
 
         >>> Augmentation(padding=1).offsets(torch.tensor([0, 4, 5]))[:2]
         (tensor([0, 1, 1]), tensor([0, 1, 2]))
@@ -49,7 +49,7 @@ class Augmentation:
 
         Args:
             images: pixels, (input, channel, height, width).
-            choices: numbers in [0, views), on the same device, (input,).
+            choices: numbers of views in [0, views), on the images' device, (input,).
 
         >>> Augmentation(flip=True)(torch.tensor([[[[1, 2, 3]]]]), torch.tensor([1]))
         tensor([[[[3, 2, 1]]]])

@@ -34,7 +34,7 @@ class Export:
     """The folder of a source while a recipe's members are trained into it.
 
     Args:
-        recipe: of the members.
+        recipe: recipe by which the members are trained.
         out: folder of the source; this process holds its lock.
 
     Raises:
@@ -61,7 +61,7 @@ class Export:
         """Record the recipe and the description in the folder of runs; return that folder.
 
         Args:
-            ids: of the members to be trained.
+            ids: ids of the members to be trained.
 
         Raises:
             DamagedError: the source has lost the bytes of other members.
@@ -129,7 +129,7 @@ class Export:
     def finish(self) -> None:
         """Write all staged snapshots into shards, and remove files that no row names any more."""
         self.write_shards()
-        self.staging.drop(())  # a killed run may have left the empty folder
+        self.staging.drop(())  # a killed run may have left an empty folder
         remove_unnamed_shards(self.source, self.recipe.name)
 
 
@@ -158,18 +158,19 @@ def train_into(
 ) -> int:
     """Train the members that a folder does not hold yet, and export them into it; return how many were trained.
 
-    A member depends on its seed alone. However the run is divided, killed and resumed, and on whatever engine, the
-    shards are the same in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the
-    folder held before can be read during the run.
+    A member depends on its seed alone; on a processor, its last bits depend on the number of torch's threads too.
+    However the run is divided, killed and resumed, and on whatever engine of so many threads, the shards are the same
+    in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the folder held before
+    can be read during the run.
 
     Args:
-        recipe: of the members.
-        ids: of the members, each once; members in the folder already are skipped.
+        recipe: recipe of the members.
+        ids: ids of the members, each once; members that are already in the folder are skipped.
         out: folder of the source.
-        engine: where the members are trained.
-        say: called with lines of text on the progress.
-        progress: called after every epoch of a stack, where this process trains.
-        log: called with a line of JSON for each finished member.
+        engine: engine that trains the members.
+        say: function that is called with lines of text on the progress.
+        progress: function that is called after every epoch of a stack, if this process trains it.
+        log: function that is called with a line of JSON for each finished member.
 
     Raises:
         UsageError: invalid ids, a network that can't be trained, or a folder with members of another recipe under this

@@ -29,8 +29,8 @@ Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tens
 def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device) -> Gradient:
     """Return the function that computes the gradients of a step.
 
-    Its arguments: the step's number; parameters, buffers and loss scaling by name; images and labels. It returns
-    gradients by name, losses in nats (member,), and the new buffers by name.
+    The function's arguments: the step's number; parameters, buffers and loss scaling by name; images and labels. The
+    function returns gradients by name, losses in nats (member,), and the new buffers by name.
 
     Args:
         recipe: the recipe of the members.
@@ -87,7 +87,7 @@ def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]
 
     Args:
         architecture: name of the network.
-        over: what the network is mapped over, such as "a stack".
+        over: name of the axis that the network is mapped over, such as "a stack", for the error.
         do: the advice in the error.
 
     Raises:
@@ -150,7 +150,7 @@ class _SingleMember:
     Making the views in each step would take as long as a GPU needs for the step of a small network.
 
     Args:
-        trained: whether gradients are taken with respect to the tensors.
+        trained: whether gradients with respect to the tensors are computed.
     """
 
     def __init__(self, trained: bool) -> None:
@@ -167,16 +167,16 @@ class _SingleMember:
 
 
 def uses_channels_last(recipe: Recipe, device: torch.device) -> bool:
-    """Say whether a recipe's images and kernels have the memory format channels_last on a device.
+    """Return whether a recipe's images and kernels have the memory format channels_last on a device.
 
-    Not on a CPU: there the backward pass of a 1×1 convolution with a stride and fewer than 8 channels writes beyond
-    its memory in that format (torch 2.15 with oneDNN).
+    A CPU never gets it: there the backward pass of a 1×1 convolution with a stride and fewer than 8 channels writes
+    beyond its memory in this format (torch 2.15 with oneDNN).
     """
     return recipe.channels_last and device.type != "cpu"
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient with the parameter's strides; with others, torch's foreach step would loop over the tensors."""
+    """Return a gradient with its parameter's strides: with others torch's foreach step would loop over the tensors."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
@@ -189,5 +189,5 @@ def _in_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
 def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
     if recipe.precision == "float32":
         return nullcontext()
-    # The cache would keep the cast weights of this step for the next one.
+    # With torch.autocast's cache the next step would use this step's cast weights.
     return torch.autocast(device.type, dtype=getattr(torch, recipe.precision), cache_enabled=False)

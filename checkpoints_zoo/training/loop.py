@@ -1,9 +1,8 @@
 """The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
-A member's bits depend on its seed, the stack width, the build of torch, and the kind of processor or GPU. They do not
-depend on the other members of the stack or on the position in it. Members that are trained alone (stack width 1) also
-depend on the number of threads, which is 1 for tiny networks on a CPU. cuDNN is set to deterministic algorithms; all
-other operations are deterministic.
+A member's bits depend on its seed, the stack width, the build of torch, the kind of processor or GPU and, on a
+processor, the number of threads. They do not depend on the other members of the stack or on the position in it. cuDNN
+is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -26,10 +25,11 @@ from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
 from checkpoints_zoo.training.optimizers import (
+    first_adam_state,
     first_scaling,
     learning_rate,
+    optimizer_step,
     scaled_step,
-    sgd_step,
     stored_tensors,
     update_averages,
 )
@@ -46,8 +46,9 @@ class StackState:
         loss: mean training loss of the last epoch in nats, (member,).
         failed_step: first step whose loss was not finite, or -1, (member,).
         epoch: epochs done.
-        averages: of the weights so far, by name; empty if the recipe has no averaging.
-        scaling: of the loss, by name; empty if the precision is not float16.
+        averages: averages of the weights so far, by name; empty if the recipe has no averaging.
+        scaling: factors of the loss, by name; empty if the precision is not float16.
+        adam: from `first_adam_state`; empty if the optimizer is not Adam.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -59,11 +60,12 @@ class StackState:
     epoch: int = 0
     averages: Tensors = field(default_factory=dict)
     scaling: Tensors = field(default_factory=dict)
+    adam: Tensors = field(default_factory=dict)
     snapshots: dict[int, Tensors] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> StackState:
         """Move the state to a device, except the snapshots; return it."""
-        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling):
+        for tensors in (self.params, self.momentum, self.buffers, self.averages, self.scaling, self.adam):
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
         return self
@@ -100,6 +102,7 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
         loss=torch.zeros(len(members)),
         failed_step=torch.full((len(members),), -1),
         scaling=first_scaling(recipe, len(members)),
+        adam=first_adam_state(recipe, params),
     )
 
 
@@ -112,17 +115,17 @@ def train_epochs(
 ) -> Iterator[int]:
     """Train a stack to the end of its recipe, changing its state in place; yield the number of epochs done after each.
 
-    Training ends early once every member has had a loss that is not finite.
+    Training ends early if every member has had a loss that is not finite.
 
     Args:
-        recipe: of the members.
-        members: ids, in the order of the stack.
-        state: from `initial_state`, or saved after an epoch; it stays on its device.
+        recipe: recipe of the members.
+        members: ids of the members, in the order of the stack.
+        state: state of the stack, from `initial_state` or saved after an epoch; it stays on its device.
         data: the training split.
         gradient: function that computes a step's gradients; None for `stack_gradient`.
 
     Raises:
-        UsageError: no labels, or fewer inputs than one batch.
+        UsageError: the images have no labels, or are fewer than one batch.
     """
     count, batch, device = len(data), recipe.batch_size, state.loss.device
     if data.labels is None or count < batch:
@@ -135,7 +138,7 @@ def train_epochs(
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
     if uses_channels_last(recipe, device):
-        for tensors in (state.params, state.momentum):
+        for tensors in (state.params, state.momentum, state.adam):
             tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = count // batch
     steps = steps_per_epoch * recipe.epochs
@@ -163,9 +166,9 @@ def train_epochs(
                     )
                     rate = learning_rate(recipe, step, steps)
                     if state.scaling:
-                        scaled_step(recipe, rate, state.params, state.momentum, gradients, state.scaling)
+                        scaled_step(recipe, rate, state.params, state.momentum, state.adam, gradients, state.scaling)
                     else:
-                        sgd_step(recipe, rate, state.params, state.momentum, gradients)
+                        optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
                     failed = (state.failed_step < 0) & ~loss.isfinite()
@@ -181,8 +184,8 @@ def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> t
     """Draw the order of the images and their views for an epoch, on the CPU: its generator is the same everywhere.
 
     Returns:
-        Order and views, both (member, input). For many members on a GPU the draws take as long as the epoch, so a
-        second thread makes them.
+        Order and views of the images in an epoch, both (member, input). If many members are trained on a GPU, drawing
+        these numbers takes as long as the epoch, so a second thread draws them.
     """
     order = torch.stack([epoch_order(member, epoch, count) for member in members])
     return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
@@ -203,13 +206,13 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
-        recipe: of the members.
-        state: of the stack.
+        recipe: recipe by which the members are trained.
+        state: training state of the stacked members.
         data: the training split.
         test: images with labels.
 
     Raises:
-        UsageError: images without labels.
+        UsageError: the images have no labels.
     """
     if test.labels is None:
         raise UsageError(f"data set {test.name!r}", expected="labels", found="none")

@@ -1,7 +1,7 @@
 """Merge folders with parts of a collection into one source, as if one run had trained all members.
 
 Shards and descriptions have the same bytes as after one run. So do the rows of manifests, except the columns on the
-run: `RUN_COLUMNS`. If several pieces have a member, the row that was made first stays.
+run: `RUN_COLUMNS`. If several folders have the same member, the oldest row stays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from checkpoints_zoo.training.shards import (
 )
 from checkpoints_zoo.training.state import folder_of, read_description, reading_lock, recorded_hash, training_lock
 
-# Columns on the run that trained a member. Two runs of one member may differ in them.
+# Columns on the run that trained a member. Two runs that train the same member may differ in these columns.
 RUN_COLUMNS = ("code_version", "torch_version", "device", "wall_time_s", "created")
 
 
@@ -53,22 +53,22 @@ def merge(
 ) -> dict[str, int]:
     """Merge the members of several folders into one source; return the number of members of each collection in it.
 
-    The order of the folders does not change a byte. Finished members that are in no shard yet are merged too, and so
-    are the members in `out`. If the process is killed, the same call continues; the earlier content of `out` stays
-    readable.
+    The result does not depend on the order of the folders. Finished members that are in no shard yet are merged too,
+    and so are the members in `out`. If the process is killed, the same call continues; the earlier content of `out`
+    stays readable.
 
     Args:
-        folders: with trained members; no run may be training into them.
+        folders: folders with trained members; no run may be training into them.
         out: folder of the merged source; it may hold members already.
-        names: of the collections; None for all in the folders.
-        say: called with a line of text for each shard.
+        names: names of the collections to merge; None for all in the folders.
+        say: function called with a line of text for each shard.
 
     Raises:
-        CollectionNotFound: a folder without trained members, or no folder has a collection of that name.
-        UsageError: members of different recipes, a member with different bytes in two folders, or `out` among the
-            folders.
+        CollectionNotFound: a folder has no trained members, or no folder has a collection of that name.
+        UsageError: members come from different recipes, a member has different bytes in two folders, or `out` is one of
+            the folders.
         LockedError: a run is training into one of the folders.
-        DamagedError: bytes that differ from their row.
+        DamagedError: a member's bytes differ from its row.
         StorageError: the disk is full, or can't be written to.
     """
     if out.resolve() in {folder.resolve() for folder in folders}:
@@ -172,7 +172,7 @@ def _common_description(pieces: Sequence[CollectionPiece]) -> Description:
     """Return the description that all pieces share.
 
     Raises:
-        UsageError: two pieces differ.
+        UsageError: two descriptions differ.
     """
     first = pieces[0]
     for piece in pieces[1:]:
@@ -192,7 +192,7 @@ def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
     """Check that all members come from one recipe.
 
     Raises:
-        UsageError: there are several recipes, or rows without a recipe hash.
+        UsageError: there are several recipes, or some rows lack a recipe hash.
     """
     hashes = {
         snapshot.row["recipe_hash"]: piece.folder for piece in reversed(pieces) for snapshot in piece.snapshots.values()

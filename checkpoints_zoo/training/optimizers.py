@@ -13,7 +13,7 @@ from checkpoints_zoo.populations.statistics import has_statistics, reestimate
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
-# The defaults of torch.amp.GradScaler.
+# Loss scaling as in torch.amp.GradScaler's defaults.
 FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
 # The one-cycle schedule: share of the steps that rise; highest rate / first rate; first rate / last rate.
 ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
@@ -35,6 +35,61 @@ def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, grad
     torch._foreach_sub_(weights, torch._foreach_mul(update, lr))
 
 
+def first_adam_state(recipe: Recipe, params: Tensors) -> Tensors:
+    """Return the initial state of Adam beside the momentum, {} for other optimizers.
+
+    The means of squared gradients are under "square/NAME"; "beta1" and "beta2" hold the product of each beta over the
+    member's steps so far, (member,). Running products round alike at all positions of a stack, powers need not.
+    """
+    if recipe.optimizer == "sgd":
+        return {}
+    first = next(iter(params.values()))
+    products = {name: torch.ones(len(first), dtype=torch.float64, device=first.device) for name in ("beta1", "beta2")}
+    return products | {f"square/{name}": torch.zeros_like(tensor) for name, tensor in params.items()}
+
+
+def optimizer_step(
+    recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, adam: Tensors, gradients: Tensors
+) -> None:
+    """Take one step of the recipe's optimizer in place.
+
+    Args:
+        recipe: of the members.
+        lr: learning rate of the step.
+        params, momentum, gradients: stacked tensors by name.
+        adam: from `first_adam_state`.
+    """
+    if recipe.optimizer == "sgd":
+        sgd_step(recipe, lr, params, momentum, gradients)
+    else:
+        adam_step(recipe, lr, params, momentum, adam, gradients)
+
+
+def adam_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, adam: Tensors, gradients: Tensors) -> None:
+    """Take one step of Adam or AdamW in place, like torch.optim.Adam and AdamW.
+
+    Sources: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, algorithm 2. As in `sgd_step`, no operation
+    fuses a product and a sum.
+    """
+    weights, means = list(params.values()), [momentum[name] for name in params]
+    squares, used = [adam[f"square/{name}"] for name in params], [gradients[name] for name in params]
+    if recipe.optimizer == "adamw":
+        torch._foreach_mul_(weights, 1 - lr * recipe.weight_decay)
+    else:
+        used = list(torch._foreach_add(used, torch._foreach_mul(weights, recipe.weight_decay)))
+    torch._foreach_mul_(means, recipe.momentum)
+    torch._foreach_add_(means, torch._foreach_mul(used, 1 - recipe.momentum))
+    torch._foreach_mul_(squares, recipe.beta2)
+    torch._foreach_add_(squares, torch._foreach_mul(torch._foreach_mul(used, used), 1 - recipe.beta2))
+    adam["beta1"].mul_(recipe.momentum)
+    adam["beta2"].mul_(recipe.beta2)
+    rate, root = (lr / (1 - adam["beta1"])).float(), (1 - adam["beta2"]).sqrt().float()  # bias corrections, (member,)
+    divisors = list(torch._foreach_div(torch._foreach_sqrt(squares), [_per_member(root, t) for t in squares]))
+    torch._foreach_add_(divisors, recipe.epsilon)
+    update = torch._foreach_mul(means, [_per_member(rate, t) for t in means])
+    torch._foreach_sub_(weights, torch._foreach_div(update, divisors))
+
+
 def first_scaling(recipe: Recipe, members: int) -> Tensors:
     """Return the initial loss scaling: with float16, each member's factor and the steps since it changed."""
     if recipe.precision != "float16":
@@ -43,7 +98,13 @@ def first_scaling(recipe: Recipe, members: int) -> Tensors:
 
 
 def scaled_step(
-    recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors, scaling: Tensors
+    recipe: Recipe,
+    lr: float,
+    params: Tensors,
+    momentum: Tensors,
+    adam: Tensors,
+    gradients: Tensors,
+    scaling: Tensors,
 ) -> None:
     """Take one step in place with gradients of a scaled loss; members whose gradients overflow skip the step.
 
@@ -53,9 +114,10 @@ def scaled_step(
     factor = scaling["scale"].double().reciprocal().float()
     gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
     finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
-    before = [tensor.clone() for tensors in (params, momentum) for tensor in tensors.values()]
-    sgd_step(recipe, lr, params, momentum, gradients)
-    for tensor, old in zip([*params.values(), *momentum.values()], before, strict=True):
+    changed = [tensor for tensors in (params, momentum, adam) for tensor in tensors.values()]
+    before = [tensor.clone() for tensor in changed]
+    optimizer_step(recipe, lr, params, momentum, adam, gradients)
+    for tensor, old in zip(changed, before, strict=True):
         tensor.copy_(torch.where(_per_member(finite, tensor), tensor, old))
     steps = (scaling["steps"] + 1) * finite
     is_grown = steps == GROWTH_STEPS
@@ -76,9 +138,9 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     whole rate. After a warm-up the cosine covers the remaining units; milestones do not move.
 
     Args:
-        recipe: with the schedule.
-        step: in [0, steps).
-        steps: of the whole training; each epoch has the same number.
+        recipe: recipe with the schedule of learning rates.
+        step: number of the step, in [0, steps).
+        steps: number of steps of the whole training; each epoch has the same number.
 
     >>> from checkpoints_zoo.training.recipes import RECIPES
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
@@ -131,11 +193,11 @@ def update_averages(
     weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
 
     Args:
-        recipe: of the members; it names the kind of average.
+        recipe: recipe of the members; its `averaging` names the kind of average.
         step: number of the step just taken, from 0.
-        steps_per_epoch: steps an epoch.
-        params, buffers: stacked, after the step.
-        averages: by name; empty before the first one.
+        steps_per_epoch: number of steps per epoch.
+        params, buffers: stacked tensors by name, after the step.
+        averages: averages by name; empty before the first update.
     """
     epoch, epoch_step = divmod(step, steps_per_epoch)
     if recipe.averaging == "none" or epoch < recipe.averaging_start:
@@ -164,8 +226,8 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     images.
 
     Args:
-        recipe: of the members.
-        params, buffers, averages: by name, stacked.
+        recipe: recipe of the members.
+        params, buffers, averages: stacked tensors by name.
         data: the training split.
     """
     tensors = params | buffers | averages

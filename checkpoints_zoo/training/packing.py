@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,8 @@ class PackedSnapshot:
     """A snapshot, ready to be stored.
 
     Args:
-        row: of the manifest, without the location of the bytes.
-        raw: the bytes in the recipe's layout; None for a member that failed.
+        row: row of the manifest, without the location of the bytes.
+        raw: the snapshot's bytes in the recipe's layout; None for a member that failed.
     """
 
     row: Row
@@ -61,9 +62,9 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
     """Pack and measure trained members; return their snapshots in order.
 
     Args:
-        recipe: that trained them.
+        recipe: recipe by which the members were trained.
         trained: the members.
-        device: where the stored bytes are measured, in float32.
+        device: torch device on which the stored weights are evaluated, in float32.
     """
     layout = layout_of(recipe)
     fingerprint = recipe.split("train").fingerprint
@@ -138,7 +139,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
     Args:
         recipe, trained: the recipe and its trained member.
         epoch: number of epochs trained.
-        fingerprint: of the training split.
+        fingerprint: fingerprint of the images of the training split.
     """
     run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
     return {
@@ -161,7 +162,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
         "data_fingerprint": fingerprint,
         "code_version": version("checkpoints-zoo"),
         "torch_version": str(torch.__version__),
-        "device": device_name(trained.device),
+        "device": device_and_threads(trained.device),
         "wall_time_s": round(trained.wall_time_s, 3),
         "created": datetime.now(UTC).replace(microsecond=0),
     }  # fmt: skip
@@ -171,6 +172,22 @@ def split_of_run(run_id: str) -> str:
     """Return the split of a run: 70/15/15 by the first 32 bits of sha256("split|RUN_ID")."""
     share = int(hashlib.sha256(f"split|{run_id}".encode()).hexdigest()[:8], 16) / 2**32
     return "train" if share < 0.7 else "validation" if share < 0.85 else "test"
+
+
+def device_and_threads(device: torch.device) -> str:
+    """Return the name of a device; for a processor, with the number of threads that torch uses in this process."""
+    name, threads = device_name(device), torch.get_num_threads()
+    return name if device.type != "cpu" else f"{name}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def split_threads(device: str) -> tuple[str, str]:
+    """Split the text of `device_and_threads`; return the device and the threads, "" if there are none in the text.
+
+    >>> split_threads("Some CPU, AVX512, 2 threads"), split_threads("Some GPU")
+    (('Some CPU, AVX512', '2 threads'), ('Some GPU', ''))
+    """
+    name, _, threads = device.rpartition(", ")
+    return (name, threads) if re.fullmatch(r"[0-9]+ threads?", threads) else (device, "")
 
 
 def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)

@@ -1,4 +1,4 @@
-"""Recipes sent to other processes: functions travel as file and name, and are imported again from that file."""
+"""Recipes for other processes: functions are sent as file and name, and are imported again from that file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SentRecipe:
 
     Args:
         values: fields of the recipe, except its functions.
-        hash: of the recipe.
+        hash: hash of the recipe.
         functions: field -> file, module and name of the function.
     """
 
@@ -50,10 +50,10 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Builds a recipe's network for its structure, in other processes too.
+    """A callable that builds a recipe's network for its structure; it can be sent to other processes.
 
     Args:
-        recipe: of the network.
+        recipe: recipe that names the network and its training.
     """
 
     recipe: Recipe
@@ -115,7 +115,8 @@ def _find_function(path: str, module: str, name: str) -> Any:
 
 def _import_file(path: Path, name: str) -> object:
     """Import a file under a module's name, unless it is imported already; return the module."""
-    # A script has one of these names. Imported again it gets the second, so its main guard does not run.
+    # Both are names under which a script runs as the main program. In other processes it is imported under the second
+    # name, so that its main guard does not run.
     names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
     for candidate in names:
         known = getattr(sys.modules.get(candidate), "__file__", None)

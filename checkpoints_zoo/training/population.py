@@ -45,13 +45,13 @@ class TrainedMember:
     """A member after its training.
 
     Args:
-        member, seed: its id, which is its seed as well.
-        status, reason: "ok" and "", or "failed" and why.
+        member, seed: id of the member, which is its seed as well.
+        status, reason: "ok" and "", or "failed" and the reason.
         state: parameters and buffers by name, in float32, without `num_batches_tracked`.
-        train_loss: mean over the steps of the last epoch, nats.
-        wall_time_s: its share of the seconds that its stack took, interrupted runs included.
+        train_loss: mean training loss over the steps of the last epoch, nats.
+        wall_time_s: the member's share of the seconds that its stack took, interrupted runs included.
         snapshots: epoch -> parameters and buffers, as in `state`.
-        device: where it was trained.
+        device: name of the device on which the member was trained.
     """
 
     member: int
@@ -90,21 +90,21 @@ def train_members(
 ) -> None:
     """Train members, and pass each finished stack to `finish`.
 
-    A killed run resumes from its last saved state and ends with the same bytes. If the kill came between `finish` and
-    the removal of the state, `finish` gets the stack twice: the second call must change nothing.
+    A killed run resumes from its last saved state and ends with the same bytes. If a run is killed between `finish` and
+    the removal of the saved state, `finish` gets the stack twice: the second call must change nothing.
 
     Args:
-        recipe: of the members.
-        ids: of the members that `out` does not hold yet, each once.
+        recipe: recipe by which the members are trained.
+        ids: ids of the members that `out` does not have yet, each once.
         out: folder of the source; states are saved in its folder `.training`.
-        finish: writes a stack's members to disk before it returns.
-        progress: called after every epoch of a stack, if this process trains it.
-        engine: runs the stacks, each as a job.
-        prepare: called by the worker with the trained members of a stack; `finish` gets its result. None passes the
-            members unchanged.
+        finish: function that gets a stack's members and writes them to disk before it returns.
+        progress: function that is called after every epoch of a stack, if this process trains it.
+        engine: engine that runs the stacks, each as a job.
+        prepare: function that is called by the worker with the trained members of a stack; `finish` gets its result.
+            None passes the members unchanged.
 
     Raises:
-        UsageError: invalid ids, or a folder that holds members of another recipe of this name.
+        UsageError: some ids are invalid, or the folder holds members of another recipe of this name.
         LockedError: another process is training into the same folder.
         WorkerError: workers died repeatedly.
     """
@@ -128,10 +128,10 @@ class StackTrainer:
     """A job function for engines: trains a stack of a recipe's members, from its saved state if there is one.
 
     Args:
-        recipe: of the members.
-        folder: of the recipe's runs. Workers that see this folder save states in it; None saves no states.
-        prepare: called with the trained members and the device; None returns the members unchanged.
-        progress: called after every epoch; it is not sent to other processes.
+        recipe: recipe by which the members are trained.
+        folder: folder of the recipe's runs. Workers that see this folder save states in it; None saves no states.
+        prepare: function called with the trained members and the device; None returns the members unchanged.
+        progress: function called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
@@ -175,12 +175,12 @@ def train_stack(
     """Train a stack to the end of the recipe, from its saved state if there is one; return its members.
 
     Args:
-        recipe: of the members.
+        recipe: recipe by which the members are trained.
         stack: ids of the members, at most the recipe's stack width.
         data: the training split.
-        path: of the saved state; None saves no states.
-        progress: called after every epoch.
-        device: to train on.
+        path: path of the saved state; None saves no states.
+        progress: function called after every epoch.
+        device: torch device to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
@@ -210,18 +210,18 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
         TooLargeError: they don't.
     """
     one = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
-    needed = 3 * one * recipe.stack_width
+    needed = (3 if recipe.optimizer == "sgd" else 4) * one * recipe.stack_width
     if (free := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"a stack of {recipe.stack_width:,} members, from member {stack[0]}",
-            expected=f"at most {free:,} bytes for weights, momentum and gradients, the memory that is free",
+            expected=f"at most {free:,} bytes for weights, optimizer state and gradients, the memory that is free",
             found=f"{needed:,}",
             do="Set a smaller stack_width: that is another recipe",
         )
 
 
 def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
-    """Load the saved state into the fresh one and return its seconds; print why if it can't be used."""
+    """Load the saved state into a new one; return its seconds, and print the reason if it can't be used."""
     try:
         state, found_key, earlier_s = read_state(path)
         if found_key != key or not adopt_state(fresh, state):
@@ -237,7 +237,7 @@ def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
-    names = first_names(recipe.skeleton())  # stored name -> name of the trained tensor
+    names = first_names(recipe.skeleton())  # name in the stored file -> name of the trained tensor
     final = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):

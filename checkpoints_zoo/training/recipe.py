@@ -46,12 +46,12 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
-    "images": None,
+    "images": None, "beta2": 0.999, "epsilon": 1e-8,
 }  # fmt: skip
 STORAGE = {"float16": torch.float16, "float32": torch.float32}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
-    "optimizer": ("sgd",),
+    "optimizer": ("sgd", "adam", "adamw"),
     "schedule": ("cosine", "cosine-restarts", "constant", "multistep", "one-cycle"),
     "schedule_unit": ("step", "epoch"),
     "precision": ("float32", "bfloat16", "float16"),
@@ -61,7 +61,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
-# Whole numbers: the least and the most. Larger ones are slips: they would train, or fill the memory, without an end.
+# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: they would
+# train without an end, or fill the memory.
 _COUNTS = {
     "epochs": (1, 1_000_000), "batch_size": (1, 1_000_000), "stack_width": (1, 4096), "save_every": (1, 1_000_000),
     "members": (1, 2**31 - 1), "init_permutation": (0, 1_000_000), "warmup_epochs": (0, 1_000_000),
@@ -74,48 +75,55 @@ class Recipe:
     """How the members of a collection are trained.
 
     Args:
-        name: of the collection.
-        architecture, arguments: as of `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and
-            the arguments of `build`.
+        name: name of the collection.
+        architecture, arguments: name and keyword arguments of the network, as in
+            `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and the arguments of `build`.
         dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
             except those of the package's data sets.
         preprocess: turns pixels into inputs; its statistics come from the training split.
-        epochs: passes over the training split; an incomplete last batch is dropped.
-        batch_size: images of a member in each step.
+        epochs: number of passes over the training split; an incomplete last batch is dropped.
+        batch_size: number of images per member in each step.
         lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
             `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
             "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
-        optimizer, momentum, nesterov, weight_decay: as torch.optim.SGD (coupled decay, on all parameters).
-        augmentation: a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
-        precision: of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the loss.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters: "sgd"
+            and "adam" add it to the gradient, "adamw" shrinks the weights directly.
+        momentum, nesterov, weight_decay: of the optimizer; the momentum of Adam is the first of torch's `betas`.
+        beta2, epsilon: of Adam: the second of torch's `betas`, and `eps`.
+        augmentation: name of the augmentation, a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
+        precision: precision of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the
+            loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
-        stack_width: members trained at once; 1 trains one after another. A member's last bits depend on the width, so
-            it is part of the recipe, and short stacks are filled up.
-        save_every: epochs between two saved states.
+        stack_width: number of members trained at once; 1 trains one after another. A member's last bits depend on the
+            width, so it is part of the recipe, and short stacks are filled up.
+        save_every: number of epochs between two saved states.
         init_seed: seed of the initialisation that all members share; None initialises each from its own seed.
-        init_permutation: transpositions of units, drawn from the member's seed, between initialisation and training.
+        init_permutation: number of transpositions of units, drawn from the member's seed and applied between
+            initialisation and training.
         build: function that builds the module, for an architecture that the package lacks. The text of its file enters
             the recipe's hash: any change of the file, even of a comment, makes another recipe.
         images: function that returns your own images for training and for testing, each from `zoo.images.of`. The
             pixels enter the hash, the function's text does not.
-        milestones, gamma: epochs, in order, and the factor at each of "multistep".
+        milestones, gamma: epochs at which the schedule changes, in order; and the factor that "multistep" applies at
+            each.
         schedule_unit: whether the rate changes every "step" or every "epoch".
-        warmup_epochs: epochs at the start in which the rate rises to `lr`.
+        warmup_epochs: number of epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
         channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
-        compile: whether torch.compile is used; it changes last bits.
-        averaging: of the weights. "ema" averages weights and buffers after each step, with factor `averaging_decay`;
-            "swa" averages the weights of all epochs equally and estimates batch norm's statistics again. The average is
-            stored.
-        averaging_start: epochs before averaging begins.
-        snapshots: epochs after which the weights are stored too; 0 is the initialisation.
+        compile: whether torch.compile is used; it changes the last bits of the weights.
+        averaging: kind of average of the weights. "ema" averages weights and buffers after each step, with factor
+            `averaging_decay`; "swa" averages the weights of all epochs equally and estimates batch norm's statistics
+            again. The averaged weights are stored.
+        averaging_start: number of epochs before averaging begins.
+        snapshots: earlier epochs after which the weights are stored too; 0 is the initialisation.
         members: number of members of the whole collection.
-        eval_every: epochs between two measurements on the test split, which are only printed; 0 for none.
-        made_from: name of the original recipe and the fields that were set, for the manifest; "" if not a variant.
-        title, licence: of the collection, for its description.
+        eval_every: number of epochs between two measurements on the test split, which are only printed; 0 for none.
+        made_from: name of the original recipe and the fields that were set, for the manifest; "" if the recipe is no
+            variant.
+        title, licence: title and licence of the collection, for its description.
 
     Raises:
-        UsageError: a value out of range, or an unknown name.
+        UsageError: a value is out of range, or a name is unknown.
     """
 
     name: str
@@ -157,6 +165,8 @@ class Recipe:
     images: Callable[[], tuple[ImageData, ImageData]] | None = None
     title: str = ""
     licence: str = "Apache-2.0"
+    beta2: float = 0.999
+    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
@@ -187,10 +197,18 @@ class Recipe:
             ("gamma", 0.0, math.inf),
             ("label_smoothing", 0.0, 1.0),
             ("averaging_decay", 0.0, 1.0),
+            ("beta2", 0.0, 1.0),
+            ("epsilon", 0.0, 1.0),
         ):
             value = getattr(self, field)
             self._check(field, type(value) is float and low <= value < high, f"a float in [{low:g}, {high:g})")
         self._check("nesterov", self.momentum > 0 or not self.nesterov, "a momentum above 0 to go with it")
+        self._check("nesterov", self.optimizer == "sgd" or not self.nesterov, "False: it belongs to the optimizer sgd")
+        for field in ("beta2", "epsilon"):
+            is_used = self.optimizer != "sgd" or getattr(self, field) == _LATER_DEFAULTS[field]
+            self._check(
+                field, is_used, f"{_LATER_DEFAULTS[field]:g} with sgd: it belongs to the optimizers adam and adamw"
+            )
         self._check("milestones", _are_epochs(self.milestones, 1, 1_000_001), "epochs from 1, in order")
         is_consistent = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
         self._check("milestones", is_consistent, "epochs with cosine-restarts and multistep alone")
@@ -261,7 +279,7 @@ class Recipe:
             return self.module()
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields as a dict for JSON; fields in `_LATER_DEFAULTS` only if they differ from the default."""
+        """Return the fields as a dict for JSON; fields in `_LATER_DEFAULTS` only if they differ from the default."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {
             name: value
@@ -333,10 +351,10 @@ def load_images(
     """Call a recipe's function `images`; return both splits by name, with the recipe's name of the data set.
 
     Args:
-        images: returns the images for training and for testing.
+        images: function that returns the images for training and for testing.
         recipe: name of the recipe, for errors.
         dataset: name of the images.
-        preprocess: gives the shape that the images must have.
+        preprocess: preprocessing whose input shape the images must have.
 
     Raises:
         UsageError: the function returns no two splits; or images lack labels or class names, or have another shape; or
@@ -387,8 +405,8 @@ def user_code(what: str, expected: str) -> Iterator[None]:
     """Turn any exception of the user's code in the block into a UsageError.
 
     Args:
-        what: name of the code in the error.
-        expected: expectation in the error.
+        what: name of the code, for the error.
+        expected: text about the expected behaviour, for the error.
     """
     try:
         yield
@@ -402,13 +420,13 @@ def run_module(path: Path, name: str) -> ModuleType:
     """Run a Python file as a module; return the module, which is imported under the name from then on.
 
     Raises:
-        UsageError: the file is no Python file.
+        UsageError: the file is not valid Python.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
     module, previous = importlib.util.module_from_spec(spec), sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
+    sys.modules[name] = module  # dataclasses and pickle look the module up in `sys.modules`
     try:
         with warnings.catch_warnings():
             # A recipe file of 0.1 can't be edited, since its text is hashed: a deprecation warning must never stop it.

@@ -33,9 +33,9 @@ def is_recipe_file(text: str) -> bool:
 def read_recipe(text: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
-    The file is code, and its user trusts it. It defines `RECIPE` or `RECIPES`; with several recipes the name after the
-    colon selects one. A recipe is a `Recipe`, or a function without arguments that returns one. Its `build` may be a
-    function of the file.
+    The file is code that is executed, so the user must trust it. It defines `RECIPE` or `RECIPES`; with several recipes
+    the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns one. Its
+    `build` may be a function of the file.
 
     Args:
         text: path of the file, and ":NAME" if the file has several recipes.
@@ -89,10 +89,10 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
 
     Args:
         recipe: the original.
-        changes: each "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
+        changes: texts "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
 
     Raises:
-        UsageError: an unknown field (the error names the nearest), or a value of another type or out of range.
+        UsageError: a field is unknown (the error names the nearest), or a value has another type or is out of range.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> variant = vary_recipe(convnet_digits(), ["lr=0.1", "epochs=5"])
@@ -115,7 +115,7 @@ def check_changes(recipe: Recipe, changes: Sequence[str]) -> None:
     """Check that each change of the command line changes the recipe, and that no field is set twice.
 
     Raises:
-        UsageError: a field that has this value already, or is set twice; others as `vary_recipe`.
+        UsageError: a field has this value already, or is set twice; or one of the cases of `vary_recipe`.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> check_changes(convnet_digits(), ["lr=0.05"])
@@ -154,7 +154,7 @@ def _parse_field(field: str, text: str) -> Any:
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
     if field not in kinds:
         known = [*kinds, "arguments.NAME"]
-        # "learning_rate" is lr, and "wd" is weight_decay.
+        # Other common names of fields: "learning_rate" means lr, and "wd" means weight_decay.
         suggestions = [name for name in known if _initials(field) == name or _initials(name) == field]
         suggestions.append(nearest_name(field, known))
         raise UsageError(

@@ -23,9 +23,9 @@ _DIGITS = Preprocess(size=(8, 8), channels=1, mean=(0.3065,), std=(0.3759,))
 
 def convnet_digits() -> Recipe:
     """Return the recipe of 64 small ReLU convnets without normalisation, on handwritten digits."""
-    # Held out: accuracy 0.983, ensemble 0.992. More decay (0.003, 0.005) raises a member's accuracy by 0.001
-    # and the ensemble's loss by a third; 20 to 30 epochs lose 0.002 to 0.003. At twice the rate, or half the
-    # batch, members die; "shift1" costs 0.012.
+    # On held-out images: accuracy 0.983, ensemble 0.992. More weight decay (0.003, 0.005) raises a member's accuracy by
+    # 0.001 and the ensemble's loss by a third; 20 to 30 epochs cost 0.002 to 0.003. At twice the rate, or half the
+    # batch size, some members diverge; "shift1" costs 0.012.
     return Recipe(
         name="convnet-digits",
         title="Small ReLU convnets without normalisation, on handwritten digits",
@@ -47,8 +47,8 @@ def convnet_digits() -> Recipe:
 
 def resnet8_digits() -> Recipe:
     """Return the recipe of 16 small residual networks with batch norm, on handwritten digits."""
-    # Held out: accuracy 0.991, ensemble 0.992. 15 epochs, half the decay or half the rate are as good within
-    # the noise; "shift1" costs 0.011.
+    # On held-out images: accuracy 0.991, ensemble 0.992. With 15 epochs, half the weight decay or half the learning
+    # rate the figures are equal within the noise; "shift1" costs 0.011.
     return Recipe(
         name="resnet8-digits",
         title="Small residual networks with batch norm, on handwritten digits",
@@ -71,9 +71,10 @@ def resnet8_digits() -> Recipe:
 
 def mlp_digits() -> Recipe:
     """Return the recipe of 64 multilayer perceptrons with few weights, on handwritten digits, for full-batch HMC."""
-    # Held out: accuracy 0.988, ensemble 0.992. Twice the decay, or half the rate, loses 0.003 to 0.004; half the decay
-    # lowers the ensemble's loss by a tenth, but decay is the prior's precision, and HMC mixes the worse the less there
-    # is. At twice the rate members die; widths of 24 and 16 lose 0.002 and 0.005; "shift1" costs 0.031.
+    # On held-out images: accuracy 0.988, ensemble 0.992. Twice the weight decay, or half the learning rate, costs 0.003
+    # to 0.004 of accuracy. Half the weight decay lowers the ensemble's loss by a tenth; but it is the precision of the
+    # prior, and HMC mixes worse with a less precise prior. At twice the rate some members diverge; widths of 24 and 16
+    # cost 0.002 and 0.005; "shift1" costs 0.031.
     return Recipe(
         name="mlp-digits",
         title="Small multilayer perceptrons with ReLU, on handwritten digits",
@@ -94,9 +95,9 @@ def mlp_digits() -> Recipe:
 
 
 # The recipes of the published collections (Laurent, Aldea & Franchi 2024) are not known. The numbers below are those
-# that torch-uncertainty had for these networks when they were trained (September 2023, unless said otherwise), which
-# is the nearest there is and no proof; what is marked "ours" was chosen here. Ours in all of them: bfloat16 where they
-# had float16 with scaling, whole batches only, and the seeds, which they did not fix.
+# that torch-uncertainty had for these networks when they were trained (September 2023, unless said otherwise), which is
+# the best evidence, but no proof. Values marked "ours" were chosen for this package. Ours in all these recipes:
+# bfloat16 instead of float16 with loss scaling, complete batches only, and fixed seeds.
 
 _CIFAR10 = Preprocess((32, 32), 3, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.201))
 _CIFAR100 = Preprocess((32, 32), 3, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
@@ -144,7 +145,7 @@ def resnet18_cifar100() -> Recipe:
         preprocess=_CIFAR100,
         lr=0.1,
         nesterov=True,
-        gamma=0.1,  # 0.2 in March 2024, with half the rate and a fifth of the decay
+        gamma=0.1,  # torch-uncertainty had 0.2 in March 2024, with half the rate and a fifth of the decay
         members=9216,
     )
 
@@ -172,7 +173,7 @@ def resnet18_tiny_imagenet() -> Recipe:
 def resnet20_frn_silu_cifar10() -> Recipe:
     """Return the recipe of 1,024 ResNet-20s with filter response normalisation and SiLU, on CIFAR-10; it is ours.
 
-    The training of the published members is not known. Rate, momentum, decay, batch, augmentation and length (64,000
+    How the published members were trained is not known. Rate, momentum, decay, batch, augmentation and length (64,000
     steps of 128, rounded down to epochs) are those of ResNet-20 on CIFAR-10 in He et al. 2016, section 4.2; the cosine
     and the warm-up those that Singh & Krishnan 2020 recommend with filter response normalisation, 5 epochs being ours.
     """
@@ -203,8 +204,8 @@ def resnet20_frn_silu_cifar10() -> Recipe:
 def optunet_mnist() -> Recipe:
     """Return the recipe of 8,192 convnets of 392 parameters, on MNIST, after OptuMNIST-v1's.
 
-    That is of a network with 355 parameters, trained in float16 and kept at its best epoch; float32 and the last epoch
-    are ours.
+    OptuMNIST-v1's recipe trains 355 parameters in float16 and keeps the best epoch; float32 and the last epoch are
+    ours.
     """
     return Recipe(
         name="optunet-mnist",
@@ -248,7 +249,7 @@ def recipe_by_name(name: str) -> Recipe:
     """Return the recipe of a name.
 
     Raises:
-        UsageError: no such recipe; the error names the nearest.
+        UsageError: there is no such recipe; the error names the nearest name.
 
     >>> recipe_by_name("resnet18-tinyimagenet").name
     'resnet18-tiny-imagenet'
@@ -271,13 +272,14 @@ def choose_recipe(
     """Return the recipe that the options of the command line describe.
 
     Args:
-        text: a recipe's name, or FILE.py, or FILE.py:NAME.
-        changes: each FIELD=VALUE.
-        name: of the collection; None for the recipe's name.
-        init_permutation, init_seed: as the recipe's fields; they are appended to the collection's name.
+        text: name of a recipe, or FILE.py, or FILE.py:NAME.
+        changes: texts of the form FIELD=VALUE.
+        name: name of the collection; None for the recipe's name.
+        init_permutation, init_seed: values of the recipe's fields of the same names; they are appended to the
+            collection's name.
 
     Raises:
-        UsageError: an unknown recipe, or an invalid change.
+        UsageError: the recipe is unknown, or a change is invalid.
     """
     recipe = recipe_files.read_recipe(text) if recipe_files.is_recipe_file(text) else recipe_by_name(text)
     if init_seed is not None:

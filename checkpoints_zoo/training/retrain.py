@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.training.packing import PackedSnapshot, Row, pack_members
+from checkpoints_zoo.training.packing import PackedSnapshot, Row, pack_members, split_threads
 from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import vary_recipe
 from checkpoints_zoo.training.recipes import ALIASES, RECIPES, recipe_by_name
 from checkpoints_zoo.workers import Engine, InProcess, Job
 
-LEVEL_Z = 2.5758  # of a two-sided interval of 99 %
+LEVEL_Z = 2.5758  # quantile of the normal distribution for a two-sided interval of 99 %
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class RetrainResult:
     """Result of the comparison of a retrained member with the stored one.
 
     Args:
-        member: its id.
+        member: id of the member.
         compared: "bytes", "accuracy" or "status": the kind of comparison.
-        same: whether the bytes are equal, or the accuracy is within the interval.
-        text: the values compared.
+        same: whether the bytes are equal, or the accuracy is within the 99 % interval.
+        text: sentence with the compared values.
     """
 
     member: int
@@ -45,18 +45,19 @@ def retrain(
 ) -> list[RetrainResult]:
     """Train some members again from their rows and compare them; return the results.
 
-    If torch's version and the device are those of the row, bytes are compared. Otherwise the test accuracy must be
-    within the 99 % interval of a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
+    If torch's version, the device and the number of threads are those of the row, bytes are compared. Otherwise the
+    difference of the test accuracies must be within its 99 % interval, as a difference of two shares
+    (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
-        members: a collection that this package has trained.
+        members: collection that this package has trained.
         count: number of members to retrain, spread evenly.
-        recipe: of the members; None for the recipe that the rows name.
-        engine: where the members are trained.
-        say: called with a line of text.
+        recipe: recipe of the members; None for the recipe that the rows name.
+        engine: engine that trains the members, in this process or in others.
+        say: function called with a line of text.
 
     Raises:
-        SelectionError: no members with weights.
+        SelectionError: no member has weights.
         UsageError: the recipe is not known, or its hash differs from the rows'.
     """
     rows = [row for row in members.rows.to_pylist() if row["status"] == "ok" and row["final"]]
@@ -91,7 +92,7 @@ def retrain(
 def _recipe_of_row(name: str, row: Row) -> Recipe:
     """Return the package's recipe that a row names, with the fields that the row sets.
 
-    Rows are data from anybody, so no file that a row names is run. The caller gives a recipe that is in a file.
+    Rows are data from anybody, so no file that a row names is run. A recipe from a file must be passed by the caller.
     """
     base, *changes = (row["recipe"] or "").split(" ")
     if ALIASES.get(base, base) not in RECIPES:
@@ -111,23 +112,31 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
         return RetrainResult(
             member, "status", False, f"expected status ok; found {new_row['status']}: {new_row['reason']}"
         )
-    environment = new_row["torch_version"], new_row["device"]
-    if (row["torch_version"], row["device"]) == environment and row["sha256"] is not None:
+    device, threads = split_threads(row["device"] or "")
+    new_device, new_threads = split_threads(new_row["device"])
+    on_same_machine = (row["torch_version"], device) == (new_row["torch_version"], new_device)
+    if on_same_machine and row["sha256"] is not None:
         same = row["sha256"] == new_row["sha256"]
-        text = f"sha256 {new_row['sha256'][:16]}…" if same else ""
-        text = text or f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
-        return RetrainResult(member, "bytes", same, text)
+        if same:
+            return RetrainResult(member, "bytes", True, f"sha256 {new_row['sha256'][:16]}…")
+        if threads == new_threads:
+            text = f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
+            return RetrainResult(member, "bytes", False, text)
     if row["test_accuracy"] is None:
         raise UsageError(f"test accuracy of member {member}", expected="one in its row", found="none", member=member)
     before, now = row["test_accuracy"], new_row["test_accuracy"]
     within = difference_interval(before, now, inputs)
     same = abs(now - before) <= within
-    where = f"trained by torch {row['torch_version']} on {row['device']}, here {environment[0]} on {environment[1]}"
+    where = f"trained by torch {row['torch_version']} on {row['device']}, "
+    where += f"here {new_row['torch_version']} on {new_row['device']}"
+    if on_same_machine:
+        unknown = "" if threads else "; the number of threads is not in its row"
+        where += f"; last bits depend on the number of threads{unknown}"
     return RetrainResult(member, "accuracy", same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
 
 
 def difference_interval(one: float, other: float, inputs: int) -> float:
-    """Return the largest difference of two shares of so many inputs that chance explains at 99 %.
+    """Return the half width of the 99 % interval of the difference between two shares of `inputs` inputs.
 
     Source: Agresti and Caffo 2000; one success and one failure are added to each share.
 

@@ -1,6 +1,6 @@
 """Finished snapshots are staged, then written into shards; the manifest comes last.
 
-A kill at any moment leaves the earlier content readable, and complete shards are found again.
+If a run is killed at any moment, the earlier content stays readable, and the next run uses the complete shards.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def write_shards(
 ) -> Iterator[list[Key]]:
     """Write every shard that gets new snapshots, and the manifest after each; yield the keys of its new snapshots.
 
-    The ids alone decide which members share a shard. Snapshots that exist already are replaced; rows of members whose
-    bytes are lost are left out. Shards that no row names any more stay, since another process may be reading them; see
-    `remove_unnamed_shards`.
+    Which members share a shard depends on their ids alone. Snapshots that exist already are replaced; rows of members
+    whose bytes are lost are left out. Shards that no row names any more stay, since another process may be reading
+    them; see `remove_unnamed_shards`.
 
     Args:
-        source: a folder.
-        description: of the collection, with one layout.
-        new_snapshots: snapshots to add, all of each member.
+        source: source in a folder.
+        description: description of the collection, with one layout.
+        new_snapshots: snapshots to add; all snapshots of a member come together.
         snapshots: number of snapshots of a member; it determines how many members share a shard.
         whole: whether to write only shards whose members are all finished.
 
     Raises:
-        DamagedError: bytes that differ from their row.
+        DamagedError: a snapshot's bytes differ from its row.
     """
     name, ((key, layout),) = description.name, description.layouts.items()
     existing = rows_of(source, name)
@@ -78,7 +78,7 @@ def write_shards(
         manifest.check_rows(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write_manifest(table, source.manifest_path(name))
-        for folder in (source.manifest_path(name).parent, source.root):  # the caller then removes the staged copy
+        for folder in (source.manifest_path(name).parent, source.root):  # the caller then removes the staged files
             disk.sync_folder(folder)
         yield [snapshot_key for snapshot_key in group if snapshot_key in new_snapshots]
 
@@ -105,7 +105,7 @@ def _write_shard(
             row = group[k]
             locations.append(Location(k[0], piece.prefix, source.local_path(row["path"]), row["offset"], layout))
     path = write_planned(source.root / "shards" / name, shard, locations, name)
-    for folder in (path.parent, path.parent.parent):  # before the manifest names the shard
+    for folder in (path.parent, path.parent.parent):  # the shard must be complete before the manifest names it
         disk.sync_folder(folder)
     record_place(shard, path.relative_to(source.root).as_posix())
 
@@ -153,9 +153,9 @@ class Staging:
     """The staged snapshots of a collection: finished, but in no shard yet.
 
     Args:
-        folder: of the staged files; only this object writes into it.
-        layout: of the snapshots' bytes.
-        recipe_hash: of the recipe that trained them.
+        folder: folder of the staged files; only this object writes into it.
+        layout: layout of the snapshots' bytes.
+        recipe_hash: hash of the recipe by which the members were trained.
         readonly: whether to keep incomplete files and those of another recipe; otherwise they are deleted.
     """
 
@@ -214,7 +214,7 @@ class Staging:
         return Location(key[0], "", self._bytes(key), shard_files.first_offset(self.layout, [""]), self.layout)
 
     def keep(self, finished: Iterable[PackedSnapshot]) -> None:
-        """Stage the snapshots of a stack: each is renamed when complete, the final one of a member last."""
+        """Stage the snapshots of a stack: each file is renamed when complete, a member's final snapshot last."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for snapshot in sorted(finished, key=lambda f: f.key):
             key, digest = snapshot.key, None
@@ -228,7 +228,7 @@ class Staging:
         disk.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Delete staged snapshots that are in a shard now; rows first."""
+        """Delete staged snapshots that are in a shard now; their row files are deleted first."""
         for key in list(keys):
             self._json(key).unlink()
             if self._digests[key] is not None:
@@ -242,7 +242,7 @@ class Log:
     """A JSON line for every member that finished: member, status, reason, accuracy, seconds, time.
 
     Args:
-        path: of the file; runs append to it.
+        path: path of the log file; runs append to it.
     """
 
     def __init__(self, path: Path) -> None:

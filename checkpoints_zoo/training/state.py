@@ -27,7 +27,7 @@ from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
 
-_GROUPS = ("params", "momentum", "buffers", "averages", "scaling")
+_GROUPS = ("params", "momentum", "buffers", "averages", "scaling", "adam")
 _SNAPSHOT = "snapshot@"
 _FORMAT = 2
 _held_locks = threading.local()
@@ -38,9 +38,9 @@ class RunKey:
     """Identifies a saved state; a run resumes from a state only if all three fields agree.
 
     Args:
-        recipe_hash: of the recipe.
-        members: ids of the stack, without those that fill it up.
-        torch_version: of the run; another build may round differently.
+        recipe_hash: hash of the recipe.
+        members: ids of the stack's members, without the repeated ones that fill up a short stack.
+        torch_version: version of torch that the run used; another build may round differently.
     """
 
     recipe_hash: str
@@ -52,9 +52,9 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
     """Write a state; after a kill at any moment `path` holds the complete old state or the complete new one.
 
     Args:
-        path: of the file, in an existing folder.
-        state: of the stack.
-        key: of the state.
+        path: path of the state file, in an existing folder.
+        state: training state of the stacked members.
+        key: key that identifies the run of the state.
         wall_time_s: seconds of training so far, interrupted runs included.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
@@ -67,7 +67,7 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
     }
-    with replace_file(path, "wb", sync=True) as file:  # a worker that was declared dead may still be writing
+    with replace_file(path, "wb", sync=True) as file:  # a worker declared dead by mistake may still write
         file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
     sync_folder(path.parent)
 
@@ -84,7 +84,7 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
             # Copies, since a mapped file is aligned differently, and kernels may round by alignment.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if facts["format"] != _FORMAT or facts["sha256"] != _digest(tensors):
-            raise ValueError("the hash of its content differs, or its format is another one")
+            raise ValueError("the content has another hash, or the file has another format")
         key = _key_from_json(facts)
         groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
         snapshots: dict[int, Tensors] = {}
@@ -114,10 +114,10 @@ def read_key(path: Path) -> tuple[RunKey, int] | None:
 
 
 def adopt_state(fresh: StackState, saved: StackState) -> bool:
-    """Copy a saved state into a fresh one, which keeps its memory format and device.
+    """Copy a saved state into a new one, which keeps its own memory format and device.
 
     Returns:
-        Whether both have tensors of the same names, shapes and dtypes. If not, nothing is copied.
+        Whether both states have tensors of the same names, shapes and dtypes. If they differ, nothing is copied.
     """
     fresh_tensors, saved_tensors = _named_tensors(fresh, initial_only=True), _named_tensors(saved, initial_only=True)
     if fresh_tensors.keys() != saved_tensors.keys() or any(
@@ -159,7 +159,7 @@ def _try_lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
     """Lock an open file without waiting; the lock ends when the file is closed.
 
     Raises:
-        LockedError: another process holds it.
+        LockedError: another process holds the lock.
     """
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
@@ -221,7 +221,7 @@ def folder_of(out: Path, name: str) -> Path:
 def claim_folder(out: Path, recipe: Recipe) -> Path:
     """Return the folder of a recipe's runs, with the recipe recorded in it; refuse another recipe of this name.
 
-    A recorded recipe without any state or member, such as one with a mistake, is replaced.
+    If the folder has no states or members of a recorded recipe, that recipe is replaced: it may have had a mistake.
 
     Raises:
         UsageError: the folder holds states or members of another recipe.
@@ -270,14 +270,14 @@ def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
     """Remove files of killed runs: half-written files, and states of members that are finished.
 
     Args:
-        folder: of the recipe's runs.
+        folder: folder of the recipe's runs.
         unfinished: ids of the members still to be trained.
-        epochs: of the recipe.
+        epochs: number of epochs of the recipe.
     """
     for temporary in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
         temporary.unlink()
     for path in folder.glob("*.safetensors"):
-        key = read_key(path)  # `train_stack` deletes unreadable states, and says so
+        key = read_key(path)  # `train_stack` deletes unreadable states and prints a message
         if key is not None and key[1] == epochs and unfinished.isdisjoint(key[0].members):
             path.unlink()
 
@@ -288,9 +288,9 @@ def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[in
     A stack with a saved state may hold members that are finished already; they are trained to the same bytes again.
 
     Args:
-        folder: of the recipe's runs.
-        recipe: of the members.
-        ids: of the members to be trained.
+        folder: folder of the recipe's runs.
+        recipe: recipe by which the members are trained.
+        ids: ids of the members to be trained.
     """
     stacks, remaining = [], dict.fromkeys(ids)
     for path in sorted(folder.glob("*.safetensors")):

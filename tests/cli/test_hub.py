@@ -25,7 +25,7 @@ def test_download_then_offline(hub: Hub, tiny: Built, monkeypatch: pytest.Monkey
     assert (about["members"], about["files"], about["bytes"], about["fetched"]) == (2, 2, 2 * size, False)
     assert hub.log.requests(SHARDS) == 0
     done = values(run("download", "tiny", "--members", "2,15", "--source", ADDRESS, "--format", "json"))
-    assert done == {**about, "fetched": True}
+    assert done == {**about, "fetched": True, "members_fetched": 2}
     assert hub.log.bytes(SHARDS) <= 1.02 * 2 * size
     before = hub.log.requests(SHARDS)
     assert len(zoo.load(done["citation"]).stack()) > 0

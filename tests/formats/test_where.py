@@ -410,7 +410,9 @@ ERRORS = {
     "member! = 1": f"{PARTS} the operator !. {MORE}",
     "member[1] = 1": f"{PARTS} the expression array extract. {MORE}",
     "member::DOUBLE = 1": f"{PARTS} a cast to DOUBLE. {MORE}",
-    "optimizer LIKE '%a%b%c%'": (f"{PARTS} LIKE with a pattern that is no text, or has more than three %. {MORE}"),
+    "optimizer LIKE '%a%b%c%'": (
+        f"{PARTS} LIKE with a pattern that is no text, has more than three %, or over 200 characters. {MORE}"
+    ),
     "test_accuracy > 'abc'": (f"{FIT} Could not convert string 'abc' to DOUBLE. test_accuracy holds numbers."),
     "optimizer > 5": (f"{FIT} Cannot compare values of type VARCHAR and type INTEGER_LITERAL. optimizer holds text."),
     "optimizer = 5": (f"{FIT} Could not convert string 'sgd' to INT32. optimizer holds text."),

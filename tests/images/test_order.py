@@ -227,8 +227,8 @@ def test_claims_on_images_of_ones_own_are_measured_again(tmp_path: Path) -> None
     with pytest.raises(UsageError) as error:
         zoo.verify(members, data=of(few, name="other"))
     assert str(error.value) == (
-        "images 'other/test' to verify tiny on: expected the name of those that its manifest names: mine/test; found"
-        " another. Give them that name, if they are these images: `zoo.images.of(…, name=…, split=…)`."
+        "images 'other/test' to verify tiny on: expected one of the names in its manifest: mine/test; found"
+        " another. If they are the manifest's images, name them so: `zoo.images.of(…, name=…, split=…)`."
     )
 
 

@@ -54,7 +54,7 @@ def test_a_manifest_over_files_as_they_are(kind: str, tmp_path: Path) -> None:
     made[5]["conv2.weight"].view(-1)[8] = float("inf")
     folder = KINDS[kind](tmp_path / "in", made)
     before = digest_of(folder)
-    done = imported([folder], "nets", given={"dataset": "mnist", "classes": images.CLASSES["mnist"]})
+    done = imported([folder], "nets", user_facts={"dataset": "mnist", "classes": images.CLASSES["mnist"]})
     assert (done.rows, done.ok, done.hashed, done.measured) == (COUNT, COUNT, 0, 0)
     assert done.manifest == folder / "manifests" / "nets.parquet"
     rows = rows_of(folder)
@@ -180,16 +180,19 @@ def test_any_tensors_come_back(tensors: dict[str, tuple[torch.dtype, tuple[int, 
 def test_members_of_something_else(tmp_path: Path) -> None:
     folder = files(tmp_path / "in", states(3))
     imported([folder], "nets")
-    imported([folder], "nets", given={"title": "Nets"})
+    imported([folder], "nets", user_facts={"title": "Nets"})
     assert zoo.load("nets", source=folder).description.title == "Nets"
     extra = folder / "run_3" / "model.safetensors"
     extra.parent.mkdir()
     extra.write_bytes(save(states(1, seed=1)[0]))
+    imported([folder], "nets")
+    assert zoo.load("nets", source=folder).ids == [0, 1, 2, 3]
+    extra.unlink()
     with pytest.raises(UsageError) as caught:
         ingest([folder], "nets")
     assert str(caught.value) == (
         f"manifest {folder}/manifests/nets.parquet: expected the members of {folder}, or no manifest of that name; "
-        "found 3 members, not 4. Give the collection another name or folder, or delete the manifest."
+        "found 4 members, not 3. Give the collection another name or folder, or delete the manifest."
     )
     out = tmp_path / "out"
     shutil.copytree(folder / "manifests", out / "manifests")

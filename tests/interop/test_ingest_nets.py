@@ -83,12 +83,12 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"expected classes that the members .*Give --classes-from digits, if the"):
         ingest([folder], "mine", net=convnet, evaluate="digits")
     with pytest.raises(UsageError, match=r"mine: expected preprocessing .*Give --like NAME or --facts FILE"):
-        ingest([folder], "mine", net=convnet, given={"classes": list("0123456789")}, evaluate="digits")
+        ingest([folder], "mine", net=convnet, user_facts={"classes": list("0123456789")}, evaluate="digits")
     with pytest.raises(UsageError, match=r"images 'digits' for mine: expected labels of the classes a, .*; found '0'"):
-        ingest([folder], "mine", net=convnet, like="convnet-digits", given={"classes": list("abcdefghij")},
+        ingest([folder], "mine", net=convnet, like="convnet-digits", user_facts={"classes": list("abcdefghij")},
                evaluate="digits")  # fmt: skip
     with pytest.raises(UsageError, match=r"classes of mine: expected 10, as many as the members' logits; found 3"):
-        ingest([folder], "mine", net=NetSpec("convnet", {"classes": 10}), given={"classes": list("012")})
+        ingest([folder], "mine", net=NetSpec("convnet", {"classes": 10}), user_facts={"classes": list("012")})
     with pytest.raises(UsageError, match="name 'convnet' of a net of your own: expected a name that no architecture"):
         ingest([folder], "mine", net=NetSpec(custom_name="convnet"))
     with pytest.raises(UsageError, match="accuracies of mine: expected a net of the package"):
@@ -117,7 +117,7 @@ def test_figures_and_hashes_are_taken_along(tmp_path: Path) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
     save_convnets(folder, 2)
     net = NetSpec("convnet")
-    imported([folder], "mine", net=net, like="convnet-digits", evaluate="digits", given={"title": "Mine"})
+    imported([folder], "mine", net=net, like="convnet-digits", evaluate="digits", user_facts={"title": "Mine"})
     before = rows_of(folder, "mine")
     values = json.loads((folder / "manifests" / "mine.json").read_text())
     (folder / "manifests" / "mine.json").write_text(json.dumps(values | {"citation": "by hand"}))

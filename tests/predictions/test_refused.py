@@ -192,7 +192,7 @@ def test_damaged_files_are_refused(stored: tuple[Built, Predictions], tmp_path: 
         ({"labels": [0] * 8}, "9 labels from 0 to 9; found 8"),
         ({"inputs": 8}, "'logits' (8, 10) of F16 or F32 in layout 'logits'; found F16 [('logits', (9, 10))]"),
         ({"inputs": True}, "'inputs' to be a int"),
-        ({"classes": []}, "names of classes, and one input or more"),
+        ({"classes": []}, "the names of the classes, and at least one input"),
         ({"format_version": 2}, "format version 1 or older; found version 2"),
         ({"set": "other"}, "the names 'tiny' and 'few-test', as its folder's; found 'tiny' and 'other'"),
     ],

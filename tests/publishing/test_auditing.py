@@ -72,7 +72,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "f.safetensors": (HTML, "page", "a web page"),
     "g.pth": (POINTER, "pointer", "a Git LFS pointer, not the file it points to"),
     "data.json": (POINTER + b" ", "pointer", "a Git LFS pointer, not the file it points to"),
-    "h.safetensors": (b"", "empty", "a file without a byte"),
+    "h.safetensors": (b"", "empty", "a file of 0 bytes"),
     "i.safetensors": (save({}), "empty", "a safetensors file without a tensor"),
     "j.safetensors": (
         GOOD[:40], "header", "expected a safetensors header within its 40 bytes; found a header length of 64"

@@ -159,14 +159,14 @@ def test_licences(licences: list[str], wanted: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_the_same_manifests_give_the_same_card() -> None:
-    first = cards.files(shipped(), REPO)
-    assert cards.files(dict(reversed(shipped().items())), REPO) == first
+    first = cards.card_files(shipped(), REPO)
+    assert cards.card_files(dict(reversed(shipped().items())), REPO) == first
     assert list(first) == ["README.md", "cards/convnet-digits.png", "cards/resnet8-digits.png"]
     text = first["README.md"].decode()
     assert re.findall(r"!\[.*\]\((.*)\)", text) == list(first)[1:]
     assert text.endswith("\n")
     assert not re.search(r"\n{3}|[ \t]\n|\$", text)
-    assert list(cards.files(some({}), REPO)) == ["README.md"]
+    assert list(cards.card_files(some({}), REPO)) == ["README.md"]
 
 
 def test_a_card_is_known_until_it_is_edited() -> None:
@@ -303,7 +303,7 @@ def test_neither_torch_nor_pandas_is_needed() -> None:
         f"path = Path({str(EMBEDDED / 'manifests' / 'convnet-digits.json')!r})\n"
         "about = catalog.Description.from_json(catalog.read_json(path), path)\n"
         "rows = manifest.read_manifest(path.with_suffix('.parquet'))\n"
-        "assert len(cards.files({about.name: (about, rows)}, 'a/b')) == 2\n"
+        "assert len(cards.card_files({about.name: (about, rows)}, 'a/b')) == 2\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib.pyplot') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -34,7 +34,7 @@ def publish(hub: Hub, root: Path, revision: str | None = None) -> str:
     for path in root.glob("manifests/*.json"):
         description = Description.from_json(json.loads(path.read_text()), path)
         collections[path.stem] = description, manifest.read_manifest(path.with_suffix(".parquet"))
-    written = cards.files(collections, REPO, revision)
+    written = cards.card_files(collections, REPO, revision)
     files = {p.relative_to(root).as_posix(): p for p in root.rglob("*.*") if p.is_file()}
     hub.commit(REPO, {**files, **written})
     return written["README.md"].decode()

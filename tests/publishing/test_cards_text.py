@@ -82,9 +82,9 @@ def test_every_name_of_the_templates_is_filled_in_and_none_in_vain() -> None:
     """A template and the parts written for it name the same things."""
     shown = Section("some", *some(ALL)["some"])
     written = {
-        "source": {*cards.parts_of_source([shown], REPO, None), "marker"},
-        "loading": set(cards.parts_of_loading(shown, REPO, None)),
-        "collection": set(cards.parts(shown)),
+        "source": {*cards.source_texts([shown], REPO, None), "marker"},
+        "loading": set(cards.loading_texts(shown, REPO, None)),
+        "collection": set(cards.collection_texts(shown)),
     }
     folder = Path(cards.__file__).parents[1] / "cards"
     for name, parts in written.items():

@@ -35,7 +35,7 @@ def section(accuracies: Sequence[float | None], losses: Sequence[float | None] =
 
 
 def panels(shown: Section) -> dict[str, Any]:
-    return {axes.get_label(): axes for axes in cards.draw(shown).axes}
+    return {axes.get_label(): axes for axes in cards.draw_histograms(shown).axes}
 
 
 def bars(axes: Any) -> list[tuple[float, float, int]]:
@@ -68,7 +68,7 @@ def test_only_members_that_are_loaded_are_drawn() -> None:
         )
     ]
     shown = Section("some", ABOUT, manifest.build_manifest(rows))
-    figure = cards.draw(shown)
+    figure = cards.draw_histograms(shown)
     assert figure.get_suptitle() == "some: 1 member on digits/test"
     assert [height for *_, height in bars(figure.axes[0])] == [1]
 
@@ -109,7 +109,7 @@ def test_whatever_the_figures_are_it_is_drawn(shown: Section) -> None:
 
 
 def test_the_title_fits() -> None:
-    figure = cards.draw(Section("w" * 96, ABOUT, section([0.1, 0.2], eval_data="w" * 60).rows))
+    figure = cards.draw_histograms(Section("w" * 96, ABOUT, section([0.1, 0.2], eval_data="w" * 60).rows))
     figure.canvas.draw()
     (title,) = [t for t in figure.texts if t.get_text()]
     box = title.get_window_extent()

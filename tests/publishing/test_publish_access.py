@@ -48,14 +48,14 @@ def test_tags(hub: Hub, tiny: Built) -> None:
     hub.log.clear()
     refused(
         hub, UsageError, f"tag v1.0 of {ADDRESS}: expected none yet, or one on the commit to be made, since there is "
-        f"something to upload; found it on commit {first.commit[:12]}. "
-        "Take another name: what was cited by a tag stays what it was.", tiny.root, tag="v1.0",
+        f"something to upload; found the tag on commit {first.commit[:12]}. "
+        "Take another name: readers who cite a tag rely on its commit.", tiny.root, tag="v1.0",
     )  # fmt: skip
     second = publish(tiny.root, tag="v2.0")
     refused(
         hub, UsageError,
         f"tag v1.0 of {ADDRESS}: expected none yet, or one on the newest one, {second.commit[:12]}; found "
-        f"it on commit {first.commit[:12]}. Take another name: what was cited by a tag stays what it was.",
+        f"the tag on commit {first.commit[:12]}. Take another name: readers who cite a tag rely on its commit.",
         tiny.root, tag="v1.0",
     )  # fmt: skip
     hub.branch(NEW, "dev")

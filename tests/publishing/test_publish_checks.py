@@ -199,7 +199,7 @@ def test_weights_where_other_things_belong(hub: Hub, tiny: Built, place: str) ->
     tiny.write()
     refused_both(
         hub, UsageError, f"file {place} of source file://ROOT: expected members' bytes in a folder of their own, as "
-        "shards/; found a path that the repo needs for other things.", tiny.root,
+        "shards/; found a path that the repo needs for other files.", tiny.root,
     )  # fmt: skip
 
 

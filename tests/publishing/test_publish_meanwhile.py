@@ -104,8 +104,8 @@ def test_someone_else_commits_meanwhile(hub: Hub, tiny: Built, which: int) -> No
     with pytest.raises(NetworkError) as caught:
         publish(tiny.root)
     assert str(caught.value) == (
-        f"publishing to {ADDRESS}: expected the repo as it was when the plan was made; found someone else has "
-        "committed. Run again: what was uploaded is kept."
+        f"publishing to {ADDRESS}: expected the repo as it was when the plan was made; found a commit of "
+        "somebody else. Run again: what was uploaded is kept."
     )
     assert "README.md" not in hub.files(NEW)
     assert consistent(hub)

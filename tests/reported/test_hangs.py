@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,16 +14,22 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import FormatError, UsageError
+from checkpoints_zoo.errors import AccessError, DamagedError, FormatError, NetworkError, StorageError, UsageError
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble import EXECUTIONS, Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
-from tests.support.scenarios import build
+from checkpoints_zoo.sources import hub as hub_room
+from checkpoints_zoo.sources import ranges
+from tests.hub import Hub
+from tests.support.remote import ADDRESS, published
+from tests.support.scenarios import Built, build
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300  # a hang fails the test; nothing is timed
@@ -318,3 +325,106 @@ def test_layers_of_a_description_are_bounded() -> None:
     with pytest.raises(UsageError, match="expected a list of at most 1,024 whole numbers in 1-65536; found "):
         build_architecture("mlp", widths=[1] * 300_000)
     assert len(list(build_architecture("mlp", widths=[1] * 1_024).parameters())) == 2 * 1_025
+
+
+@pytest.fixture
+def tiny(hub: Hub, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> Built:
+    """Publish twenty small members; retries follow at once."""
+
+    class Clock:
+        sleep = staticmethod(waits.append)
+
+    for room in (ranges, hub_room):
+        monkeypatch.setattr(room, "time", Clock)
+    return published(hub)
+
+
+@pytest.mark.parametrize("path", ["revision", "manifests/tiny.json", "shards/"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"headers": {"Content-Encoding": "gzip"}},
+        {"redirect": "http://[::1/x"},
+        {"redirect": "http://127.0.0.1:99999999"},
+        {"redirect": "http://" + "x" * 300 + ".example"},
+        {"redirect": "gopher://127.0.0.1"},
+        {"redirect": ""},
+    ],
+    ids=lambda fault: next(iter(fault)) + str(next(iter(fault.values())))[:20],
+)
+def test_answers_that_no_client_reads(hub: Hub, tiny: Built, path: str, fault: dict[str, Any]) -> None:
+    """Case 22: a false encoding, a circle of redirects, links with a broken host or port."""
+    hub.faults.add(path, times=10**6, **fault)
+    with pytest.raises((NetworkError, DamagedError, AccessError)):
+        zoo.load("tiny", members="1", source=ADDRESS).stack()
+
+
+@pytest.mark.parametrize("token", ["hf_é", "hf_\x00", "hf_\u202e"])
+def test_a_token_that_no_header_takes(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    """Case 22."""
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    with pytest.raises(AccessError, match=r"^HF_TOKEN, or the stored login: expected a token of plain letters"):
+        zoo.load("tiny", members="1", source=ADDRESS)
+
+
+def test_a_refused_token_has_its_own_advice(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 16, item 6."""
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    hub.faults.add("", status=401, message="Invalid credentials in Authorization header", times=10**6)
+    with pytest.raises(AccessError, match=r"the token was refused\. Replace it \(HF_TOKEN, or .*\), or unset it"):
+        zoo.load("tiny", members="1", source=ADDRESS)
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_record_of_a_revision_that_is_no_text(
+    hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    """Case 22: refs/main of the client's cache."""
+    zoo.load("tiny", members="1", source=ADDRESS).stack()
+    for path in Path(constants.HF_HUB_CACHE).glob("*/refs/main"):
+        path.write_bytes(b"\xff\xfe\x80")
+    if offline:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(NetworkError, match="Load it once online"):
+            zoo.load("tiny", members="1", source=ADDRESS)
+    else:
+        assert zoo.load("tiny", members="1", source=ADDRESS).ids == [1]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+@pytest.mark.parametrize("members", ["1", "0-19"])
+def test_a_file_system_without_locks(
+    hub: Hub, tiny: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, members: str
+) -> None:
+    """Case 20: our locks give way with a warning, and the client's own, which do not, are an error that helps."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    collection = zoo.load("tiny", members=members, source=ADDRESS)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(UserWarning, match="has no locks"):  # noqa: PT031
+        if members == "1":
+            assert collection.stack()
+        else:
+            with pytest.raises(StorageError, match=r"expected a file system with locks; .* Set HF_HOME"):
+                collection.stack()
+    with pytest.warns(UserWarning, match="has no locks"), disk.locked(tmp_path / "x" / "lock"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("where", ["client", "fsync", "lock"])
+def test_a_disk_that_is_full(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch, number: int, where: str) -> None:
+    """Case 20: wherever it shows."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    name = {
+        "client": "huggingface_hub.file_download.http_get", "fsync": "os.fsync",
+        "lock": "huggingface_hub.utils.WeakFileLock",
+    }[where]  # fmt: skip
+    monkeypatch.setattr(name, refuse)
+    with pytest.raises(StorageError, match=r"expected room for .*Free some, or set HF_HOME"):
+        zoo.load("tiny", members="1", source=ADDRESS).stack()

@@ -17,19 +17,31 @@ from PIL import Image
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, main
+from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
-from checkpoints_zoo.images import DATASETS
+from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.images import DATASETS, ImageData
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.sources import hub as hub_room
+from checkpoints_zoo.training.optimizers import first_adam_state, scaled_step
+from checkpoints_zoo.training.population import Progress, train_stack
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import choose_recipe, convnet_digits
+from checkpoints_zoo.training.retrain import retrain
+from checkpoints_zoo.training.seeds import derive_seed, epoch_order
 from tests.hub import Hub
 from tests.publishing.test_cards import ABOUT, ALL, REPO, some
+from tests.support import few_digits as digits
 from tests.support.commands import ROOT, ZOO, run, values
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import SCHEMA, build
-from tests.support.tiny import stored
+from tests.support.tiny import TINY, stored
 
 CLAIMS = SCHEMA.append(pa.field("eval_data", pa.string()))
+ADAM = replace(
+    convnet_digits(), name="adam", optimizer="adam", lr=0.003, epochs=4, batch_size=33, stack_width=2, save_every=1
+)
 WRITERS = {  # commands that write a file -> the option that names it
     "demo": ("demo", "--out", "{place}"),
     "report": ("report", "convnet-digits", "--out", "{place}/page.html"),
@@ -278,7 +290,7 @@ def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
 def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
     """Case 32: beyond it there is no more than half of the last bar."""
     section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
-    axes = cards.draw(section).axes[0]
+    axes = cards.draw_histograms(section).axes[0]
     last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
     assert axes.get_xlim()[1] <= max(100, last)
 
@@ -452,6 +464,149 @@ def test_results_print_as_tables(tmp_path: Path) -> None:
     assert "&lt;b&gt;x" in odd._repr_html_()
     assert str(zoo.metrics.Interval(0.5, 0.25, 0.75)) == "0.5 [0.25, 0.75]"
     assert str(zoo.metrics.Interval(0.5, None, None)) == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("threads", "compared", "words"),
+    [
+        (
+            ", 7 threads",
+            "accuracy",
+            ", 7 threads, here {torch} on {device}; last bits depend on the number of threads)",
+        ),
+        ("", "accuracy", "; last bits depend on the number of threads; the number of threads is not in its row)"),
+        (None, "bytes", "expected sha256 0000000000000000…; found "),
+    ],
+)
+def test_members_are_trained_again_on_another_number_of_threads(
+    threads: str | None, compared: str, words: str, tmp_path: Path
+) -> None:
+    """Case 30: the row has the number; other bits on another number are no false claim. With workers it is smaller."""
+    members = zoo.load("tiny", source=stored([0], tmp_path))
+    row = members.member(0).row
+    count = torch.get_num_threads()
+    assert row["device"].endswith(f", {count} thread{'s' if count > 1 else ''}")
+    device = row["device"] if threads is None else row["device"].rpartition(", ")[0] + threads
+    rows = manifest.build_manifest([dict(row) | {"sha256": "0" * 64, "device": device}])
+    [result] = retrain(Collection(members.source, members._commit, members.description, rows), 1, TINY)
+    assert (result.compared, result.same) == (compared, compared == "accuracy")
+    assert words.format(torch=row["torch_version"], device=row["device"]) in result.text
+
+
+def train_with_torch(recipe: Recipe, member: int, data: ImageData) -> dict[str, torch.Tensor]:
+    """Train a member by torch's optimizer on the batches that its seed draws; return its weights."""
+    torch.manual_seed(derive_seed(member, "init"))
+    module = recipe.module()
+    build = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    betas = (recipe.momentum, recipe.beta2)
+    optimizer = build(module.parameters(), recipe.lr, betas, recipe.epsilon, recipe.weight_decay)
+    steps = len(data) // recipe.batch_size
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * steps)
+    scaler = torch.amp.GradScaler("cpu", enabled=recipe.precision == "float16")
+    labels = data.labels
+    assert labels is not None
+    for epoch in range(recipe.epochs):
+        order = epoch_order(member, epoch, len(data))
+        for batch in order[: steps * recipe.batch_size].split(recipe.batch_size):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16, enabled=recipe.precision == "float16"):
+                logits = module(recipe.preprocess(data.images[batch]))
+            loss = torch.nn.functional.cross_entropy(logits.float(), labels[batch])
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+    return {name: tensor.detach() for name, tensor in module.named_parameters()}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("float16", 5e-4)])
+def test_members_trained_by_adam_are_torchs(optimizer: str, precision: str, tolerance: float) -> None:
+    """Case 40: members of a stack against a plain script, on average over the weights: a step moves them by 3e-3."""
+    recipe = replace(ADAM, optimizer=optimizer, precision=precision, weight_decay=0.05, momentum=0.8, beta2=0.95)
+    data = digits.some("train", 99)
+    stacked = train_stack(recipe, (4, 9), data)
+    for member in stacked:
+        expected = train_with_torch(recipe, member.member, data)
+        for name, tensor in expected.items():
+            assert (member.state[name] - tensor).abs().mean().item() < tolerance
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_step_of_adam_with_an_overflow_is_no_step(optimizer: str) -> None:
+    """Case 40: of the member whose gradient overflows; its next step is torch's first one."""
+    recipe = replace(ADAM, optimizer=optimizer, precision="float16", weight_decay=0.05)
+    params = {"w": torch.tensor([[1.0, -2.0], [0.5, 3.0]])}
+    momentum, adam = {"w": torch.zeros(2, 2)}, first_adam_state(recipe, params)
+    scaling = {"scale": torch.full((2,), 4.0), "steps": torch.zeros(2, dtype=torch.int64)}
+    gradient = torch.tensor([[0.3, -0.7], [2.0, 0.1]])
+    counts = [0, 0]
+    for overflow in ([True, False], [False, False]):
+        scaled = 4 * gradient * torch.where(torch.tensor(overflow), torch.inf, 1.0)[:, None]
+        scaling["scale"].fill_(4.0)
+        scaled_step(recipe, 0.01, params, momentum, adam, {"w": scaled}, scaling)
+        counts = [count + (not skipped) for count, skipped in zip(counts, overflow, strict=True)]
+    for at, steps in enumerate(counts):
+        weight = torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]][at]))
+        build = torch.optim.AdamW if optimizer == "adamw" else torch.optim.Adam
+        expected = build([weight], 0.01, (recipe.momentum, 0.999), 1e-8, 0.05)
+        for _ in range(steps):
+            weight.grad = gradient[at].clone()
+            expected.step()
+        torch.testing.assert_close(params["w"][at], weight.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_run_of_adam_that_was_killed_goes_on(precision: str, tmp_path: Path) -> None:
+    """Case 40: bit for bit, from the state that was saved; and a member's place in the stack does not matter."""
+    recipe, data = replace(ADAM, precision=precision, stack_width=3), digits.some("train", 99)
+
+    def kill(progress: Progress) -> None:
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_stack(recipe, (1, 2, 3), data, tmp_path / "state.safetensors", kill)
+    resumed = train_stack(recipe, (1, 2, 3), data, tmp_path / "state.safetensors")
+    whole = {member.member: member.state for member in train_stack(recipe, (3, 5, 1), data)}
+    for member in (resumed[0], resumed[2]):
+        for name, tensor in member.state.items():
+            assert tensor.numpy().tobytes() == whole[member.member][name].numpy().tobytes()
+
+
+def test_recipes_of_adam() -> None:
+    """Case 40: settings of Adam are no settings of SGD, and recipes of SGD keep their hashes."""
+    recipe = choose_recipe("convnet-digits", ("optimizer=adamw", "lr=0.001", "beta2=0.99"))
+    assert (recipe.optimizer, recipe.beta2, recipe.epsilon) == ("adamw", 0.99, 1e-8)
+    assert recipe.made_from == "convnet-digits beta2=0.99 lr=0.001 optimizer=adamw"
+    assert len({recipe.hash, replace(recipe, beta2=0.999).hash, replace(recipe, optimizer="adam").hash}) == 3
+    assert not {"beta2", "epsilon"} & set(convnet_digits().to_json())
+    with pytest.raises(UsageError, match=r"optimizer of .*: expected one of sgd, adam, adamw; found 'rmsprop'"):
+        choose_recipe("convnet-digits", ("optimizer=rmsprop",))
+    for change, expected in (
+        ("beta2=0.9", "0.999 with sgd: it belongs to the optimizers adam and adamw; found 0.9"),
+        ("epsilon=1e-6", "1e-08 with sgd: it belongs to the optimizers adam and adamw; found 1e-06"),
+    ):
+        with pytest.raises(UsageError, match=expected):
+            choose_recipe("convnet-digits", (change,))
+    with pytest.raises(
+        UsageError, match=r"nesterov of .*: expected False: it belongs to the optimizer sgd; found True"
+    ):
+        choose_recipe("convnet-digits", ("optimizer=adam", "nesterov=true"))
+
+
+def test_a_collection_trained_by_adam(tmp_path: Path) -> None:
+    """Case 40: by the command, with the optimizer in the manifest, and trained again to the same bytes."""
+    changes = ("optimizer=adamw", "lr=0.003", "epochs=1", "stack_width=2")
+    settings = [part for change in changes for part in ("--set", change)]
+    done = run("train", "convnet-digits", "--members", "0-1", "--name", "adam", *settings, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    members = zoo.load("adam", source=tmp_path)
+    assert members.manifest["optimizer"].tolist() == ["adamw", "adamw"]
+    assert float(members.manifest["test_accuracy"].min()) > 0.2
+    done = run("verify", "adam", "--source", tmp_path, "--retrain", "1")
+    assert done.exit_code == 0, done.output
+    assert "bytes agree" in done.stdout
 
 
 def test_the_printed_catalog_has_all_columns() -> None:

@@ -17,7 +17,16 @@ from torch.nn import functional as F
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SymmetryError, UsageError
-from checkpoints_zoo.symmetry import Element, Table, apply, compose, inverse, random_element, symmetries
+from checkpoints_zoo.symmetry import (
+    Element,
+    Table,
+    apply,
+    approximate_changes,
+    compose,
+    inverse,
+    random_element,
+    symmetries,
+)
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
 from checkpoints_zoo.symmetry.deriving.operations import FUNCTIONS, LAYERS, METHODS
@@ -569,3 +578,29 @@ def test_the_minimum_of_a_layer_of_zeros_is_not_attained() -> None:
     assert str(mass).endswith(
         "No scales reach the minimum of 1 member: the mass left out only comes arbitrarily close to 0"
     )
+
+
+@pytest.mark.parametrize(("rows", "least", "most"), [(1.0, 1e-6, 1e-3), (1e-3, 0.04, 1.0)])
+def test_the_change_by_approximate_scales_is_measured(rows: float, least: float, most: float) -> None:
+    """Case 46: where rows are small against eps it is far larger than eps; against the norm by hand."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).double()
+    images = torch.randn(8, 1, 8, 8, dtype=torch.float64)
+    weights = net.state_dict() | {name: rows * net.state_dict()[name] for name in ("0.weight", "0.bias")}
+    table = symmetries(net, images)
+    assert [scale.exact for scale in table.scales.values()] == [False, True]
+    assert table.approximate_scaling_freedom == 4
+
+    def outputs(factor: float) -> Tensor:
+        maps = factor * F.conv2d(images, weights["0.weight"], weights["0.bias"])
+        mean, variance = maps.mean((2, 3), keepdim=True), maps.var((2, 3), unbiased=False, keepdim=True)
+        normalised = (maps - mean) / (variance + 1e-5).sqrt()
+        return normalised.clamp(min=0).flatten(1) @ weights["4.weight"].T + weights["4.bias"]
+
+    before = outputs(1.0)
+    expected = max(float((outputs(s) - before).abs().max() / before.abs().max()) for s in (0.5, 2.0))
+    changes = approximate_changes(table, weights, net, images)
+    assert changes == pytest.approx({"0": expected}, rel=1e-9)
+    assert least < expected < most
+    with pytest.raises(UsageError, match="factor: expected a positive number; found 0"):
+        approximate_changes(table, weights, net, images, factor=0.0)

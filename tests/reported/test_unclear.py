@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import tarfile
 import unicodedata
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import FormatError, SelectionError, UsageError, ZooError
+from checkpoints_zoo.formats import where
+from checkpoints_zoo.publishing import auditing
+from checkpoints_zoo.sources import hub as hub_room
+from tests.fuzz import ARCHIVE, make_archive
+from tests.hub import Hub
+from tests.support.commands import run, values
+from tests.support.remote import ADDRESS, published
+from tests.support.scenarios import build
 
 
 def test_members_are_aligned_to_the_first_selected_one() -> None:
@@ -186,3 +198,66 @@ def test_division_in_a_condition() -> None:
     assert zoo.load("convnet-digits", where="member / 2 = 1.5").ids == [3]
     with pytest.raises(SelectionError, match=r"found none of 64\. a division by zero is null\.$"):
         zoo.load("convnet-digits", where="1 / (member - member) > 0 OR (member - member) / 0 > 0")
+
+
+@pytest.mark.parametrize("name", ["HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT"])
+def test_settings_that_come_too_late(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Case 26: the client reads its settings when it is imported; a warning says so, once."""
+    published(hub)
+    late = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:1"}
+    monkeypatch.setattr(hub_room, "_late_settings", set())
+    monkeypatch.setenv(name, late.get(name, str(tmp_path / "other")))
+    with pytest.warns(UserWarning, match=f"^{name}.* was set after huggingface_hub was imported, so it has no effect"):
+        zoo.load("tiny", n=1, source=ADDRESS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zoo.load("tiny", n=1, source=ADDRESS)
+
+
+@pytest.mark.parametrize(("kind", "text"), [(tarfile.LNKTYPE, "hard link"), (tarfile.SYMTYPE, "symbolic link")])
+def test_links_in_an_archive_are_left_out_with_a_word(tmp_path: Path, kind: bytes, text: str) -> None:
+    """Case 7."""
+    path = make_archive(tmp_path)
+    with tarfile.open(path) as archive:
+        files = [(x, archive.extractfile(x).read()) for x in archive.getmembers()]  # type: ignore[union-attr]
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for info, content in files:
+            archive.addfile(info, io.BytesIO(content))
+        link = tarfile.TarInfo("x/version_2.safetensors")
+        link.type, link.linkname = kind, files[0][0].name
+        archive.addfile(link)
+    with pytest.warns(
+        UserWarning, match=rf"^1 link in the archives of .* left out: x/version_2.safetensors \(a {text}\)"
+    ):
+        assert zoo.load(ARCHIVE, source=tmp_path).ids == [0, 1]
+
+
+def test_download_says_what_was_here(hub: Hub) -> None:
+    """Issue 16, item 6."""
+    published(hub)
+    for members, here, fetched in (("1,12", 0, 2), ("1,2,12", 2, 1), ("1,2,12", 3, 0)):
+        arguments = ["download", "tiny", "--members", members, "--source", ADDRESS, "--format", "json"]
+        for dry in (["--dry-run"], []):
+            result = values(run(*arguments, *dry))
+            assert (result["members_here"], result["members_fetched"]) == (here, 0 if dry else fetched)
+
+
+def test_audit_names_links_that_lead_out(tmp_path: Path) -> None:
+    """Issue 16, item 6: a file and a folder."""
+    built = build(tmp_path / "source", members=range(2))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "weights.pt").write_bytes(b"x" * 100)
+    (built.root / "a.pt").symlink_to(tmp_path / "elsewhere" / "weights.pt")
+    (built.root / "folder").symlink_to(tmp_path / "elsewhere")
+    result = auditing.audit(built.root)
+    assert {(x.kind, x.path) for x in result.notes} >= {("link", "a.pt"), ("link", "folder")}
+    assert not result.findings
+
+
+def test_patterns_that_take_long() -> None:
+    """Case 23: thousands of underscores took a minute."""
+    table = pa.table({"member": [0], "recipe": ["x" * 5_000]})
+    for pattern in ("_" * 4_000 + "y", "%" + "_" * 3_000 + "%y"):
+        with pytest.raises(SelectionError, match=r"LIKE with a pattern .* or over 200 characters"):
+            where.rows_where(table, f"recipe LIKE '{pattern}'")
+    assert where.rows_where(table, "recipe LIKE '" + "_" * 199 + "%'").tolist() == [0]

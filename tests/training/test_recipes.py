@@ -147,7 +147,7 @@ def test_hash_covers_what_decides_the_result() -> None:
             "dataset of recipe 'small': expected one of digits, photos, mnist, fashion-mnist, cifar10, cifar100,"
             " tiny-imagenet, svhn; found 'mnits'.",
         ),
-        ({"optimizer": "adam"}, "optimizer of recipe 'small': expected one of sgd; found 'adam'."),
+        ({"optimizer": "lion"}, "optimizer of recipe 'small': expected one of sgd, adam, adamw; found 'lion'."),
         ({"epochs": 0}, "epochs of recipe 'small': expected a whole number from 1 to 1,000,000; found 0."),
         (
             {"stack_width": 2.0},

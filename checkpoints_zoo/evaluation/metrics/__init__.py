@@ -1,8 +1,8 @@
 """Figures of ensembles and their intervals: tensors in, tensors out.
 
-Probabilities are (input, class) or (member, input, class), float32 or float64, and sum to one over the
-classes; labels are (input,) int64. Every figure first checks its arguments; `check=False` leaves the check
-out, for loops that have checked the same tensors already.
+Probabilities are (input, class) or (member, input, class), float32 or float64, and sum to one over the classes; labels
+are (input,) int64. Every metric first checks its arguments; `check=False` leaves the check out, for loops that have
+checked the same tensors already.
 """
 
 from __future__ import annotations

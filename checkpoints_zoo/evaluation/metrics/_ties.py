@@ -1,4 +1,4 @@
-"""Ties: metrics that sort inputs by score give all inputs of one score the mean of their values."""
+"""Ties: a metric that sorts inputs by score gives all inputs of equal score the mean of their values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.nn import functional as F
 def tie_means(scores: Tensor, values: Tensor) -> Tensor:
     """Replace each value by the mean over the inputs of equal score, and return (column, input) values.
 
-    The figure then depends neither on the order of the inputs nor on the processor (torch.sort returns ties
-    in any order). If it is linear in the values, it is the average over all orders of the ties.
+    The metric then depends neither on the order of the inputs nor on the processor (torch.sort returns ties in any
+    order). If the metric is linear in the values, it is then the average over all orders of the ties.
 
     Args:
-        scores: (column, input), sorted along the inputs.
-        values: (column, input), in the same order.
+        scores: scores (column, input), sorted along the inputs.
+        values: (column, input), in the same order as the scores.
     """
     steps = scores[:, 1:] != scores[:, :-1]
     if bool(steps.all()):

@@ -16,7 +16,7 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities or labels are wrong; `check=False` skips this.
@@ -26,21 +26,21 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.5000)
     """
     if check:
-        _check.probabilities(probs)
-        _check.classes_of(labels, probs)
+        _check.check_probabilities(probs)
+        _check.check_labels(labels, probs)
     return (probs.argmax(-1) == labels).to(probs.dtype).mean()
 
 
 def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Average minus the log probability of the label over the inputs, and return it in nats.
 
-    It is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
+    The result is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
     `torch.logsumexp(member_log_probs, 0) - math.log(members)`.
 
     Args:
-        log_probs: (input, class), nats.
+        log_probs: log probabilities (input, class), in nats.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if log probabilities or labels are wrong; `check=False` skips this.
@@ -50,8 +50,8 @@ def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.6931)
     """
     if check:
-        _check.log_probabilities(log_probs)
-        _check.classes_of(labels, log_probs)
+        _check.check_log_probabilities(log_probs)
+        _check.check_labels(labels, log_probs)
     return F.nll_loss(log_probs, labels)
 
 
@@ -64,7 +64,7 @@ def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     Args:
         probs: (input, class) probabilities.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities or labels are wrong; `check=False` skips this.
@@ -74,7 +74,7 @@ def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     tensor(1.)
     """
     if check:
-        _check.probabilities(probs)
-        _check.classes_of(labels, probs)
+        _check.check_probabilities(probs)
+        _check.check_labels(labels, probs)
     indicator = F.one_hot(labels, probs.shape[-1]).to(probs.dtype)
     return (probs - indicator).square().sum(-1).mean()

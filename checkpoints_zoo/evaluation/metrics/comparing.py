@@ -8,17 +8,18 @@ from checkpoints_zoo.evaluation.metrics import _check
 
 
 def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
-    """Count the inputs that two predictives give the same most probable class, and return their share, in [0, 1].
+    """Count the inputs for which two predictive distributions have the same most probable class, and return their
+    share, in [0, 1].
 
-    Izmailov et al., What are Bayesian neural network posteriors really like? (2021). Of equal probabilities the first
-    class counts.
+    Izmailov et al., What are Bayesian neural network posteriors really like? (2021). If probabilities are equal, the
+    first class counts.
 
     Args:
-        probs, others: (input, class) probabilities.
-        check: False if both are checked already.
+        probs, others: probabilities of both distributions, (input, class).
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if one is wrong, or their shapes differ; `check=False` skips this.
+        ValueError: if one of the tensors is wrong, or their shapes differ; `check=False` skips this.
 
     >>> import torch
     >>> agreement(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
@@ -30,14 +31,15 @@ def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
 
 
 def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
-    """Average half the summed absolute differences of two predictives over the inputs, and return it, in [0, 1].
+    """Average half the summed absolute differences of two predictive distributions over the inputs, and return it, in
+    [0, 1].
 
     Args:
-        probs, others: (input, class) probabilities.
-        check: False if both are checked already.
+        probs, others: probabilities of both distributions, (input, class).
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if one is wrong, or their shapes differ; `check=False` skips this.
+        ValueError: if one of the tensors is wrong, or their shapes differ; `check=False` skips this.
 
     >>> import torch
     >>> total_variation(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
@@ -49,8 +51,8 @@ def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Ten
 
 
 def _check_same_shape(probs: Tensor, others: Tensor) -> None:
-    _check.probabilities(probs)
-    _check.probabilities(others)
+    _check.check_probabilities(probs)
+    _check.check_probabilities(others)
     if probs.shape != others.shape:
         expected, found = f"shape {tuple(probs.shape)}, as probs", f"shape {tuple(others.shape)}"
-        raise _check.refuse("others", expected, found, "Give both on the same inputs and classes")
+        raise _check.argument_error("others", expected, found, "Give both on the same inputs and classes")

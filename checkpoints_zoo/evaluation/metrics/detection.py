@@ -1,4 +1,5 @@
-"""Detection of inputs out of distribution (OOD) by a score: they are the positive class and should score higher.
+"""Detection of inputs out of distribution (OOD) by a score: OOD inputs are the positive class and should have higher
+scores.
 
 torchmetrics has two of these metrics, but treats scores outside [0, 1] as logits: its sigmoid makes neighbouring
 scores equal, and so does adding 1 to scores above -1/2. Counting the scores below each other is exact for any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics import _check
 
-CLOSE_TO_1 = 1 - 2**-10  # a larger probability p loses digits in 1 - p
+CLOSE_TO_1 = 1 - 2**-10  # For a larger probability p, the difference 1 - p has too few exact digits.
 
 
 def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
@@ -23,8 +24,8 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     the largest probability rounds to 1.
 
     Args:
-        probs: (input, class) probabilities; of an ensemble, the mean over its members.
-        check: False if they are checked already.
+        probs: (input, class) probabilities; for an ensemble, the mean over its members.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the probabilities are wrong; `check=False` skips this.
@@ -34,7 +35,7 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor([0.2500, 0.5000])
     """
     if check:
-        _check.probabilities(probs)
+        _check.check_probabilities(probs)
     largest, top = probs.max(-1, keepdim=True)
     others = probs.scatter(-1, top, 0.0).sum(-1)
     return torch.where(largest.squeeze(-1) > CLOSE_TO_1, others, 1 - largest.squeeze(-1))
@@ -44,9 +45,9 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """Integrate the ROC curve, and return the share of pairs whose OOD input scores higher (ties: half).
 
     Args:
-        scores: (input,), higher for inputs that look more out of distribution.
+        scores: scores (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
@@ -56,7 +57,7 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     tensor(1.)
     """
     if check:
-        _check.ood_scores(is_ood, scores)
+        _check.check_ood_scores(is_ood, scores)
     positive, negative = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
     # An input in distribution counts once for each OOD input that scores lower, half for each that scores the same.
     below = torch.searchsorted(positive, negative).sum()
@@ -71,9 +72,9 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     it. Chance is the share of OOD inputs, not one half.
 
     Args:
-        scores: (input,), higher for inputs that look more out of distribution.
+        scores: scores (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
@@ -83,7 +84,7 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     tensor(1.)
     """
     if check:
-        _check.ood_scores(is_ood, scores)
+        _check.check_ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood).sort().values
     negative = scores.masked_select(~is_ood).sort().values
     # Each OOD input is one step in recall, at the precision of a threshold equal to its score.
@@ -99,9 +100,9 @@ def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     be above 95 %. This is torch-uncertainty's FPR95.
 
     Args:
-        scores: (input,), higher for inputs that look more out of distribution.
+        scores: scores (input,), higher for inputs that look more out of distribution.
         is_ood: (input,) bool.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
@@ -111,7 +112,7 @@ def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.5000)
     """
     if check:
-        _check.ood_scores(is_ood, scores)
+        _check.check_ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood)
     # Leave out a twentieth of the OOD inputs, rounded down, so that recall is at least 95 %.
     threshold = positive.kthvalue(len(positive) // 20 + 1).values

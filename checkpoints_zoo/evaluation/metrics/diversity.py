@@ -1,4 +1,4 @@
-"""How much the members of an ensemble differ on the same inputs."""
+"""Metrics of how much the members of an ensemble differ on the same inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
 
     Args:
         probs: (..., class) probabilities.
-        check: False if they are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the probabilities are wrong; `check=False` skips this.
@@ -23,8 +23,9 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor([0.6931, 0.0000])
     """
     if check:
-        _check.probabilities(probs, axes=None)
-    # Not torch.special.entr, which takes several times as long on a CPU. The clamp only makes 0 * log 0 zero.
+        _check.check_probabilities(probs, axes=None)
+    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp only ensures that 0 *
+    # log 0 is 0.
     return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
 
 
@@ -32,13 +33,13 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
     """Subtract the members' mean entropy from the entropy of their mean, and return (input,) values in nats.
 
     H(mean p) - mean H(p), between 0 (all members alike) and the log of the number of classes: Depeweg et al.,
-    Decomposition of uncertainty (2018). It can't be negative; negative rounding errors are set to 0. For many
-    subsets of the same members, compute the members' entropies once and use
-    `(entropy(mean) - entropies[chosen].mean(0)).clamp(min=0)`.
+    Decomposition of uncertainty (2018). Mutual information can't be negative, so negative rounding errors are set to 0.
+    For many subsets of the same members, compute the members' entropies once and use `(entropy(mean) -
+    entropies[chosen].mean(0)).clamp(min=0)`.
 
     Args:
         probs: (member, input, class) probabilities.
-        check: False if they are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the probabilities are wrong; `check=False` skips this.
@@ -48,7 +49,7 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor([0.6931])
     """
     if check:
-        _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
+        _check.check_probabilities(probs, _check.MEMBER_INPUT_CLASS)
     total = entropy(probs.mean(0), check=False)
     return (total - entropy(probs, check=False).mean(0)).clamp_(min=0)
 
@@ -56,11 +57,11 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
 def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     """Average over pairs of members the share of inputs they class differently, and return it, in [0, 1].
 
-    If probabilities are equal, the first class counts. NaN for one member, which has no pair.
+    If probabilities are equal, the first class counts. The result is NaN for a single member, which has no pair.
 
     Args:
         probs: (member, input, class) probabilities.
-        check: False if they are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if the probabilities are wrong; `check=False` skips this.
@@ -70,17 +71,17 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.6667)
     """
     if check:
-        _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
+        _check.check_probabilities(probs, _check.MEMBER_INPUT_CLASS)
     return disagreement_of_votes(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
 
 
 def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
     """Average over pairs of members the share of inputs they class differently, and return it, float64 in [0, 1].
 
-    NaN for one member, which has no pair.
+    The result is NaN for a single member, which has no pair.
 
     Args:
-        voted: (member, input) the class that each member predicts.
+        voted: (member, input), the class that each member predicts.
         classes: number of classes.
 
     >>> import torch

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.evaluation.metrics._check import at_least, floats, refuse
+from checkpoints_zoo.evaluation.metrics._check import argument_error, check_at_least, check_floats
 
 _LEVEL = 0.95
-_FEWEST = 3  # members that are needed for an interval
-FEWEST_SKEWED = 32  # members that are needed for intervals of figures that a tenth of the members decides
-MOST_LEFT_OUT = 256  # members up to which a jackknife measures skewness, by leaving out each of them once
+_FEWEST = 3  # Smallest number of members for an interval.
+FEWEST_SKEWED = 32  # Smallest number of members for intervals of figures that a tenth of the members may decide.
+# Largest number of members for which a jackknife measures skewness, by leaving out each member once.
+MOST_LEFT_OUT = 256
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Interval:
         return f"{self.value:.4g}{bounds}"
 
     def if_enough(self, members: int) -> Interval:
-        """Return the interval, without bounds if fewer than 32 members may lack the members that decide the figure.
+        """Return the interval; with fewer than 32 members without bounds, because such a sample may lack the members
+        that decide the figure.
 
-        If a tenth of a population is far worse than the others, 16 members have none of them in 19 % of samples, and
-        then no interval covers the true value; of 32 members it is 3 %.
+        If a tenth of a population is far worse than the rest, 19 % of samples of 16 members contain none of these, and
+        then no interval covers the true value; for 32 members it is 3 %.
         """
         return self if members >= FEWEST_SKEWED else replace(self, low=None, high=None)
 
@@ -55,9 +57,9 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     `widened_for_skewness`).
 
     Args:
-        values: (member,) the figure of each member.
-        seed: of the resampling; equal seeds give equal intervals.
-        resamples: how many samples of N members to draw.
+        values: (member,), the figure of each member.
+        seed: seed of the resampling; equal seeds give equal intervals.
+        resamples: number of samples of N members to draw.
 
     Raises:
         ValueError: if the values are empty, not float32 or float64, NaN, or not (member,).
@@ -66,8 +68,8 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     >>> print(f"{interval.low:.3f} {interval.value:.3f} {interval.high:.3f}")
     0.889 0.930 0.971
     """
-    floats("values", values, ("member",))
-    at_least("resamples", 1, resamples)
+    check_floats("values", values, ("member",))
+    check_at_least("resamples", 1, resamples)
     members = len(values)
     values = values.detach().to("cpu", torch.float64)
     mean = float(values.mean())
@@ -91,15 +93,16 @@ def subset_band(
     The band is the mean over random subsets without replacement ± t s sqrt((1 + k/N) / (1 - k/N)), s their
     standard deviation. Subsets of one sample overlap, so that s² is 1 - k/N times the variance of a new
     ensemble (the finite population correction); the mean over subsets varies too, which adds k/N of this
-    variance. A figure that jumps, such as an accuracy, has too wide a band if k is above N/2 (coverage 98 to
+    variance. The band of a figure that changes in jumps, such as an accuracy, is too wide if k is above N/2 (coverage
+    98 to
     99 % at k = 3N/4). If there are at most `subsets` subsets, or k is 1, each is measured once.
 
     Args:
-        figure: maps the (k,) positions of some members to (figure,) values, in any units.
-        members: how many members there are, N.
-        size: how many make an ensemble, k.
-        seed: of the draw; equal seeds give equal bands.
-        subsets: how many subsets to measure.
+        figure: function that maps the (k,) positions of some members to (figure,) values, in any units.
+        members: number of members, N.
+        size: number of members in each ensemble, k.
+        seed: seed of the draw; equal seeds give equal bands.
+        subsets: number of subsets to measure.
 
     Raises:
         ValueError: if the size is not in 1 to N - 1, or `figure` does not return (figure,) values.
@@ -118,12 +121,13 @@ class Plan:
     """The subsets that `subset_band` or `jackknife` measures, so that a caller can measure many plans together.
 
     Args:
-        members: how many there are.
-        chosen: the subsets, each (k,) positions of members.
-        complete: whether these are all subsets of that size.
-        widen: factor of the subsets' standard deviation.
+        members: number of members.
+        chosen: the subsets to measure; each is the (k,) positions of its members.
+        complete: whether `chosen` contains all subsets of the size.
+        widen: factor by which the standard deviation over subsets is multiplied.
         whole: whether the first subset is of all members and its figures are the centres of the intervals.
-        left_out: how many subsets at the end leave out one member each, for the skewness of the members' influence.
+        left_out: number of subsets at the end of `chosen` that leave out one member each, to measure the skewness of
+            the members' influence.
     """
 
     members: int
@@ -135,7 +139,7 @@ class Plan:
 
     @property
     def random(self) -> slice:
-        """The places of the random subsets in `chosen`."""
+        """The positions in `chosen` of the random subsets."""
         return slice(int(self.whole), len(self.chosen) - self.left_out)
 
     def intervals(self, values: Tensor) -> list[Interval]:
@@ -152,11 +156,12 @@ class Plan:
 
 
 def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Plan:
-    """Draw the subsets that `subset_band` measures, and return them; arguments and errors are its own."""
+    """Draw the subsets that `subset_band` measures, and return them; arguments and errors are those of
+    `subset_band`."""
     if not 1 <= size < members:
         do = "Use jackknife for all members"
-        raise refuse("size", f"1 to {members - 1} of {members} members", str(size), do)
-    chosen, complete = _subsets(members, size, seed, subsets)
+        raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), do)
+    chosen, complete = _draw_subsets(members, size, seed, subsets)
     widen = math.sqrt((1 + size / members) / (1 - size / members))
     return Plan(members, list(chosen), complete, widen, whole=False)
 
@@ -164,15 +169,15 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
 def jackknife_plan(
     members: int, seed: int = 0, subsets: int = 200, delete: int | None = None, *, skewness: bool = False
 ) -> Plan:
-    """Draw the subsets that `jackknife` measures, and return them; arguments and errors are its own."""
-    at_least("members", 1, members)
+    """Draw the subsets that `jackknife` measures, and return them; arguments and errors are those of `jackknife`."""
+    check_at_least("members", 1, members)
     if delete is not None and not 1 <= delete < members:
-        raise refuse("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
+        raise argument_error("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
     all_members = torch.arange(members)
     if members < _FEWEST:
         return Plan(members, [all_members], True, 0.0, whole=True)
     left_out = members // 2 if delete is None else delete
-    chosen, complete = _subsets(members, members - left_out, seed, subsets)
+    chosen, complete = _draw_subsets(members, members - left_out, seed, subsets)
     widen = math.sqrt((members - left_out) / left_out)
     single = [all_members[all_members != i] for i in range(members)] if skewness and members <= MOST_LEFT_OUT else []
     return Plan(members, [all_members, *chosen, *single], complete, widen, whole=True, left_out=len(single))
@@ -189,22 +194,23 @@ def jackknife(
 ) -> list[Interval]:
     """Measure figures on all N members, and return them with delete-d jackknife intervals.
 
-    The interval is the value on all members ± t sqrt((N - d) / d) s, s the standard deviation over subsets of
-    N - d members: Shao & Wu, A general theory for jackknife variance estimation (1989), with random subsets
-    if there are many. It estimates the mean figure of ensembles of N such members.
+    The interval is the value on all members ± t sqrt((N - d) / d) s, s the standard deviation over subsets of N - d
+    members: Shao & Wu, A general theory for jackknife variance estimation (1989), with random subsets if there are
+    many. The interval estimates the mean figure of ensembles of N such members.
 
-    d is N/2, rounded down. A figure that jumps, such as an accuracy, needs a d that grows with N: in simulated
+    d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a d that grows with N: in
+    simulated
     populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide
     with d = 1, 1.3 times with d = N/4, and right within 3 % with d = N/2; for smooth figures (NLL, Brier,
     mutual information) d made no difference.
 
     Args:
-        figure: maps the (k,) positions of some members to (figure,) values, in any units.
-        members: how many members there are, N.
-        seed: of the draw; equal seeds give equal intervals.
-        subsets: how many subsets to measure; where there are no more than that, each is measured once.
-        delete: how many members to leave out of each, d, if not N/2.
-        skewness: whether to leave out each member once as well, up to 256 members, and to widen the interval for a
+        figure: function that maps the (k,) positions of some members to (figure,) values, in any units.
+        members: number of members, N.
+        seed: seed of the draw; equal seeds give equal intervals.
+        subsets: number of subsets to measure; if there are not more subsets than this, each is measured once.
+        delete: number of members to leave out of each subset, d; None for N/2.
+        skewness: whether to leave out each member once as well (for up to 256 members), and to widen the interval for a
             skewed population (see `widened_for_skewness`).
 
     Raises:
@@ -220,13 +226,14 @@ def jackknife(
     return plan.intervals(_measure_subsets(figure, plan.chosen))
 
 
-def _subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
-    """Draw subsets without replacement, or list all of few; return (subset, size), and whether all."""
-    at_least("subsets", 2, subsets)
+def _draw_subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
+    """Draw random subsets of members, or list all subsets if there are few; return them, (subset, size), and whether
+    they are all."""
+    check_at_least("subsets", 2, subsets)
     if size == 1 or math.comb(members, size) <= subsets:
         return torch.tensor(list(itertools.combinations(range(members), size))), True
     keys = torch.rand(subsets, members, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    # In rising order, so that the last bits of a sum do not depend on the order of the draw.
+    # Positions are in rising order, so that the last bits of a sum do not depend on the order of the draw.
     return keys.argsort(-1)[:, :size].sort(-1).values, False
 
 
@@ -237,28 +244,30 @@ def _measure_subsets(figure: Callable[[Tensor], Tensor], chosen: Sequence[Tensor
         values = figure(positions).detach()
         if values.ndim != 1 or (measured and values.shape != measured[0].shape):
             found = f"shape {tuple(values.shape)}"
-            raise refuse("figure", "(figure,) values, as many each time", found, "Stack its figures")
+            raise argument_error("figure", "(figure,) values, as many each time", found, "Stack its figures")
         measured.append(values)
     return torch.stack(measured).to("cpu", torch.float64)
 
 
 def _quantile(members: int) -> float:
-    """Return Student's two-sided quantile for the spread of so many members."""
+    """Return Student's quantile for a two-sided 95 % interval, given the number of members."""
     from scipy.special import stdtrit
 
     return float(stdtrit(members - 1, 1 - (1 - _LEVEL) / 2))
 
 
 def widened_for_skewness(quantile: float, influence: Tensor) -> tuple[Tensor, Tensor]:
-    """Widen an interval of a mean for skewed members; return multiples of the standard error, (figure,) each.
+    """Widen the interval of a mean for a skewed population; return its two half widths in standard errors, (figure,)
+    each.
 
-    The interval is from centre - first * error to centre + second * error. It joins Student's interval and the one by
-    Hall, On the removal of skewness by transformation (1992): in simulated means of 32 to 64 members the latter covers
+    The interval is from centre - first * error to centre + second * error. The result is the union of Student's
+    interval and the interval by Hall, On the removal of skewness by transformation (1992): in simulated means of 32 to
+    64 members the latter covers
     95 to 97 % where a tenth of the population is far worse than the others, and Student's 87 to 93 %.
 
     Args:
         quantile: Student's, two-sided.
-        influence: (member, figure) how much each member contributes to a figure, in any unit.
+        influence: (member, figure), how much each member contributes to each figure, in any unit.
     """
     members = len(influence)
     apart = influence - influence.mean(0)
@@ -277,8 +286,8 @@ def _intervals_around(value: Tensor, spread: Tensor, members: int, influence: Te
     """Return an interval around each figure, without bounds if the spread isn't finite.
 
     Args:
-        value, spread: (figure,) of the figures, and their standard errors.
-        members: how many there are.
+        value, spread: the figures (figure,), and their standard errors (figure,).
+        members: number of members.
         influence: (member, figure) as in `widened_for_skewness`; None for Student's interval.
     """
     width = _quantile(members) if members >= _FEWEST else math.nan

@@ -9,7 +9,7 @@ from checkpoints_zoo.evaluation.metrics import _check
 
 LOWEST, HIGHEST = 0.05, 20.0
 _MOST_STEPS = 100
-_EXACT = 1e-9  # relative step in 1/T at which the search ends
+_EXACT = 1e-9  # Relative step in 1/T below which the search ends.
 
 
 def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
@@ -22,10 +22,11 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     T does not matter (all probabilities equal).
 
     Args:
-        log_probs: (input, class), nats; for an ensemble, the log of the members' mean probabilities: Rahaman & Thiery,
-            Uncertainty quantification and deep ensembles (2021), average first, then calibrate.
+        log_probs: log probabilities (input, class), in nats; for an ensemble, the log of the members' mean
+            probabilities: Rahaman & Thiery, Uncertainty quantification and deep ensembles (2021), average first, then
+            calibrate.
         labels: (input,) classes.
-        check: False if both are checked already.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if log probabilities or labels are wrong; `check=False` skips this.
@@ -36,10 +37,11 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     tensor(0.6667)
     """
     if check:
-        _check.log_probabilities(log_probs)
-        _check.classes_of(labels, log_probs)
+        _check.check_log_probabilities(log_probs)
+        _check.check_labels(labels, log_probs)
     values = log_probs.double()
-    # Subtract the largest, so that no power overflows; log 0 becomes the log of the least positive float64.
+    # Subtract the largest log probability, so that no exponential overflows; log 0 becomes the log of the smallest
+    # positive float64.
     values = (values - values.amax(-1, keepdim=True)).clamp_(min=-745.0)
     label_values = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
@@ -75,8 +77,8 @@ def tempered(log_probs: Tensor, temperature: float | Tensor) -> Tensor:
     """Divide log probabilities by a temperature and normalise them again; return them, (input, class) nats.
 
     Args:
-        log_probs: (input, class), nats.
-        temperature: above 1 softens, below 1 sharpens.
+        log_probs: log probabilities (input, class), in nats.
+        temperature: the temperature; above 1 it softens the probabilities, below 1 it sharpens them.
 
     >>> tempered(torch.tensor([[0.8, 0.2]]).log(), 0.5).exp()
     tensor([[0.9412, 0.0588]])

@@ -1,4 +1,4 @@
-"""Selective prediction: answering only where the confidence is high."""
+"""Metrics of selective prediction, which answers only where the confidence is high."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, ch
     mean error. Geifman & El-Yaniv, Selective classification for deep neural networks (2017).
 
     Args:
-        probs: (input, class) probabilities; the confidence is the largest.
+        probs: (input, class) probabilities; the largest one of an input is its confidence.
         labels: (input,) classes.
-        uncertainty: (input,) lower for more confident inputs; None for `ood_score`, 1 − the largest probability.
-        check: False if both are checked already.
+        uncertainty: (input,), lower for inputs with more confidence; None to use `ood_score`, 1 − the largest
+            probability.
+        check: whether to check the arguments; False if they were checked before.
 
     Raises:
         ValueError: if probabilities or labels are wrong; `check=False` skips this.
@@ -31,8 +32,8 @@ def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, ch
     tensor(0.0833)
     """
     if check:
-        _check.probabilities(probs)
-        _check.classes_of(labels, probs)
+        _check.check_probabilities(probs)
+        _check.check_labels(labels, probs)
     ordered, order = (ood_score(probs, check=False) if uncertainty is None else uncertainty).sort()
     errors = tie_means(ordered[None], (probs.argmax(-1) != labels)[order].double()[None])[0]
     inputs = len(errors)

@@ -1,7 +1,7 @@
 """Import of checkpoints as a collection: a manifest that points into the original files, or copies in shards.
 
 Sources are tar archives (gzipped or not), safetensors files, and files of torch.save; on this disk or, except files of
-torch.save, on the Hub. An interrupted import continues where it was.
+torch.save, on the Hub. An interrupted import continues where it stopped.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ names OUT/.import/NAME/KEY/index.json             index of the archive, written 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,8 @@ from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
 from checkpoints_zoo.sources.ranges import RemoteFile
 
-MAX_LISTED = 5  # files in an error
-PARALLEL_ARCHIVES = 3  # archives read at once from a repo, each over several connections
+MAX_LISTED = 5  # number of files that an error names.
+PARALLEL_ARCHIVES = 3  # number of archives that are read at once from a repo, each over several connections
 _SHARD_NAME = re.compile(r"[0-9]{6,}(@[0-9]+)?/")
 RANGE_BYTES = 2**23  # bytes
 ReadRange = Callable[[int, int], bytes]
@@ -40,13 +41,13 @@ def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], pr
     """Index the archives of an origin; return the members of each.
 
     Args:
-        origin: with the archives.
+        origin: origin that has the archives.
         staged: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
         predicted: whether an index of a repo's archive may be predicted from some of its headers.
 
     Raises:
         DamagedError: a file is no archive, or is cut.
-        NetworkError, AccessError: a repo that can't be read.
+        NetworkError, AccessError: the repo can't be read.
     """
     tars = [p for p in origin.archives if p not in origin.gzips]
     if origin.repo is None:
@@ -87,7 +88,7 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
 
     Raises:
         UsageError: a file is a shard of a collection, not a single member.
-        NetworkError, AccessError: a repo that can't be read.
+        NetworkError, AccessError: the repo can't be read.
     """
     contents, members = Contents(origin.label), list[MemberRange]()
     if origin.repo is None:
@@ -134,17 +135,23 @@ def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     return remote.size, read_range
 
 
-def number_members(group: MemberGroup, paths: Sequence[str]) -> MemberGroup:
+def number_members(group: MemberGroup, paths: Sequence[str], earlier: Mapping[str, int]) -> MemberGroup:
     """Number the members of a folder by their file names; return them with the numbers.
 
     Args:
         group: members of the folder, one a file.
-        paths: of the files, in order.
+        paths: paths of the files, in order.
+        earlier: path -> member of the files that were imported before. They keep their numbers, and if the numbers of
+            all files would change some of them, the other files get the next free numbers.
     """
     names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
-    known = set(names)
-    usable = [path for path in paths if path in known]
+    present = set(names)
+    usable = [path for path in paths if path in present]
     ids = dict(zip(usable, number_files(usable), strict=True))
+    known = {path: member for path, member in earlier.items() if path in ids}
+    if any(ids[path] != member for path, member in known.items()):
+        free = itertools.count(max(known.values()) + 1)
+        ids = {path: known[path] if path in known else next(free) for path in usable}
     return replace(group, numbers=[ids[name] for name in names])
 
 
@@ -159,7 +166,7 @@ def check_all_fit(label: str, groups: Sequence[MemberGroup], tell: IdentifyNet) 
     """Check that every file holds a member of the net.
 
     Raises:
-        DamagedError, LayoutError: some do not; the error names them and the reason.
+        DamagedError, LayoutError: some files hold no member of the net; the error names them and the reason.
     """
     problems: dict[int, str] = {}
     damaged = [broken for group in groups for broken in group.broken]
@@ -193,13 +200,13 @@ def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
     """Stream the gzipped archives of an origin, unless they are staged already; return their indexes by path.
 
     Args:
-        origin: with the archives.
-        folder: where their members are staged.
-        say: called with a line of text for each archive.
+        origin: origin that has the archives.
+        folder: folder in which the archives' members are staged.
+        say: function called with a line of text for each archive.
 
     Raises:
         DamagedError: an archive is cut, or has a damaged member.
-        NetworkError, AccessError: a repo that can't be read.
+        NetworkError, AccessError: the repo can't be read.
     """
     return {
         p: _stage_gzip(origin, p, folder / staging_key(origin, p), say) for p in origin.archives if p in origin.gzips
@@ -212,7 +219,7 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
         try:
             return Index.from_json(catalog.read_json(index_path))
         except FormatError:
-            pass  # an index of another version: the archive is streamed again
+            pass  # if the index has another version, the archive is streamed again
     say(f"{path}: a gzipped archive, read once from front to back …")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -225,7 +232,7 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
             if key not in heads:
                 heads[key] = len(kinds)
                 kinds.append(MemberHeader(header.data_start, tensors))
-            # Offsets in a gzipped archive have no use: the index numbers the members one behind the other.
+            # Offsets in a gzipped archive can't be used for reading: the index has each member's position instead.
             entries.append(Entry(name, offset, offset + BLOCK, heads[key], True))
             offset += BLOCK + len(raw)
             (folder / f"{position:06d}.safetensors").write_bytes(raw)

@@ -52,7 +52,7 @@ def ingest(
     reshard: str | Path | None = None,
     hash: bool = False,
     evaluate: ImageInput | None = None,
-    given: Mapping[str, Any] | None = None,
+    user_facts: Mapping[str, Any] | None = None,
     like: str | None = None,
     net: NetSpec | None = None,
     build: Build | None = None,
@@ -67,61 +67,61 @@ def ingest(
 
     Args:
         sources: archives, files or a folder of them; or a place on the Hub, `hf://datasets/ORG/NAME[@REV][/PATH]`.
-        name: of the collection.
-        out: folder for the manifest; local files must be in it. None for the folder of the files.
+        name: name of the collection.
+        out: folder for the manifest; local files of members must be in this folder. None for the folder of the files.
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
         hash: whether to read all members and store their content hashes.
         evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
-        given: facts: title, dataset, classes, preprocessing, licence, citation.
-        like: a collection of the catalog for the same images.
-        net: of the members, if their tensors do not show it.
-        build: builds the user's net, to check and to measure the members.
-        columns: maps file -> member to member -> columns of the manifest.
+        user_facts: facts: title, dataset, classes, preprocessing, licence, citation.
+        like: name of a collection of the catalog for the same images.
+        net: network of the members, if their tensors do not show it.
+        build: function that builds the user's net, to check and to measure the members.
+        columns: function that maps (file -> member) to (member -> columns of the manifest).
         files: pattern of the file names in a folder; None for all files of the first kind found.
         strict: whether files of several kinds, damaged files and files of another net are refused; otherwise damaged
             members become failed and members of another net excluded.
-        device: where the members are measured.
+        device: torch device on which the members are evaluated.
         dry_run: whether to write nothing and read no weights.
-        say: called with lines of text on the progress.
+        say: function called with lines of text on the progress.
 
     Raises:
-        UsageError: contradictory arguments, or files that can't be imported like this.
+        UsageError: arguments contradict each other, or the files can't be imported with these options.
         SourceNotFound, CollectionNotFound: a source or `like` does not exist.
-        DamagedError, LayoutError: no members, or members of an unknown net.
+        DamagedError, LayoutError: there are no members, or their net is unknown.
         NetworkError, AccessError, StorageError: the Hub can't be read, or the disk is full.
     """
-    name, net, given = catalog.check_name(name), net or NetSpec(), given or {}
+    name, net, user_facts = catalog.check_name(name), net or NetSpec(), user_facts or {}
     if evaluate is not None:
         from checkpoints_zoo.networks.device import check_device
 
         check_device(device)
     origin = _find_origin(sources, name, out, reshard, say, FileFilter(files, strict))
-    options = ImportOptions(net, build, columns, strict)
     root = Path(reshard if reshard is not None else out if out is not None else origin.root).expanduser().absolute()
     target, copy_root = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
+    options = ImportOptions(net, build, columns, strict, _earlier_members(target, name, copied=reshard is not None))
     if dry_run and origin.gzips:
         return plan_of_gzips(name, origin, str(root))
     if dry_run:
         reads = hash or evaluate is not None or reshard is not None
-        return survey_origin(origin, name, {}, True, given, like, options, copy_root, say).plan(str(root), reads)
+        return survey_origin(origin, name, {}, True, user_facts, like, options, copy_root, say).plan(str(root), reads)
     locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
     with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
-        fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
+        record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:
-            shards.check_same_import(target, name, fingerprint)
+            shards.check_same_import(target, name, record)
         staging_folder, staged = shards.import_folder(root, name), dict[str, archives.Index]()
         if origin.gzips:
-            shards.record_import(target, name, fingerprint)
+            shards.record_import(target, name, record)
             staged = checkpoint_members.stage_gzips(origin, staging_folder, say)
-        survey = survey_origin(origin, name, staged, False, given, like, options, copy_root, say)
+        survey = survey_origin(origin, name, staged, False, user_facts, like, options, copy_root, say)
         test_images = None if evaluate is None else images_for(evaluate, survey.description, build)
         if reshard is None:
             survey.write(target)
         else:
-            description = user_columns.keep_earlier_facts(survey.description, given, like, target)
-            shards.record_import(target, name, fingerprint)
-            origin = survey.origin  # some safetensors files are read as state dicts
+            description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
+            shards.record_import(target, name, record)
+            origin = survey.origin  # safetensors files with more tensors than the net's are read as state dicts
             reader = shards.MemberReader(
                 origin,
                 description,
@@ -134,6 +134,16 @@ def ingest(
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
         return _summary(target, name)
+
+
+def _earlier_members(target: FolderSource, name: str, copied: bool) -> dict[str, int]:
+    """Return path -> member of the files that an earlier import into a folder has; {} for archives and without one."""
+    if not target.manifest_path(name).is_file():
+        return {}
+    if copied:
+        return {path: member for member, path in user_columns.read_files(target.root, name).items()}
+    rows = target.read_collection(name)[1].select(["member", "path"]).to_pylist()
+    return {row["path"]: row["member"] for row in rows if row["path"] is not None and "!" not in row["path"]}
 
 
 def _find_origin(
@@ -167,8 +177,10 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
     """Load test images and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:
-        UsageError: labels of other classes, images of another size, or an unknown net without `build`.
-        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: as `images.of`.
+        UsageError: the labels have other classes, the images another size, or the net is unknown and there is no
+            `build`.
+        SourceNotFound, FormatError, TooLargeError, NetworkError, AccessError, DamagedError: the same cases as in
+            `images.of`.
     """
     from checkpoints_zoo import images
     from checkpoints_zoo.evaluation import arguments

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
-PROGRESS_STEPS = 20  # progress messages in all
+PROGRESS_STEPS = 20  # number of progress messages in total
 Row = dict[str, Any]
 
 
@@ -40,12 +40,12 @@ def fill_columns(
     """Read the members whose rows lack a hash or, with test images, figures; write these into the manifest.
 
     Args:
-        source: a folder with the collection's manifest.
-        name: of the collection.
-        test_images: to measure the members on; None for hashes only.
-        build: builds a net that the package lacks.
-        device: where the members are measured.
-        say: called with lines of text on the progress.
+        source: source in a folder with the collection's manifest.
+        name: name of the collection.
+        test_images: images to evaluate the members on; None to compute hashes only.
+        build: function that builds a net that the package lacks.
+        device: torch device on which the members are evaluated.
+        say: function called with lines of text on the progress.
 
     Raises:
         UsageError: the images do not fit the members.
@@ -107,8 +107,8 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
     """Fetch members of a repo for the block; those that were not in the member cache before are deleted at its end.
 
     Args:
-        repo, description: of the members.
-        rows: of the members, in the order of their ids.
+        repo, description: repo with the members' bytes, and their description.
+        rows: manifest rows of the members, in the order of their ids.
     """
     cached_before = cache.member_files(repo.id)
     locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), whole=False)
@@ -135,7 +135,7 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
     """Write a member's hash into its row; mark it as failed if a value is not finite.
 
     Raises:
-        DamagedError: the row has another hash already.
+        DamagedError: the row already has another hash.
     """
     digest = content_hash(location.layout, raw)
     if row["sha256"] not in (None, digest):

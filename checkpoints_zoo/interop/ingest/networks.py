@@ -11,7 +11,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, unwrap_names
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, RecognisedNetwork, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,11 +24,11 @@ class NetSpec:
     """The user's options on the members' net; all empty if the tensors show the net.
 
     Args:
-        architecture: a name in `ARCHITECTURES`.
-        arguments: of that architecture, JSON values.
+        architecture: name in `ARCHITECTURES`.
+        arguments: arguments of that architecture, JSON values.
         custom_name: name for a net that the package lacks; its tensors are imported unchanged.
-        prefix: to remove from the stored names ("model.").
-        key: of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
+        prefix: prefix to remove from the stored tensor names ("model.").
+        key: key of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
     """
 
     architecture: str | None = None
@@ -51,16 +51,16 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
 
     Args:
         net: the user's options.
-        groups: the members. A custom net without `build` has the tensors of most members.
-        build: builds the user's net.
+        groups: the members. For a custom net without `build`, the tensors that most members have are expected.
+        build: function that builds the user's net.
 
     Raises:
-        UsageError: an unknown architecture, or a custom name that is an architecture's.
+        UsageError: the architecture is unknown, or the custom name is the name of an architecture.
     """
     if net.custom_name is not None and build is not None:
         _check_custom_name(net)
         custom_shapes = tensor_shapes(net, build)
-        return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), custom_shapes)
+        return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), custom_shapes)
     if net.custom_name is not None:
         _check_custom_name(net)
         counts = Counter(id(m.head) for group in groups for m in group.members)
@@ -69,10 +69,10 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
         expected = (
             {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
         )
-        return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), expected)
+        return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), expected)
     if net.architecture is None:
         return lambda head: _recognise(head, net)
-    known = Recognised(net.architecture, dict(net.arguments), {})
+    known = RecognisedNetwork(net.architecture, dict(net.arguments), {})
     if net.architecture in UPSTREAM:
         return lambda head: _recognise_or_fit(head, net, known)
     shapes = tensor_shapes(net, None)
@@ -112,7 +112,7 @@ def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Sha
     """Remove a prefix from the names of a header's tensors; return bare name -> (dtype, shape).
 
     Raises:
-        LayoutError: a name without the prefix.
+        LayoutError: a name lacks the prefix.
     """
     for name, _, _ in head.tensors:
         if not name.startswith(prefix) or name == prefix:
@@ -120,7 +120,7 @@ def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Sha
     return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
 
 
-def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
+def _recognise(head: MemberHeader, net: NetSpec) -> tuple[RecognisedNetwork, Layout]:
     recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
     different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
     if net.architecture not in (None, recognised.architecture) or different:
@@ -132,14 +132,16 @@ def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
     return recognised, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognise_or_fit(head: MemberHeader, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
-    """Recognise an upstream net by its names there or here; otherwise fit the tensors to the arguments."""
+def _recognise_or_fit(
+    head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork
+) -> tuple[RecognisedNetwork, Layout]:
+    """Recognise a net of torch-uncertainty by its tensor names; otherwise fit the tensors to the arguments."""
     try:
         return _recognise(head, net)
     except LayoutError as error:
         if not net.arguments:
             raise
-        try:  # arguments that upstream's nets do not have, such as channels
+        try:  # arguments that torch-uncertainty's nets do not have, such as channels
             return _fit(head, net, recognised, tensor_shapes(net, None))
         except LayoutError:
             raise error from None
@@ -163,12 +165,12 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
 
 
 def _fit(
-    head: MemberHeader, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]
-) -> tuple[Recognised, Layout]:
+    head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork, expected: Mapping[str, Shape]
+) -> tuple[RecognisedNetwork, Layout]:
     """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.
 
     Raises:
-        LayoutError: missing, extra and misshapen tensors.
+        LayoutError: tensors are missing, extra or misshapen.
     """
     bare = _without_prefix(head, net.prefix)
     names = unwrap_names({name: shape for name, (_, shape) in bare.items()}, expected)

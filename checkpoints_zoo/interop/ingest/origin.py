@@ -19,7 +19,7 @@ from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 SAFETENSORS = ".safetensors"
 FIRST_BYTES = 512
-IMPORT_FOLDERS = (".import", "manifests", "shards")  # folders that an import creates
+IMPORT_FOLDERS = (".import", "manifests", "shards")  # names of folders that an import creates
 Say = Callable[[str], object]
 ID_LIMIT = 2**30
 _ID_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
@@ -33,7 +33,7 @@ class Origin:
     Args:
         label: name of the origin in messages.
         root: folder that the paths are relative to; of a repo, its snapshot folder in the cache.
-        repo: with the files; None for this disk.
+        repo: repo that has the files; None for files on this disk.
         archives: paths of tar archives, gzipped or not, in the collection's order.
         gzips: the gzipped archives among them.
         files: paths of safetensors files, one member each.
@@ -61,10 +61,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class FileFilter:
-    """Selects files of a folder.
+    """Selects the files of a folder that are imported.
 
     Args:
-        pattern: of names or paths ("*.pt"); None for all files.
+        pattern: pattern of file names or paths ("*.pt"); None for all files.
         one_kind: whether files of several kinds are an error; otherwise only the first kind is taken, with a message.
     """
 
@@ -80,16 +80,16 @@ def find_origin(
 
     Args:
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
-        name: of the collection; the catalog may name the folder of a repo for it.
+        name: name of the collection; the catalog may name the folder of a repo for it.
         root: folder that the paths are relative to; None for the folder of the sources.
         excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
-        say: called with a line of text on files that are left out.
+        say: function called with a line of text on files that are left out.
         file_filter: selects files of folders.
 
     Raises:
         SourceNotFound: a source does not exist or can't be read.
-        UsageError: files of several kinds, or outside the root.
-        DamagedError: a file of no known kind.
+        UsageError: files have several kinds, or lie outside the root.
+        DamagedError: a file has no known kind.
         NetworkError, AccessError: the Hub can't be reached, or this login may not read the repo.
     """
     if not sources:
@@ -157,7 +157,7 @@ def _check_utf8(inside: str) -> None:
     """Check that a file's name is UTF-8, as manifests and repos require.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the name is not UTF-8.
     """
     try:
         inside.encode()
@@ -232,7 +232,9 @@ def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
     excluded_path = None if excluded is None else excluded.resolve()
     seen, starts = set[Path](), [folder]
     while starts:
-        links = list[Path]()  # followed once all real folders are known, so that each is walked by its own name
+        links = list[
+            Path
+        ]()  # links are followed after all real folders are known, so that each folder is listed under its own name
         for start in starts:
             for folder_path, folders, names in os.walk(start):
                 current = Path(folder_path)
@@ -258,7 +260,7 @@ def _file_kind(first: bytes, name: str) -> str:
     """Return the kind of a file by its first bytes: "tar", "gzip", "safetensors" or "pickle".
 
     Raises:
-        DamagedError: the file is of no such kind.
+        DamagedError: the file has none of these kinds.
     """
     if first[:2] == b"\x1f\x8b":
         return "gzip"
@@ -286,7 +288,7 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
         path = listing.archives.folder
     paths = hub.list_files(repo, path) if path else []
     if path and not paths:
-        fetching.remote_file(repo, path)  # raises if there is no such file
+        fetching.remote_file(repo, path)  # raises an error if there is no such file
         paths = [path]
     archives = [p for p in paths if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
     files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS)]
@@ -312,11 +314,12 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
 def number_files(paths: Sequence[str]) -> list[int]:
     """Number the files of a folder; return a different number for each.
 
-    If the paths differ in one number, this is the number. If they differ in several, it is the one after a word such as
-    member, seed or run. If there is none, or files share it, the position counts.
+    If the paths differ in one number, this is the number. If the paths differ in several numbers, it is the number
+    after a word such as member, seed or run. If there is no such number, or several files have the same one, the file's
+    position is its number.
 
     Args:
-        paths: in the folder, in order.
+        paths: paths of files in the folder, in order.
 
     >>> number_files(["seed-3.pt", "seed-12.pt"]), number_files(["v_0/epoch=9.ckpt", "v_1/epoch=7.ckpt"])
     ([3, 12], [0, 1])

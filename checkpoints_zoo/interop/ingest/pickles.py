@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     State = dict[str, Tensor]
 
-# The first bytes of torch.save's files: a zip archive, or before torch 1.6 a pickle of protocol 2.
+# First bytes of files of torch.save: a zip archive, or before torch 1.6 a pickle of protocol 2.
 ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80\x02"
 # Exceptions of the readers in torch, pickle and zipfile for damaged files, besides their own error classes.
 PARSER_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
     ValueError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-MAX_DEPTH = 4  # levels of nested dicts in which state dicts are searched
+MAX_DEPTH = 4  # number of levels of nested dicts that are searched for state dicts
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class StateDictPlace:
     """Where the state dict is in a file.
 
     Args:
-        key: of the state dict ("ema", "model/state_dict"); "" searches it.
-        recogniser: recognises the net's tensors, so that the fitting state dict is found under any key. If None, the
-            file is a state dict itself, or has one under "state_dict" as Lightning writes it.
+        key: key of the state dict in a file ("ema", "model/state_dict"); with "" it is searched for.
+        recogniser: recognises the net's tensors, so that the fitting state dict is found under any key. If it is None,
+            the file must be a state dict, or have one under "state_dict" as Lightning writes it.
     """
 
     key: str = ""
@@ -59,11 +59,11 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
     """Read the names and shapes in files of torch.save; return their members. A damaged file becomes a failed member.
 
     Args:
-        origin: with the files.
-        place: of the state dict in each file.
+        origin: origin that has the files.
+        place: place of the state dict in each file.
 
     Raises:
-        UsageError: a file that needs code, or in which two state dicts fit.
+        UsageError: a file can't be read without running code, or has two state dicts that fit.
     """
     heads: dict[MemberHeader, MemberHeader] = {}
     members, broken = [], []
@@ -107,7 +107,7 @@ def _read_states(path: Path, place: StateDictPlace) -> dict[str, State]:
     """Read the state dicts that may be the net's, reduced to its tensors; return key -> state dict.
 
     Raises:
-        UsageError, DamagedError: as `_read_whole_states`; or several prefixes fit.
+        UsageError, DamagedError: the same cases as in `_read_whole_states`; or several prefixes fit.
     """
     states = _read_whole_states(path, place)
     return states if place.net is None else {key: place.net.select(s, str(path)) for key, s in states.items()}
@@ -117,7 +117,7 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
     """Read the state dicts in a file of torch.save that may be the net's; return key -> state dict.
 
     Raises:
-        UsageError: the file needs code and was not opened; or it lacks the key.
+        UsageError: the file can't be read without running code, so it was not read; or it lacks the key.
         DamagedError: the file is cut, or holds no tensors by name.
     """
     loaded = _load_file(path)
@@ -137,7 +137,7 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
         return states
     description, keys = f"a {type(loaded).__name__}", [key for key, _ in _nested_states(loaded) if key]
     if isinstance(loaded, Mapping):
-        # Entries that are no tensors by name come first: they are why it is no state dict.
+        # Entries that are no named tensors are listed first: they are the reason why the dict is no state dict.
         entries = sorted(loaded.items(), key=lambda entry: _is_tensor_entry(*entry))
         shown = [f"{n!r}: {type(v).__name__}" for n, v in entries]
         description = first_few(shown, 5) or "an empty one"
@@ -167,7 +167,7 @@ def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
 
 
 def _is_tensor_entry(name: object, value: object) -> bool:
-    """Say whether an entry of a dict is one of a state dict: a tensor by name."""
+    """Return whether an entry of a dict could belong to a state dict: its key is a string, its value a tensor."""
     import torch
 
     return type(name) is str and isinstance(value, torch.Tensor)
@@ -196,7 +196,7 @@ def _load_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # A mapped file: reading names and shapes reads no weights.
+            # The file is memory-mapped: reading names and shapes reads no weights.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP_START))
     except pickle.UnpicklingError as error:
         if (protocol := _pickle_protocol(path)) > 2:
@@ -226,7 +226,7 @@ def _load_file(path: Path) -> Any:
 
 
 def _pickle_protocol(path: Path) -> int:
-    """Return the protocol that a file of torch.save says its pickle has, 0 if it says none; nothing is executed."""
+    """Return the pickle protocol that a file of torch.save declares, 0 if it declares none; nothing is executed."""
     try:
         with zipfile.ZipFile(path) as file:
             name = next(name for name in file.namelist() if name.endswith("data.pkl"))
@@ -245,7 +245,7 @@ def _unsafe_names(path: Path, refused: str) -> str:
     refused_names = [match[1]] if match else []
     try:
         other_names = sorted(set(get_unsafe_globals_in_checkpoint(path)) - set(refused_names))
-    except (*PARSER_ERRORS, pickle.UnpicklingError):  # damaged too, or not a zip archive
+    except (*PARSER_ERRORS, pickle.UnpicklingError):  # the file is damaged in another way, or is no zip archive
         other_names = []
     names = refused_names + other_names
     return first_few(names, 5) or "more"
@@ -259,7 +259,7 @@ def head_of(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
         where: text after the tensor's name in errors, such as " of file …".
 
     Raises:
-        DamagedError: a tensor that safetensors can't hold.
+        DamagedError: safetensors can't store one of the tensors.
     """
     import torch
 
@@ -278,9 +278,9 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
     """Read a member's tensors; return their bytes in the order of its layout.
 
     Args:
-        path: of the file.
-        place: of the state dict in the file.
-        layout: of the member, from its header.
+        path: path of the file.
+        place: place of the state dict in the file.
+        layout: layout of the member, from its header.
 
     Raises:
         UsageError, DamagedError: the file can't be read, or its tensors have changed.
@@ -321,7 +321,7 @@ def checksum_problem(path: Path) -> str:
         return ""
     try:
         with zipfile.ZipFile(path) as file:
-            # There are none with torch.serialization.set_crc32_options(False).
+            # Files written under torch.serialization.set_crc32_options(False) have no checksums.
             has_checksums = any(entry.CRC for entry in file.infolist())
             changed = file.testzip() if has_checksums else None
     except PARSER_ERRORS as error:

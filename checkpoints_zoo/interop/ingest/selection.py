@@ -1,4 +1,4 @@
-"""The net's tensors in a state dict that holds others beside them, or holds them under older names."""
+"""Find the net's tensors in a state dict that has further tensors, or has older names for them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ NEW_WEIGHT_NORM = {new: old for old, new in OLD_WEIGHT_NORM.items()}
 
 @dataclass(frozen=True)
 class NetTensors:
-    """The tensors of the net, to find them in a state dict.
+    """Names and shapes of the net's tensors, by which they are found in a state dict.
 
     Args:
         shapes: name -> shape in the net's state dict; {} if the net is not known.
         first_names: name -> first name of its tensor, which differs for tied tensors.
-        prefix: of the net's tensors in the state dict, given by the user; "" finds it.
+        prefix: prefix of the network's tensor names in the state dict, as the user states it; with "" it is searched
+            for.
     """
 
     shapes: Mapping[str, Shape]
@@ -37,7 +38,7 @@ class NetTensors:
 
     @classmethod
     def of(cls, net: NetSpec, build: Build | None) -> NetTensors:
-        """Return the tensors of a net that the user names or builds, none for another net.
+        """Return the tensors of a net that the user names or builds; no tensors for any other net.
 
         Raises:
             UsageError: an unknown architecture, or a function that builds no module.
@@ -50,16 +51,16 @@ class NetTensors:
         return cls(shapes, modules.first_names(module), net.prefix)
 
     def select(self, state: State, where: str) -> State:
-        """Return the net's tensors; the whole state dict if it is not clear which they are.
+        """Return the net's tensors; the complete state dict if it is unclear which tensors are the net's.
 
-        Tensors are left out only if all of the net's have a prefix in common and nothing else has it.
+        Tensors are left out only if all tensors of the net share a prefix that no other tensor has.
 
         Args:
             state: tensors by name.
-            where: the file, for errors.
+            where: name of the file, for errors.
 
         Raises:
-            UsageError: several prefixes whose tensors are the net's.
+            UsageError: the net's tensors are there under several prefixes.
         """
         state = self._renamed(state)
         if self.prefix:
@@ -81,7 +82,7 @@ class NetTensors:
         return next(iter(fitting.values()), state)
 
     def _renamed(self, state: State) -> State:
-        """Return the state dict with the names of weight norm that the net has."""
+        """Return the state dict with weight norm's tensors renamed as in the net."""
         for names in (OLD_WEIGHT_NORM, NEW_WEIGHT_NORM):
             if any(name.endswith(f".{new}") or name == new for name in self.shapes for new in names.values()):
                 ends = [(old, new) for old, new in names.items()]
@@ -92,7 +93,7 @@ class NetTensors:
         return state
 
     def _prefixes(self, state: State) -> set[str]:
-        """Return what stands before the name of one of the net's tensors in a state dict."""
+        """Return the part of a name in a state dict that precedes the name of one of the net's tensors."""
         if not self.shapes:
             return set()
         first = next(iter(self.first_names.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,16 @@ from checkpoints_zoo.sources.source import FolderSource
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The user's options on the members: net, function that builds it, columns, and whether every file must fit."""
+    """The user's options on the members: net, function that builds it, columns, and whether every file must fit.
+
+    `earlier`: path -> member of the files that an earlier import of the same folder has.
+    """
 
     net: NetSpec
     build: Build | None
     columns: ColumnReader | None
     strict: bool
+    earlier: Mapping[str, int] = field(default_factory=dict)
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
         """Return where the state dicts are in files of torch.save; None for other files."""
@@ -48,7 +52,7 @@ def survey_origin(
     name: str,
     staged: Mapping[str, archives.Index],
     predicted: bool,
-    given: Mapping[str, Any],
+    user_facts: Mapping[str, Any],
     like: str | None,
     options: ImportOptions,
     copy_root: Path | None,
@@ -58,18 +62,19 @@ def survey_origin(
 
     Args:
         origin: the origin.
-        name: of the collection.
+        name: name of the collection.
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: as of `make_description`.
-        options: the user's options on the members.
+        given, like: the same arguments as in `make_description`.
+        options: the user's options for the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
-        say: called with a line of text on files that are left out.
+        say: function called with a line of text on files that are left out.
 
     Raises:
-        DamagedError, LayoutError: no members, or an unknown net.
-        UsageError, CollectionNotFound, FormatError: as of `make_description`; or a manifest of other members.
-        NetworkError, AccessError: a repo that can't be read.
+        DamagedError, LayoutError: there are no members, or their net is unknown.
+        UsageError, CollectionNotFound, FormatError: the same cases as in `make_description`; or a manifest of other
+            members.
+        NetworkError, AccessError: the repo can't be read.
     """
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
@@ -77,13 +82,21 @@ def survey_origin(
         checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
     )
     if origin.files:
-        in_place = checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files)
+        in_place = checkpoint_members.number_members(
+            checkpoint_members.members_of_files(origin, say), origin.files, options.earlier
+        )
         if copy_root is not None and origin.repo is None and _need_selection(in_place, options):
-            origin = replace(origin, files=(), pickles=origin.files)  # read as state dicts, which can be reduced
+            origin = replace(
+                origin, files=(), pickles=origin.files
+            )  # such files are read as state dicts, from which the net's tensors are selected
         else:
             lots.append(in_place)
     if within := options.state_dict_place(origin):
-        lots.append(checkpoint_members.number_members(pickles.members_of_pickles(origin, within), origin.pickles))
+        lots.append(
+            checkpoint_members.number_members(
+                pickles.members_of_pickles(origin, within), origin.pickles, options.earlier
+            )
+        )
     recogniser = make_recogniser(options.net, lots, options.build)
     if options.strict:
         checkpoint_members.check_all_fit(origin.label, lots, recogniser)
@@ -97,14 +110,14 @@ def survey_origin(
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
         raise
-    description = make_description(name, net, layouts, given, like)
+    description = make_description(name, net, layouts, user_facts, like)
     check_net(description, options.build)
     if origin.repo is not None:
         description = replace(description, base=str(origin.repo))
     files = checkpoint_members.members_by_file(lots)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
-    surveyed = Survey(origin, description, table, given, like, files, columns)
+    surveyed = Survey(origin, description, table, user_facts, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
         return surveyed
     return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
@@ -125,7 +138,7 @@ def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
 
 @dataclass(frozen=True)
 class Survey:
-    """The content of an origin as a source: its description, and its rows with locations.
+    """An origin read as a source: description and manifest rows of its members, with byte locations.
 
     `files`: path -> member of members with their own files. `user_columns`: member -> columns from the user.
     """
@@ -133,7 +146,7 @@ class Survey:
     origin: Origin
     description: Description
     rows: pa.Table
-    given: Mapping[str, Any]
+    user_facts: Mapping[str, Any]
     like: str | None
     files: Mapping[str, int]
     user_columns: Mapping[int, Mapping[str, Any]]
@@ -143,10 +156,10 @@ class Survey:
         return make_plan(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
-        """Return the survey with rows and facts of an existing manifest of the same members.
+        """Return the survey with rows and facts of an existing manifest; members of new files are added to it.
 
         Raises:
-            UsageError: there is a manifest of that name with other members.
+            UsageError: there is a manifest of that name, and not all of its members are in the survey.
         """
         path = source.manifest_path(self.description.name)
         if not path.is_file():
@@ -161,33 +174,45 @@ class Survey:
                 collection=self.description.name,
                 path=path,
             )
-        description = with_earlier_facts(self.description, self.given, self.like, old)
-        return replace(self, description=replace(description, layouts=old.layouts), rows=rows)
+        description = with_earlier_facts(self.description, self.user_facts, self.like, old)
+        layouts = {**self.description.layouts, **old.layouts}
+        return replace(self, description=replace(description, layouts=layouts), rows=_with_new_rows(rows, self.rows))
 
     def write(self, target: FolderSource) -> None:
-        """Write description and manifest; an existing manifest of the same members stays."""
+        """Write description and manifest; rows of an existing manifest stay."""
         current, name = self.with_existing_manifest(target), self.description.name
+        path = target.manifest_path(name)
+        is_changed = not path.is_file() or target.read_collection(name)[1].num_rows < current.rows.num_rows
         manifest.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
-        if current is self:
+        if is_changed:
             manifest.write_manifest(current.rows, target.manifest_path(name))
 
 
 def _manifest_difference(new: Survey, old: Description, rows: pa.Table) -> str:
-    """Return how an existing manifest differs from a survey; "" if its members are the same."""
+    """Return how an existing manifest differs from a survey; "" if all its members are in the survey unchanged."""
     if old.base != new.description.base:
         return f"members in {old.base or 'this folder'}, not in {new.description.base or 'this folder'}"
     if (old.architecture, dict(old.arguments)) != (new.description.architecture, dict(new.description.arguments)):
         return f"members of {old.architecture} with {dict(old.arguments)}"
     columns = ("member", "epoch", "path", "offset", "nbytes")
     mine, theirs = (list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (new.rows, rows))
-    if len(mine) != len(theirs):
+    added = len(mine) - len(theirs)
+    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in mine)):
         return f"{len(theirs):,} members, not {len(mine):,}"
-    layout_keys = zip(new.rows.column("layout").to_pylist(), rows.column("layout").to_pylist(), strict=True)
-    for ours, theirs_row, (key, old_key) in zip(mine, theirs, layout_keys, strict=True):
-        if ours != theirs_row or (key and new.description.layouts[key] != old.layouts[old_key]):
-            return f"member {theirs_row[0]} elsewhere or of other tensors"
+    layout_of = dict(zip(mine, new.rows.column("layout").to_pylist(), strict=True))
+    for row, old_key in zip(theirs, rows.column("layout").to_pylist(), strict=True):
+        key = layout_of.get(row)
+        if row not in layout_of or (key and new.description.layouts[key] != old.layouts[old_key]):
+            return f"member {row[0]} elsewhere or of other tensors"
     return ""
+
+
+def _with_new_rows(old: pa.Table, surveyed: pa.Table) -> pa.Table:
+    """Add the surveyed rows of members that a manifest lacks; return all rows, in the order of their ids."""
+    known = set(old.column("member").to_pylist())
+    new = [row for row in surveyed.to_pylist() if row["member"] not in known]
+    return manifest.build_manifest([*old.to_pylist(), *new]) if new else old
 
 
 @dataclass(frozen=True)
@@ -199,8 +224,8 @@ class ImportPlan:
         files: number of files of the origin.
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
-        bytes: of the members; of gzipped archives, the size of the archives.
-        read: bytes of the members that will be read.
+        bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
+        read: number of bytes of members that will be read.
         requests: approximate number of requests to the Hub.
     """
 
@@ -223,8 +248,8 @@ def make_plan(
     """Return the plan of an import of surveyed members.
 
     Args:
-        description, origin, target: of the collection, its origin, and the folder that is written to.
-        rows: of the manifest.
+        description, origin, target: description of the collection, its origin, and the folder that is written to.
+        rows: rows of the manifest.
         headers: number of headers that must still be read, one request each.
         reads: whether weights are read, to hash, measure or copy them.
     """

@@ -1,4 +1,4 @@
-"""Columns of the manifest and facts of the description that the user gives, since files of weights do not hold them."""
+"""Check the manifest's columns and the description's facts that the user supplies, as files of weights lack them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from checkpoints_zoo.sources.source import FolderSource, open_source
 Row = dict[str, Any]
 # Maps file -> member to member -> columns.
 ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
-FILE_COLUMN = "file"  # the column of a table with the file of each row
-IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # columns that the import fills itself
+FILE_COLUMN = "file"  # Column of a table with the file of each row.
+IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # Columns that the import fills itself.
 SPLITS = ("train", "validation", "test")
 EMPTY_FACTS: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
@@ -41,7 +41,7 @@ FORWARD_ERRORS = (
     TypeError,
     AssertionError,
     IndexError,
-)  # exceptions of nets for inputs of a wrong shape
+)  # exceptions that nets raise for inputs of a wrong shape
 
 
 def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[int, Row]:
@@ -49,7 +49,7 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
 
     Args:
         columns: column -> one value for all members, or a value for each, in the order of their ids.
-        ids: of the members.
+        ids: ids of the members.
 
     Raises:
         UsageError: an unknown column, one that the import fills, a value of another type, or too few values.
@@ -136,7 +136,7 @@ def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Ro
     """Return the rows of a table by file.
 
     Raises:
-        FormatError: two rows for a file.
+        FormatError: a file has two rows.
     """
     table: dict[str, Row] = {}
     for row in rows:
@@ -152,7 +152,7 @@ def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> Colum
 
     Args:
         table: file -> column -> value.
-        measured: whether test figures are measured; then the table may not contain them.
+        measured: whether test figures are measured; if so, the table may not contain them.
 
     Raises:
         UsageError: unknown columns.
@@ -168,7 +168,7 @@ def check_names(names: Iterable[str]) -> None:
     """Check that columns exist in the manifest and are not filled by the import.
 
     Raises:
-        UsageError: one is not; the error names it.
+        UsageError: a column is unknown, or is filled by the import; the error names it.
     """
     allowed = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
     for name in names:
@@ -187,10 +187,10 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_unmeasured(names: Iterable[str]) -> None:
-    """Check that the user gives no figure that is measured.
+    """Check that the user supplies no figure that the import measures.
 
     Raises:
-        UsageError: one is given.
+        UsageError: the user gives such a figure.
     """
     if repeated := [name for name in names if name in FIGURES]:
         raise UsageError("test figures", expected="columns with figures, or images to measure them on",
@@ -201,7 +201,7 @@ def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping
     """Write the user's columns into a manifest, if they differ from its columns.
 
     Args:
-        source, name: of the collection.
+        source, name: source and name of the collection.
         columns: member -> columns.
     """
     if not columns:
@@ -221,8 +221,8 @@ def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
     """Write the table with the original file of each member, by rename.
 
     Args:
-        root: of the source.
-        name: of the collection.
+        root: root folder of the source.
+        name: name of the collection.
         files: path in the imported folder -> member.
     """
     if not files:
@@ -243,7 +243,7 @@ def read_files(root: Path, name: str) -> dict[int, str]:
 
 def values_per_member(values: Any) -> list[Any] | None:
     """Return the values of a column with a value for each member; None for a single value."""
-    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order
+    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order by which its values could be assigned
     if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
         return None
     return list(values.tolist() if hasattr(values, "tolist") else values)
@@ -253,9 +253,9 @@ def convert_value(name: str, value: Any, owner: str) -> Any:
     """Convert a value to its column's type; return it, None for a missing value.
 
     Args:
-        name: of the column.
-        value: of Python, numpy or pandas; or text of a table.
-        owner: member or file of the value, for errors.
+        name: name of the column.
+        value: value of a Python, numpy or pandas type, or text of a table's cell.
+        owner: member or file that the value belongs to, for errors.
 
     Raises:
         UsageError: the value has another type, or is out of range.
@@ -310,23 +310,23 @@ def _expected(name: str, kind: pa.DataType) -> str:
 
 
 def make_description(
-    name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], given: Mapping[str, Any], like: str | None
+    name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], user_facts: Mapping[str, Any], like: str | None
 ) -> Description:
     """Return the description of a collection from the user's facts, the catalog and the members.
 
     Args:
-        name: of the collection. Facts that the user does not give come from the catalog, if it has this name.
+        name: name of the collection. If the catalog has this name, it supplies the facts that the user leaves out.
         net: architecture and arguments of the members.
-        layouts: of the members.
-        given: the user's facts: title, dataset, classes, preprocessing, licence and citation.
-        like: another collection of the catalog, for the same images.
+        layouts: layouts of the members.
+        user_facts: the user's facts: title, dataset, classes, preprocessing, licence and citation.
+        like: name of another collection of the catalog, for the same images.
 
     Raises:
         CollectionNotFound: `like` is not in the catalog.
-        UsageError: facts of another name or type, or that contradict the members.
+        UsageError: a fact has an unknown name or another type, or contradicts the members.
         FormatError: invalid preprocessing.
     """
-    if unknown := sorted(set(given) - set(EMPTY_FACTS)):
+    if unknown := sorted(set(user_facts) - set(EMPTY_FACTS)):
         raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY_FACTS)}", found=", ".join(unknown))
     facts = dict(EMPTY_FACTS)
     listing = catalog.collections().get(name)
@@ -343,14 +343,14 @@ def make_description(
     if like is not None:
         like_facts = _facts_of_listing(catalog.find_listing(like))
         facts |= {fact: like_facts[fact] for fact in IMAGE_FACTS}
-    names = given.get("classes", ())
+    names = user_facts.get("classes", ())
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError("classes of a collection", expected="a list of names", found=repr(names)[:80])
-    if "preprocessing" in given:
+    if "preprocessing" in user_facts:
         from checkpoints_zoo.images import Preprocess
 
-        Preprocess.from_json(given["preprocessing"])
-    facts |= given
+        Preprocess.from_json(user_facts["preprocessing"])
+    facts |= user_facts
     values = {
         "format_version": catalog.FORMAT_VERSION, "name": name, **facts, "classes": list(facts["classes"]), **net,
         "layouts": {key: layout.to_json() for key, layout in layouts.items()},
@@ -371,11 +371,11 @@ def check_net(description: Description, build: Build | None) -> None:
     """Check that the user's net takes the images of its description and returns a logit for each class.
 
     Args:
-        description: of the members; without classes or preprocessing there is no check.
-        build: builds the net; None for a net of the package.
+        description: description of the members; without classes or preprocessing nothing is checked.
+        build: function that builds the net; None for a net of the package.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the net does not take the images, or returns another number of logits.
     """
     if build is None or not description.classes or not description.preprocessing:
         return
@@ -392,7 +392,7 @@ def check_net(description: Description, build: Build | None) -> None:
 
     try:
         logits = run("meta")
-    except FORWARD_ERRORS:  # some nets fail on the meta device only
+    except FORWARD_ERRORS:  # some nets fail on the meta device, but not on a CPU
         try:
             logits = run("cpu")
         except FORWARD_ERRORS as error:
@@ -426,32 +426,32 @@ def _facts_of_listing(listing: Listing) -> dict[str, Any]:
 
 
 def keep_earlier_facts(
-    description: Description, given: Mapping[str, Any], like: str | None, target: FolderSource
+    description: Description, user_facts: Mapping[str, Any], like: str | None, target: FolderSource
 ) -> Description:
     """Return a description with the earlier facts of the folder for facts that the user does not give now.
 
     Args:
-        description: the new one.
-        given, like: as of `make_description`.
+        description: the new description.
+        given, like: the same arguments as in `make_description`.
         target: the folder.
     """
     path = target.description_path(description.name)
     if not path.is_file() or not target.manifest_path(description.name).is_file():
         return description
-    return with_earlier_facts(description, given, like, Description.from_json(catalog.read_json(path), path))
+    return with_earlier_facts(description, user_facts, like, Description.from_json(catalog.read_json(path), path))
 
 
 def with_earlier_facts(
-    description: Description, given: Mapping[str, Any], like: str | None, old: Description
+    description: Description, user_facts: Mapping[str, Any], like: str | None, old: Description
 ) -> Description:
     """Return a description with the facts of an earlier one, except those that the user gives now.
 
     Args:
-        description: the new one.
-        given, like: as of `make_description`.
-        old: the earlier one, whose facts may have been edited by hand.
+        description: the new description.
+        given, like: the same arguments as in `make_description`.
+        old: the earlier description, whose facts may have been edited by hand.
     """
-    replaced = {*given, *(IMAGE_FACTS if like is not None else ())}
+    replaced = {*user_facts, *(IMAGE_FACTS if like is not None else ())}
     keep_earlier_facts = {fact: getattr(old, fact) for fact in EMPTY_FACTS if fact not in replaced}
     values = {f.name: getattr(description, f.name) for f in fields(description)}
     return Description(**{**values, **keep_earlier_facts})

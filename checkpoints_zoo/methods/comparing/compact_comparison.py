@@ -64,7 +64,7 @@ _LATEX = {"sample": "sample", "q_d": "$q_d$", "q_r": "$q_r$", "q": "$q$"}
 # Temperature 1 is the posterior itself, whichever temperature predicts best. The chains start at modes, where the log
 # density is higher than at any draw: with a shorter warm-up or shorter trajectories they have not left the modes.
 HMC, VI, ENSEMBLE = Hmc(temperature=1.0, steps=50, warmup=100), MeanField(temperature=1.0), DeepEnsemble()
-DISTANCES = ("agreement", "total_variation")  # the rows that compare predictions
+DISTANCES = ("agreement", "total_variation")  # rows of the table that compare predictions
 _LEAST = {"samples": 1, "splits": 2}
 
 Figures = Mapping[str, Interval]
@@ -75,9 +75,9 @@ class Source:
     """The draws of one method in the table.
 
     Args:
-        citation: of the draws, without the folder of this machine.
-        runs: chains of HMC, members of an ensemble, fits of VI.
-        draws: of all runs.
+        citation: citation of the draws, without the folder of this machine.
+        runs: number of chains of HMC, of members of an ensemble, or of fits of VI.
+        draws: number of draws of all runs.
         facts: settings and records of the fits, JSON values: see `draws.Draws`.
     """
 
@@ -92,18 +92,18 @@ class CompactComparison:
     """HMC, an ensemble and VI, and Gaussians fitted to the first two, compared with HMC.
 
     Args:
-        sources: "hmc", "ensemble", "vi": the draws; without "vi" where there are none.
+        sources: "hmc", "ensemble" and "vi" -> the method's draws; "vi" is absent if there are no draws of VI.
         to: reference of the alignment: "the first" draw of each method, or "the mean".
         data: name and fingerprint of the images evaluated on.
         inputs: number of images.
-        samples: networks drawn from each Gaussian.
-        splits: random halves of the runs.
-        seed: of samples and splits.
+        samples: number of networks drawn from each Gaussian.
+        splits: number of random halves of the runs.
+        seed: seed of samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
         table: "hmc" and "ensemble" -> "sample", "q_d", "q_r", and "vi" -> "q" -> row of `ROWS` ->
-            Interval. Agreement and total variation are those with the mean prediction of all of HMC's draws. The column
-            "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members and fits of
-            VI, joined.
+            Interval. Agreement and total variation compare a prediction with the mean prediction of all draws of HMC.
+            The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members
+            and fits of VI, joined.
         halves: column of "hmc" -> "agreement" and "total_variation" of one half of the chains with the draws of the
             other half: the mean over the splits, and the range of 95 % of the splits.
     """
@@ -123,7 +123,7 @@ class CompactComparison:
         """Return the figure of a (method, column, row), such as ("hmc", "q_r", "mean_accuracy").
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no such figure.
         """
         method, column, row = place
         figures = self.table.get(method, {}).get(column, {})
@@ -148,16 +148,16 @@ class CompactComparison:
         return pd.DataFrame(self._rows())
 
     def to_json(self) -> str:
-        """Return all of it as JSON text, which `from_json` reads."""
+        """Return the result as JSON text, which `from_json` reads."""
         values = {"version": VERSION, "level": 0.95, **asdict(self)}
         return json.dumps(values, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` gave; return the comparison.
+        """Read the text that `to_json` returned; return the comparison.
 
         Raises:
-            FormatError: something else, or of a newer version.
+            FormatError: the text is something else, or was written by a newer version.
         """
         try:
             values = json.loads(text)
@@ -218,7 +218,7 @@ class CompactComparison:
 
         Raises:
             UsageError: another ending.
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         path = Path(path).expanduser()
         texts = {".json": self.to_json, ".tex": self.to_latex}
@@ -328,28 +328,28 @@ def compact(
     statistics of every other network are estimated anew.
 
     Args:
-        members: two or more, not aligned yet.
+        members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         against: draws of HMC of the same network; the column `run` of their rows numbers the chains.
-        vi: with `against`, draws of variational posteriors, two or more of each `run`; None for none. Mean weights are
+        vi: draws of variational posteriors, two or more per `run`, used with `against`; None for none. Mean weights are
             those of a run's draws.
         to: id of the member that the others are aligned to, or "mean"; None for the first. With `against`, draws are
             aligned to "mean" or to the first of each.
-        samples: networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
-        splits: random halves of members, chains and fits that the intervals come from.
-        seed: of samples and splits.
+        samples: number of networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
+        splits: number of random halves of members, chains and fits from which the intervals are computed.
+        seed: seed of samples and splits.
         levels: without `against`, shares of weights to prune, 0..1.
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
-        device: where the networks run, in float32.
+        device: torch device on which the networks run, in float32.
         batch: images of a forward pass, at most.
 
     Raises:
         UsageError: fewer than two members or draws, draws of another network, images without labels or of other
             classes, a number out of its range.
-        SymmetryError: an architecture whose symmetries can't be derived.
+        SymmetryError: the architecture's symmetries can't be derived.
         MemberNotFound: no member with the id `to`.
-        DamagedError: weights or logits that are not finite.
+        DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=8)
@@ -441,23 +441,24 @@ def fit_and_compare(
     say: Callable[[str], object] = lambda text: None,
     **options: Any,
 ) -> CompactComparison:
-    """Fit HMC and VI to a recipe, train an ensemble by it, and compare all; return the paper's table.
+    """Fit HMC and VI to a recipe, train an ensemble by it, and compare the three; return the paper's table.
 
     Fits with the same settings that the folder has already are read from it.
 
     Args:
-        recipe: of the network.
+        recipe: recipe that names the network and its training.
         out: folder of the draws.
-        runs, draws: chains of HMC and fits of VI, and draws of each; as many members as draws.
+        runs, draws: number of chains of HMC and of fits of VI, and number of draws of each. The ensemble has as many
+            members as one chain has draws.
         hmc, vi: the methods with their settings.
-        workers: processes; None for one a core.
-        seed: of fits, samples and splits.
-        device: to compute on.
-        say: receives messages on the progress.
+        workers: number of worker processes; None for one per core.
+        seed: seed of fits, samples and splits.
+        device: device to compute on.
+        say: function that is called with lines of text on the progress.
         options: of `compact`.
 
     Raises:
-        UsageError: a network that a method can't be used for, a package that is missing, and as `compact`.
+        UsageError: a method can't be used for the network, a package is missing, or one of the cases of `compact`.
     """
     numbers = {"runs": (runs, 1), "draws": (draws, 2), "steps": (hmc.steps, 1), "warmup": (hmc.warmup, 0)}
     numbers |= {n: (options[n], least) for n, least in _LEAST.items() if options.get(n) is not None}
@@ -517,9 +518,9 @@ class Column:
     """Predictives of some networks on the test images, and the networks' accuracies.
 
     Args:
-        probs: their mean probabilities, (predictive, input, class).
+        probs: mean probabilities of the networks, (predictive, input, class).
         sample_accuracy: mean accuracy of the networks, (predictive,).
-        mean_accuracy: of the network of their mean weights, (predictive,); None where there is none.
+        mean_accuracy: accuracy of the network with the mean weights, (predictive,); None if there is none.
     """
 
     probs: Tensor
@@ -530,7 +531,7 @@ class Column:
         """Compare each predictive with another one; return figure -> (predictive,).
 
         Args:
-            others: (input, class), or one for each predictive.
+            others: probabilities (input, class), or one such tensor for each predictive.
         """
         pairs = list(zip(self.probs, others.expand_as(self.probs), strict=True))
         return {
@@ -549,9 +550,9 @@ class MethodPredictives:
     """Predictives of a method's draws, and of the Gaussians fitted to them, for all runs and halves of them.
 
     Args:
-        plan: halves of its runs (chains, or independent members), the first being all.
+        plan: halves of the method's runs (chains, or independent members); the first entry has all runs.
         weights: (half, predictive), the weight of each predictive in a figure of a half.
-        columns: "sample", "q_d" and "q_r"; "q" if the draws are a Gaussian's.
+        columns: names of the columns: "sample", "q_d" and "q_r"; "q" if the draws come from a Gaussian.
         rest: predictive of the runs that are not in a half, (half - 1, input, class).
     """
 
@@ -577,12 +578,12 @@ def measure_draws(
     Each half of the runs gets its own Gaussians and its own noise; q_d and q_r get the same noise.
 
     Args:
-        draws: with their runs.
-        to: what they are aligned to, as `Collection.align` takes it.
-        evaluator: on the test images.
-        splits: random halves of the runs.
-        samples: networks drawn from each Gaussian.
-        seed: of halves and noise.
+        draws: draws and the runs that they belong to.
+        to: reference that the draws are aligned to, in any form that `Collection.align` takes.
+        evaluator: evaluator of networks on the test images.
+        splits: number of random halves of the runs.
+        samples: number of networks drawn from each Gaussian.
+        seed: seed of halves and noise.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     chosen = [_positions_of(draws, runs) for runs in plan.chosen]
@@ -596,15 +597,15 @@ def measure_draws(
 
 
 def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
-    """Measure runs whose draws are those of a Gaussian, such as VI's: one predictive a run; return their figures.
+    """Measure runs whose draws come from a Gaussian, such as runs of VI, as one predictive each; return their figures.
 
-    The network of the means has the mean weights of a run's draws.
+    The mean weights of a run's draws make the network that stands for the Gaussian's mean.
 
     Args:
-        draws: with their runs.
-        evaluator: on the test images.
-        splits: random halves of the runs.
-        seed: of the halves.
+        draws: draws and the runs that they belong to.
+        evaluator: evaluator of networks on the test images.
+        splits: number of random halves of the runs.
+        seed: seed of the halves.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     runs = [torch.tensor(run) for run in draws.runs]
@@ -619,10 +620,10 @@ def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, se
 
 
 def table_column(method: MethodPredictives, column: str, against: MethodPredictives) -> dict[str, Interval]:
-    """Return a column of the table: figure -> value and interval, over the runs of the method and of the other.
+    """Return a column of the table: figure -> value and interval, over the runs of both methods.
 
     Args:
-        method: that has the column.
+        method: method that has the column.
         column: name of the column.
         against: the method to compare with; if it is the same method, each half is compared with its own draws.
     """
@@ -632,7 +633,7 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
         by_row = {name: method.interval(values) for name, values in of.distances_to(target).items()}
     else:
         distances = of.distances_to(target[0])
-        # Figure of all runs of the method against each half of the others'.
+        # A figure of all runs of the method, compared with each half of the other method's runs.
         theirs = [method.halves(torch.stack([n[row] for n in map(of.distances_to, target)]).T)[0] for row in DISTANCES]
         for name, values in zip(DISTANCES, theirs, strict=True):
             other = against.plan.intervals(values[:, None])[0]
@@ -643,7 +644,7 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
 def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
     """Compare one half of the runs, or its Gaussians, with the draws of the other half; return figure -> mean.
 
-    Low and high are the range of 95 % of the halves. Empty with fewer than three runs.
+    Low and high are the range of 95 % of the halves. The result is empty if there are fewer than three runs.
     """
     if not len(method.rest):
         return {}

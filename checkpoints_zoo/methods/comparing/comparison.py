@@ -50,16 +50,16 @@ class Row:
     """The figures of one method in one mode.
 
     Args:
-        method: its name; "reference" for the population itself.
-        mode: "one": each run alone, figures are means over runs. "multi": some draws of all runs together. "members":
-            independent members.
+        method: name of the method; "reference" for the population itself.
+        mode: how draws form ensembles. "one": each run alone, figures are means over runs. "multi": some draws of all
+            runs together. "members": independent members.
         runs: number of runs; each independent member is a run.
-        draws: of an ensemble.
+        draws: number of draws of an ensemble.
         figures: name -> estimate: "mmd" and "ns" of all weights, and those of `zoo.evaluate`.
         layers: "mmd" and "ns" -> layer -> estimate.
-        corollary: p-value of `zoo.corollary`, all layers together. None for one mode, whose draws are of one run, and
-            for a network without a table of symmetries.
-        corollary_layers: layer -> p-value, not adjusted for their number.
+        corollary: p-value of `zoo.corollary`, all layers together. None in mode "one", where all draws come from one
+            run, and for a network without a table of symmetries.
+        corollary_layers: layer -> p-value, not adjusted for the number of layers.
         worth: figure -> size of the ensembles of independent members that have the figure on average.
     """
 
@@ -77,7 +77,7 @@ class Row:
         """Return a figure.
 
         Raises:
-            UsageError: no such figure.
+            UsageError: there is no such figure.
         """
         if figure not in self.figures:
             raise UsageError(f"figure {figure!r}", expected=f"one of {', '.join(self.figures)}", found="none such")
@@ -110,13 +110,14 @@ class Comparison(Printed):
     Args:
         collection: name of the collection whose recipe the methods were fitted to.
         reference: citation of the population.
-        members: how many it has.
+        members: number of members.
         data, ood: names and fingerprints of the images; ood "" without any.
-        rows: methods in their order, one mode before multi mode. The last row is the reference: figures are those of
-            its ensemble, "mmd" and "ns" those of its members at even positions against those at odd ones.
+        rows: rows of the methods in their order; mode "one" comes before mode "multi". The last row is the reference:
+            its figures are of the ensemble of all members; its "mmd" and "ns" compare the members at even positions
+            with the members at odd positions.
         methods: name -> record of its draws, JSON values: settings, seconds, facts of each run, searches.
         left_out: name -> why a method has no rows.
-        settings: permutations, seed, how symmetries were removed, how many images, versions: JSON values.
+        settings: permutations, seed, removal of symmetries, number of images, versions: JSON values.
     """
 
     collection: str
@@ -137,7 +138,7 @@ class Comparison(Printed):
         """Return the row of a (method, mode).
 
         Raises:
-            UsageError: no such row.
+            UsageError: there is no such row.
         """
         for row in self.rows:
             if (row.method, row.mode) == named:
@@ -149,7 +150,7 @@ class Comparison(Printed):
         """Return one row a method, mode, figure and group of tensors; only MMD and NS have groups other than "all".
 
         Columns: method, mode, runs, draws, figure, group, value, low, high, p, unit, better, worth, worth_low,
-        worth_high. In the figures' units, not times 100.
+        worth_high. Values have the figures' units; they are not multiplied by 100.
         """
         import pandas as pd
 
@@ -178,7 +179,7 @@ class Comparison(Printed):
                     }  # fmt: skip
 
     def to_json(self) -> str:
-        """Return all of it as JSON text, which `from_json` reads."""
+        """Return the result as JSON text, which `from_json` reads."""
         plain = {n: getattr(self, n) for n in ("collection", "reference", "members", "data", "ood")}
         values = {
             "version": VERSION,
@@ -197,7 +198,7 @@ class Comparison(Printed):
         """Read the text of `to_json`; return the comparison.
 
         Raises:
-            FormatError: something else, or of a newer version.
+            FormatError: the text is something else, or was written by a newer version.
         """
         try:
             values = json.loads(text)
@@ -260,27 +261,27 @@ class Comparison(Printed):
         return "\n\n".join(block for block in blocks if block)
 
     def write_json(self, path: str | Path) -> Path:
-        """Write the JSON; return its path.
+        """Write the comparison as JSON; return the file's path.
 
         Raises:
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         return write_text(self.to_json(), path)
 
     def write_latex(self, path: str | Path) -> Path:
-        """Write the table for LaTeX; return its path.
+        """Write the table for LaTeX; return the file's path.
 
         Raises:
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         return write_text(self.to_latex(), path)
 
     def write_frame(self, path: str | Path) -> Path:
-        """Write the frame as .csv or .parquet; return its path.
+        """Write the rows of `to_frame` as .csv or .parquet; return the file's path.
 
         Raises:
             UsageError: another ending.
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         return write_frame(self.to_frame(), path)
 
@@ -288,7 +289,7 @@ class Comparison(Printed):
         """Draw each figure against MMD² and NS into a PNG, one marker a method; return its path.
 
         Raises:
-            UsageError: no draws, a name that is no PNG's, or a place that can't be written to.
+            UsageError: there are no draws, a path without the suffix .png, or a file that can't be written.
         """
         path = path_of(path)
         if not _method_rows(self):

@@ -19,13 +19,13 @@ ONE, MULTI, MEMBERS = "one", "multi", "members"
 
 @dataclass(frozen=True)
 class DrawEnsemble:
-    """Draws of a method that are measured in one mode.
+    """A method's draws, grouped into the ensembles of one mode.
 
     Args:
-        name: "one": each run alone with all its draws. "multi": every R-th draw of each of R runs, together as many
-            as a run has. "members": independent members.
+        name: name of the mode. "one": each run alone with all its draws. "multi": every R-th draw of each of R runs,
+            together as many as a run has. "members": independent members.
         members: the draws.
-        runs: positions in `members` of each run's draws; of independent members, one each.
+        runs: for each run, the positions of its draws in `members`; an independent member is a run of one draw.
     """
 
     name: str
@@ -34,7 +34,7 @@ class DrawEnsemble:
 
     @property
     def draws(self) -> int:
-        """Number of draws of an ensemble; of the smallest one if runs differ."""
+        """Number of draws of an ensemble; of the smallest ensemble if runs differ."""
         return min(map(len, self.runs)) if self.name == ONE else len(self.members)
 
     def run(self, at: int) -> Collection:
@@ -44,11 +44,12 @@ class DrawEnsemble:
     def plan(self, seed: int, subsets: int) -> metrics.Plan:
         """Draw halves of the runs for a delete-d jackknife; return the positions of their draws.
 
-        The intervals of independent members are those of `zoo.evaluate`: wider if the members' influence is skewed.
+        For independent members the intervals are computed as in `zoo.evaluate`: they are wider if the members'
+        influence is skewed.
 
         Args:
-            seed: of the halves.
-            subsets: how many.
+            seed: seed of the random halves.
+            subsets: number of subsets.
         """
         plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
         chosen = [torch.tensor([at for run in some.tolist() for at in self.runs[run]]) for some in plan.chosen]
@@ -56,15 +57,15 @@ class DrawEnsemble:
 
 
 def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
-    """Group a method's draws by mode; return one and multi mode, or independent members alone.
+    """Group a method's draws by mode; return the modes "one" and "multi", or the mode "members" alone.
 
     Args:
-        name: of the method, for errors.
+        name: name of the method, for error texts.
         members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
             `run`, in the order of column `draw`; draws without a run are one run.
 
     Raises:
-        UsageError: fewer than two draws.
+        UsageError: there are fewer than two draws.
     """
     if len(members) < 2:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
@@ -99,7 +100,7 @@ def _mode(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> Draw
 def content_hash(members: Collection) -> str:
     """Return a hash of the members' contents and of the view's steps, the same wherever the members are stored.
 
-    It is made of content hashes; a row without one counts by the place of its bytes in the source.
+    Rows enter the hash by their content hash, or without one by the location of their bytes in the source.
     """
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     columns = zip(*(members.rows.column(n).to_pylist() for n in names), strict=True)

@@ -1,4 +1,4 @@
-"""Draws to compare: fitted now, several methods at once; read from a folder; or supplied by the caller."""
+"""Get the draws to compare: fit several methods at once, read draws from a folder, or take the caller's draws."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_reci
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import Job, choose_engine
 
-_LONGEST = ("deep-ensemble", "hmc")  # these start first, so that all processes end at about the same time
+_LONGEST = ("deep-ensemble", "hmc")  # slow methods start first, so that all processes end at about the same time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -35,7 +35,7 @@ class Draws:
     """Draws of one method, to be compared with the reference.
 
     Args:
-        name: of the method.
+        name: name of the method.
         members: the draws.
         facts: JSON values: title, source, settings, seconds, facts of each run, trials of a search, versions; empty
             for draws that the caller supplied.
@@ -59,11 +59,11 @@ class MethodFits:
     """Methods fitted to a recipe, each in its own folder, whose name has a hash of the settings.
 
     Args:
-        recipe: of the network.
+        recipe: recipe that names the network and its training.
         out: folder of the comparison.
-        runs, draws, seed: as in `fitting.fit`.
-        search: whether the settings of each method are searched for first.
-        device: to compute on.
+        runs, draws, seed: the same arguments as in `fitting.fit`.
+        search: whether the best settings of each method are searched for before it is fitted.
+        device: device to compute on.
     """
 
     recipe: Recipe
@@ -173,14 +173,14 @@ def _unpickle(recipe: SentRecipe, *rest: Any) -> MethodFits:
 
 
 def available_methods(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
-    """Find methods by name; return those whose packages are installed, and why the others are left out.
+    """Find methods by name; return the usable ones, and for each other method the reason why it is left out.
 
     Args:
-        names: None for all; a method that is named must not be left out.
-        collection: for which settings were chosen.
+        names: names of the methods; None for all. A named method whose package is missing is an error.
+        collection: name of the collection for which a search has chosen the settings.
 
     Raises:
-        UsageError: no such method, a method twice, or a named method whose packages are not installed.
+        UsageError: there is no such method, a method twice, or a named method whose packages are not installed.
     """
     requested = list(fitting.METHODS if names is None else names)
     if len(set(requested)) < len(requested):
@@ -219,17 +219,18 @@ def fit_all(
     """Fit the methods that are not in the folder yet, several at once; return all draws, and refusals by method.
 
     Args:
-        fits: recipe, folder and numbers of the fits.
-        methods: in the order of the table.
-        workers: processes; each computes on one thread.
-        say: receives messages on the progress.
+        fits: recipe, folder and numbers of runs and draws of the fits.
+        methods: methods in the order of the table.
+        workers: number of worker processes; each computes on one thread.
+        say: function that is called with lines of text on the progress.
 
     Raises:
-        WorkerError, StorageError, and other errors that are not about one method.
+        WorkerError, StorageError: workers died repeatedly, or the disk is full; other errors that concern all methods
+            are raised too.
     """
     refused: dict[str, str] = {}
     if any(fits.load_draws(method) is None for method in methods):
-        # Of two calls with one folder, the second waits and reads the fits of the first.
+        # If two calls use one folder at once, the second waits and reads the fits of the first.
         with cache.locked_key(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             missing = [method for method in methods if fits.load_draws(method) is None]
             refused = _fit_missing(fits, missing, workers, say)
@@ -242,7 +243,7 @@ def _fit_missing(
 ) -> dict[str, str]:
     """Fit methods, several at once; return method -> reason why it can't be fitted."""
     refused: dict[str, str] = {}
-    if any(not method.independent for method in methods):  # trained once, before several processes need them
+    if any(not method.independent for method in methods):  # they start from modes, which are trained once here
         say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
         Problem.of(fits.recipe, folder=fits.modes, device=fits.device).modes(fits.runs)
     ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
@@ -263,7 +264,7 @@ def check_custom_draws(draws: Mapping[str, Collection] | None, taken: Iterable[s
     """Check draws that the caller supplied; return them.
 
     Args:
-        draws: name -> the draws.
+        draws: name of the method -> its draws.
         taken: names of the fitted methods.
 
     Raises:

@@ -18,9 +18,9 @@ class Curve:
     """A figure of ensembles of independent members, over their sizes.
 
     Args:
-        sizes: rising, from 1 to all members.
+        sizes: ensemble sizes, rising, from 1 to all members.
         values: mean figure of each size.
-        limit: of an infinite ensemble.
+        limit: value of the figure for an infinite ensemble.
     """
 
     sizes: Sequence[int]
@@ -33,7 +33,7 @@ class Curve:
         return cls(growth["sizes"], [growth["limit"] + d for d in growth["distances"]], growth["limit"])
 
     def monotone(self) -> list[float]:
-        """Return the distances from the limit, positive on the single member's side, made to fall with the size.
+        """Return the values' distances from the limit, positive on a single member's side, made to fall with the size.
 
         Random subsets give uneven distances; isotonic regression averages neighbours until they fall. No distance is
         below 0.
@@ -75,8 +75,10 @@ class Worth:
     """The size of ensembles of independent members that have a figure on average.
 
     Args:
-        members: the size; 0 for less than one, infinity if the figure is at the limit or beyond it.
-        low, high: sizes of the ends of the figure's 95 % interval; None without one. They ignore the curve's error.
+        members: the size, as a number of members; 0 for less than one member, infinity if the figure is at the limit or
+            beyond it.
+        low, high: equivalent sizes of the two ends of the figure's 95 % interval; None without an interval. The
+            uncertainty of the curve is ignored.
         at_hand: number of members that the curve was measured with; larger sizes are extrapolated.
         limit: the figure of an infinite ensemble.
     """
@@ -105,7 +107,7 @@ class Worth:
         return "<1" if size < 1 else f">{self.at_hand}" if size > self.at_hand else f"{size:.2g}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; infinity is "inf"."""
+        """Return the result as JSON values; infinity is "inf"."""
         sizes = {"members": self.members, "low": self.low, "high": self.high}
         return {n: "inf" if x == math.inf else x for n, x in sizes.items()} | {
             "at_hand": self.at_hand, "limit": self.limit,
@@ -113,17 +115,17 @@ class Worth:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read what `to_json` gave; return it."""
+        """Read the values that `to_json` returned; return the result."""
         low, high = (None if values[n] is None else float(values[n]) for n in ("low", "high"))
         return cls(float(values["members"]), low, high, values["at_hand"], values["limit"])
 
 
 def equivalent_size(curve: Curve, figure: Estimate) -> Worth | None:
-    """Find the equivalent size of a figure on the population's curve; return it, None if there is none.
+    """Find the equivalent size of a figure on the population's curve; return the size, or None if there is none.
 
     Args:
-        curve: of the population; a curve that does not change with the size has no equivalent sizes.
-        figure: of an ensemble; a figure that is not finite has no equivalent size.
+        curve: curve of the population; a curve that does not change with the size has no equivalent sizes.
+        figure: estimate of the ensemble's figure; a figure that is not finite has no equivalent size.
     """
     if not math.isfinite(figure.value) or curve.monotone()[0] <= 0 or len(curve.sizes) < 2:
         return None
@@ -137,8 +139,8 @@ def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate])
     """Find the equivalent size of each figure that grows or falls with the size; return figure -> size.
 
     Args:
-        growth: figure -> growth, as `Uncertainty.curve` gives it.
-        figures: of an ensemble.
+        growth: figure -> growth with the size, as returned by `Uncertainty.curve`.
+        figures: figure -> estimate for an ensemble.
     """
     placed = {
         n: equivalent_size(Curve.from_growth(growth[n]), figures[n])

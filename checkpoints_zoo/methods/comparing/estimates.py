@@ -29,10 +29,10 @@ class Estimate:
     """A figure and its interval.
 
     Args:
-        value: in the figure's unit; NaN where there is none.
+        value: value in the figure's unit; NaN if there is none.
         low, high: ends of the 95 % interval; None without one.
-        p: of the permutation test, for distances; None if there is no exact test, and for other figures.
-        runs: the value of each run, where the figure is their mean.
+        p: p-value of the permutation test, for distances; None if there is no exact test, and for other figures.
+        runs: value of each run, if the figure is the mean over runs.
     """
 
     value: float
@@ -42,7 +42,7 @@ class Estimate:
     runs: tuple[float, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; what is not finite is null."""
+        """Return the result as JSON values; numbers that are not finite are null."""
         values: dict[str, Any] = {"value": self.value, "low": self.low, "high": self.high}
         if self.p is not None:
             values["p"] = self.p
@@ -63,8 +63,8 @@ def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
     """Average a figure over runs; return it with Student's 95 % interval for the mean, none for one run.
 
     Args:
-        name: of the figure, at whose range the interval is cut.
-        values: of each run.
+        name: name of the figure; the interval is cut at this figure's range.
+        values: values of each run.
 
     >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)

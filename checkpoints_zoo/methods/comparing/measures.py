@@ -29,10 +29,10 @@ from checkpoints_zoo.populations.kernels import (
     kernel_matrix,
 )
 
-SCALE, PERMUTE = "unit-norm", "first"  # of the canonical form behind NS
+SCALE, PERMUTE = "unit-norm", "first"  # settings of the canonical form from which NS is computed
 NO_OOD = "none"
-# Data set -> default images out of distribution. CIFAR's are those of Laurent et al. 2024, MNIST's those of
-# torch-uncertainty, the digits' are in the package.
+# Data set -> default images out of distribution. The images for CIFAR are those of Laurent et al.
+# 2024, the images for MNIST those of torch-uncertainty; the images for digits are in the package.
 OOD = {
     "cifar10": "svhn", "cifar100": "svhn", "tiny-imagenet": "svhn", "mnist": "fashion-mnist", "fashion-mnist": "mnist",
     "digits": "photos",
@@ -47,10 +47,10 @@ class Closeness:
 
     Args:
         reference: the population.
-        permutations: of the test.
-        subsets: of runs that the jackknife measures.
-        seed: of permutations and subsets.
-        device: where to compute.
+        permutations: number of permutations of the test.
+        subsets: number of subsets of runs that the jackknife measures.
+        seed: seed of permutations and subsets.
+        device: device to compute on.
     """
 
     reference: Collection
@@ -60,16 +60,16 @@ class Closeness:
     device: str = "cpu"
 
     def measure(self, draws: Collection, plan: Plan | None) -> ByGroup:
-        """Measure MMD² and NS of draws, by layer and whole; return them.
+        """Measure MMD² and NS of draws, for each layer and for all weights; return both.
 
         Args:
-            draws: two or more.
-            plan: subsets of them for the jackknife; None for no interval.
+            draws: two or more draws of a method.
+            plan: subsets of the draws for the jackknife; None for no interval.
         """
         return self._measure_views(draws, self.reference, "second", plan)
 
     def halves(self) -> ByGroup:
-        """Measure the reference's units at even positions against those at odd ones, on the same scale; return it."""
+        """Compare the reference's units at even and at odd positions, on the same scale; return the distances."""
         return self._measure_views(*split_by_unit(self.reference), "pooled", None)
 
     def _measure_views(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> ByGroup:
@@ -98,11 +98,11 @@ class Closeness:
 
 
 def average_kernel(distances: Distances, kernels: Sequence[tuple[str, float]]) -> Tensor:
-    """Return the mean of the kernels of all pairs, (member, member) float64: its MMD² is the mean of theirs.
+    """Return the mean of several kernels, (member, member) float64; its MMD² is the mean of the kernels' MMD².
 
     Args:
         distances: distances of all members.
-        kernels: (name, bandwidth) of each.
+        kernels: (name, bandwidth) of each kernel.
     """
     total = torch.zeros_like(distances.l2)
     for kernel, width in kernels:
@@ -114,8 +114,8 @@ def mmd2(kernel: Tensor, first: int, subsets: Sequence[Tensor]) -> Tensor:
     """Estimate MMD² between subsets of the first set and all of the second, without bias; return (subset,) on the CPU.
 
     Args:
-        kernel: (member, member), symmetric.
-        first: members of the first set.
+        kernel: values of the kernel for all pairs, (member, member), symmetric.
+        first: number of members of the first set.
         subsets: positions in the first set, two or more each.
 
     >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
@@ -140,9 +140,9 @@ class Uncertainty:
     Args:
         inside: labelled images, in the order of the members' classes.
         outside: images out of distribution; None leaves those figures out.
-        subsets: of runs that the jackknife measures.
-        seed: of the subsets.
-        device: what the draws run on.
+        subsets: number of subsets of runs that the jackknife measures.
+        seed: seed of the subsets.
+        device: torch device on which the draws' networks run.
     """
 
     inside: ImageData
@@ -155,8 +155,8 @@ class Uncertainty:
         """Measure draws as one ensemble; return figure -> estimate.
 
         Args:
-            draws: of a method.
-            plan: subsets of them for the jackknife; None for no interval.
+            draws: draws of a method.
+            plan: subsets of the draws for the jackknife; None for no interval.
         """
         with one_thread(draws._member_nbytes < SMALL_MEMBER_BYTES):
             labels = arguments.labels_of(self.inside, draws.description)
@@ -200,13 +200,13 @@ def choose_images(
     """Choose the images to measure draws on; return labelled images, and images out of distribution or None.
 
     Args:
-        members: whose classes count.
-        data: as in `zoo.evaluate`.
-        ood: likewise; None for the data set's default (`OOD`), "none" for none.
+        members: members whose classes the labels must have.
+        data: labelled images, in any form that `zoo.evaluate` takes.
+        ood: images out of distribution, in the same forms; None for the data set's default (`OOD`), "none" for none.
 
     Raises:
         UsageError: images without labels of the members' classes.
-        SourceNotFound, NetworkError, AccessError, DamagedError: images that can't be read.
+        SourceNotFound, NetworkError, AccessError, DamagedError: the images can't be read.
     """
     chosen = arguments.images_of(members.description) if data is None else images.of(data)
     inside, _ = arguments.require_labels(chosen, members.description)

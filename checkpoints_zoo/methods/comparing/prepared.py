@@ -42,9 +42,9 @@ class RemainingWork:
     """The remaining work of a comparison.
 
     Args:
-        fits: methods that have to be fitted; their cells are not counted.
+        fits: methods that have to be fitted; the measurements of their draws are not counted.
         cells: names of the measurements to be made of existing draws.
-        found: number of existing measurements.
+        found: number of measurements that exist already.
         left_out: method -> why it can't be fitted here.
         folders: method -> source of its draws, for fitted methods.
     """
@@ -61,17 +61,18 @@ class PreparedComparison:
     """A comparison with checked arguments, before anything is fitted.
 
     Args:
-        name: of the collection whose recipe the methods are fitted to.
+        name: name of the collection whose recipe the methods are fitted to.
         reference: the population.
-        closeness, uncertainty: how draws are measured.
-        out: folder of draws, cells and comparison.json.
+        closeness, uncertainty: objects that measure draws: their distances to the reference, and their figures as an
+            ensemble.
+        out: folder for draws, measurements and comparison.json.
         fits: recipe, folder and numbers of the fits; None if nothing is fitted.
-        methods: to be fitted.
+        methods: methods to be fitted.
         named: whether the caller named them, so that none may be left out.
         missing: method -> why it can't be fitted here.
-        others: draws that were made elsewhere.
+        others: draws that the caller supplied.
         workers: processes.
-        say: told of the progress.
+        say: function that is called with a line of text on the progress.
     """
 
     name: str
@@ -110,7 +111,7 @@ class PreparedComparison:
         """Fit and measure what is missing; write comparison.json into the folder, and return the comparison.
 
         Raises:
-            StorageError: a folder that can't be written to.
+            StorageError: the folder can't be written to.
             UsageError: a named method that can't be fitted, or trained members that the reference contains.
         """
         disk.check_folder(self.out)

@@ -1,6 +1,6 @@
-"""The cells of a comparison: their tasks, their measurement, their files. A cell is one measure of some draws.
+"""The cells of a comparison: each is one measurement of some draws, stored in one JSON file.
 
-A cell is one JSON file, written by rename, read back and checked.
+The file is written under a temporary name and renamed, and it is checked when it is read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CellTask:
 
     @property
     def place(self) -> str:
-        """The mode; for one mode followed by the run, from 0."""
+        """Name of the mode; in mode "one" it is followed by the run, from 0."""
         return self.mode.name + ("" if self.run is None else str(self.run))
 
     @property
@@ -67,7 +67,10 @@ class CellTask:
 
 
 def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
-    """List the cells of draws in one mode. One mode has cells for each run, and no corollary: a run is one unit."""
+    """List the cells of draws in one mode.
+
+    Mode "one" has cells for each run and no test of the corollary, since a run is only one independent unit.
+    """
     if mode.name != ONE:
         yield from (CellTask(method, mode, None, what) for what in MEASURED)
         return
@@ -80,7 +83,7 @@ class Measuring:
     """Measures the values of any cell.
 
     Args:
-        closeness, uncertainty: the measures.
+        closeness, uncertainty: objects that measure distances and the figures of ensembles.
     """
 
     closeness: Closeness
@@ -139,8 +142,8 @@ class Cells:
     """A folder of cells.
 
     Args:
-        folder: made with the first cell.
-        say: receives messages about damaged files.
+        folder: folder of the cells' files; it is created with the first cell.
+        say: function that is called with messages about damaged files.
     """
 
     folder: Path
@@ -172,10 +175,10 @@ class Cells:
         return values
 
     def write(self, key: Key, values: Values) -> Values:
-        """Write the values of a cell; return them as `read` returns them.
+        """Write the values of a cell; return them as they will be read.
 
         Raises:
-            StorageError: a place that can't be written to.
+            StorageError: the file can't be written.
         """
         content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)

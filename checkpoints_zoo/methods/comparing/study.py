@@ -46,7 +46,7 @@ def prepare(
 ) -> PreparedComparison:
     """Check the arguments of `compare`; return the comparison with nothing fitted or measured yet.
 
-    Args, Raises: as of `compare`.
+    The arguments and errors are those of `compare`.
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
     for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
@@ -100,7 +100,7 @@ def _find_recipe(members: Collection, recipe: Recipe | None, *, required: bool) 
     """Find the recipe of members; return it, or None if there is none and none is required.
 
     Raises:
-        UsageError: no recipe, or another one than in the members' rows.
+        UsageError: there is no recipe, or it is not the recipe that the members' rows name.
     """
     if recipe is None and members.name not in recipes.RECIPES:
         if not required:
@@ -127,11 +127,11 @@ def _check_same_network(thing: str, members: Collection, reference: Collection) 
     """Check that members have the reference's tensors.
 
     Args:
-        thing: what they are, for the error.
-        members, reference: to be compared.
+        thing: description of the members, for the error.
+        members, reference: collections to be compared.
 
     Raises:
-        UsageError: they have others.
+        UsageError: the members have other tensors.
     """
     shapes, requested = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
     if shapes != requested:
@@ -170,27 +170,27 @@ def compare(
 
     Args:
         collection: a collection, or its name.
-        methods: names; None for all whose packages are installed, () for none.
+        methods: names of the methods; None for all methods whose packages are installed, () for none.
         data: labelled images, as in `zoo.evaluate`; None for the collection's own test set.
         ood: images out of distribution; None for the data set's default (digits: photos; CIFAR and
             Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" for none.
         out: folder of draws, cells and comparison.json; None for NAME-compared.
         reference: another population to compare with, of the same architecture; None for the collection.
-        draws: name -> draws of yours, as `zoo.from_samples` returns them.
-        recipe: of the collection, if it is not one of the package's.
-        runs, per_run: posteriors that a method is fitted to, and draws of each.
-        permutations: of the tests.
+        draws: name -> your own draws, as returned by `zoo.from_samples`.
+        recipe: recipe of the collection, if it is not one of the package's.
+        runs, per_run: number of fits of a method, and number of draws of each fit.
+        permutations: number of permutations of the test.
         search: whether settings are searched for on held-out training images; if not, methods have the settings of an
             earlier search on this collection, or their defaults.
-        workers: processes; None for one a core.
-        device: what to fit and measure on.
-        seed: of fits, permutations and subsets.
-        say: receives messages on the progress.
+        workers: number of worker processes; None for one per core.
+        device: device to fit and measure on.
+        seed: seed of fits, permutations and subsets.
+        say: function that is called with lines of text on the progress.
 
     Raises:
-        UsageError: no such method, a named method that can't be fitted here, draws of another network, a collection
-            without a recipe, invalid arguments.
-        DamagedError, SourceNotFound, NetworkError, StorageError: members or images that can't be read, no room.
+        UsageError: there is no such method, a named method that can't be fitted here, draws of another network, a
+            collection without a recipe, invalid arguments.
+        DamagedError, SourceNotFound, NetworkError, StorageError: members or images can't be read, or the disk is full.
 
     >>> import tempfile
     >>> import checkpoints_zoo as zoo

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with pooling, one hidden linear layer; forward gives logits (batch, class)."""
+    """Two convolutions with pooling and one hidden linear layer; `forward` returns logits (batch, class)."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ def convnet(channels: int = 1, classes: int = 10) -> nn.Module:
     """Build a convnet for 8x8 images, and return it with its random initial parameters.
 
     Args:
-        channels: channels of the images.
+        channels: number of channels of the images.
         classes: number of classes.
 
     >>> sum(p.numel() for p in convnet().parameters())

@@ -10,7 +10,7 @@ from checkpoints_zoo.errors import UsageError
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them, on flattened images; forward gives logits.
+    """Linear layers with ReLU between them, on flattened images; `forward` returns logits.
 
     Axes: images (batch, channel, height, width), logits (batch, class).
     """
@@ -34,13 +34,13 @@ def mlp(channels: int = 1, size: int = 8, widths: tuple[int, ...] = (32, 32), cl
     """Build a multilayer perceptron for square images, and return it with its random initial parameters.
 
     Args:
-        channels: channels of the images.
-        size: pixels of their sides.
-        widths: units of the hidden layers.
+        channels: number of channels of the images.
+        size: height and width of the images in pixels.
+        widths: number of units of each hidden layer.
         classes: number of classes.
 
     Raises:
-        UsageError: no hidden layer.
+        UsageError: `widths` is empty, so that there is no hidden layer.
 
     >>> sum(p.numel() for p in mlp().parameters())
     3466

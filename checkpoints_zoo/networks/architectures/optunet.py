@@ -1,4 +1,4 @@
-"""OptuNet: a net of a few hundred parameters for MNIST, small enough for posteriors to be looked at whole."""
+"""OptuNet: a network of a few hundred parameters for MNIST, so small that its whole posterior can be studied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class OptuNet(nn.Module):
-    """Two convolutions without bias, the second in two groups, then linear layers; forward gives logits.
+    """Two convolutions without bias, the second in two groups, then linear layers; `forward` returns logits.
 
     Axes: images (batch, channel, height, width), logits (batch, class).
     """
@@ -39,9 +39,9 @@ def optunet(channels: int = 1, classes: int = 10, hidden: int | None = None) -> 
     """Build an OptuNet for images of 28x28, and return it with its random initial parameters.
 
     Args:
-        channels: channels of the images.
+        channels: number of channels of the images.
         classes: number of classes.
-        hidden: units of a hidden linear layer (3 in OptuMNIST-v1); None for no such layer.
+        hidden: number of units of the hidden linear layer (3 in OptuMNIST-v1); None for no hidden layer.
 
     >>> [sum(p.numel() for p in optunet(hidden=hidden).parameters()) for hidden in (None, 3)]
     [392, 355]

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images (He et al. 2016): timm's, with the stem that CIFAR nets have."""
+"""ResNet-18 for small images (He et al. 2016): timm's network with the first convolution that is usual for CIFAR."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import nn
 
 
 def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
-    """Build a ResNet-18 whose stem keeps the images' size, and return it with its random initial parameters.
+    """Build a ResNet-18 whose first convolution keeps the images' size, and return it with its random initial
+    parameters.
 
     Args:
-        channels: channels of the images.
+        channels: number of channels of the images.
         classes: number of classes.
 
     >>> sum(p.numel() for p in resnet18(classes=100).parameters())
@@ -23,18 +24,18 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def small_resnet(blocks: tuple[int, ...], stem: nn.Conv2d, classes: int, **options: Any) -> nn.Module:
-    """Build timm's residual network of basic blocks with another stem and no pooling behind it; return it.
+    """Build timm's residual network of basic blocks with another first convolution and no pooling after it; return it.
 
     Args:
-        blocks: in each stage.
-        stem: takes the place of timm's 7x7 convolution.
+        blocks: number of blocks in each stage.
+        stem: first convolution of the network, which replaces timm's 7x7 convolution.
         classes: number of classes.
-        options: of timm's `ResNet`.
+        options: further arguments of timm's class `ResNet`.
     """
-    # timm takes seconds to import and the rest of the package doesn't need it.
+    # timm is imported here, because importing it takes seconds and the rest of the package doesn't need it.
     from timm.models.resnet import BasicBlock, ResNet
 
-    kind: Any = BasicBlock  # timm's annotation asks for an instance
+    kind: Any = BasicBlock  # The variable avoids timm's wrong annotation, which asks for an instance.
     net = ResNet(kind, blocks, in_chans=stem.in_channels, num_classes=classes, zero_init_last=False, **options)
     net.set_submodule("conv1", stem)
     net.set_submodule("maxpool", nn.Identity())
@@ -42,10 +43,10 @@ def small_resnet(blocks: tuple[int, ...], stem: nn.Conv2d, classes: int, **optio
 
 
 def reset_weights(net: nn.Module) -> None:
-    """Draw all weights again, in place, from the layers' own distributions.
+    """Initialise all weights again, in place, by the layers' own methods `reset_parameters`.
 
-    timm draws convolutions from another one (He, fan-out) than torch-uncertainty, which trained the members
-    that lie on the Hub: with this, ours start where those did.
+    timm initialises convolutions by another distribution (He, fan-out) than torch-uncertainty, which trained the
+    archived members on the Hub. After this function, our initial weights have the same distribution as theirs.
     """
     for layer in net.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):

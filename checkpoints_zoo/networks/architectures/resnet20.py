@@ -13,24 +13,24 @@ from checkpoints_zoo.networks.architectures.resnet18 import reset_weights, small
 def resnet20_frn_silu(channels: int = 3, classes: int = 10, conv_bias: bool = False) -> nn.Module:
     """Build a ResNet-20 that keeps no running statistics, and return it with its random initial parameters.
 
-    The norm's own threshold (TLU) is there as well: SiLU acts on thresholded values, and so do the additions.
+    The norm also has its own threshold (TLU), so that SiLU and the additions act on thresholded values.
 
     Args:
-        channels: channels of the images.
+        channels: number of channels of the images.
         classes: number of classes.
-        conv_bias: give every convolution a bias.
+        conv_bias: whether every convolution has a bias.
 
     >>> sum(p.numel() for p in resnet20_frn_silu().parameters())
     273258
     """
-    # timm takes seconds to import and the rest of the package doesn't need it.
+    # timm is imported here, because importing it takes seconds and the rest of the package doesn't need it.
     from timm.layers.filter_response_norm import FilterResponseNormTlu2d
     from timm.models.resnet import BasicBlock
 
-    norm: Any = partial(FilterResponseNormTlu2d, eps=1e-6)  # torch-uncertainty's; timm's own is 1e-5
+    norm: Any = partial(FilterResponseNormTlu2d, eps=1e-6)  # The eps of torch-uncertainty; timm's default is 1e-5.
     stem = nn.Conv2d(channels, 16, kernel_size=3, padding=1, bias=False)
     net = small_resnet((3, 3, 3), stem, classes, channels=(16, 32, 64), act_layer=nn.SiLU, norm_layer=norm)
-    # timm has 64 channels before the first stage, whatever the stages have, and a fourth stage.
+    # timm always has 64 channels before the first stage, and a fourth stage.
     net.set_submodule("bn1", norm(16))
     net.set_submodule("layer1.0", BasicBlock(16, 16, act_layer=nn.SiLU, norm_layer=norm))
     net.add_module("layer4", nn.Identity())
@@ -41,7 +41,8 @@ def resnet20_frn_silu(channels: int = 3, classes: int = 10, conv_bias: bool = Fa
 
 
 def _add_biases(net: nn.Module) -> None:
-    """Give every convolution a bias, in place: timm has no option for it. Its values are for `reset` to draw."""
+    """Give every convolution a bias, in place, since timm has no option for it. The values of the biases are set later
+    by `reset_weights`."""
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
             layer.bias = nn.Parameter(layer.weight.new_empty(layer.out_channels))

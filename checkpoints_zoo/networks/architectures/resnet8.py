@@ -1,4 +1,4 @@
-"""A small residual network for 8x8 images from timm's blocks; parameter names are those of timm's resnets."""
+"""A small residual network for 8x8 images, made of timm's blocks; its parameters have the names of timm's resnets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from checkpoints_zoo.errors import UsageError
 
 
 class ResNet8(nn.Module):
-    """A stem, then three stages of one basic block each (He et al. 2016); forward gives logits.
+    """A first convolution, then three stages of one basic block each (He et al. 2016); `forward` returns logits.
 
     Axes: images (batch, channel, height, width), logits (batch, class).
     """
@@ -34,7 +34,7 @@ class ResNet8(nn.Module):
 
 def _stage(width_in: int, width: int, stride: int) -> nn.Sequential:
     """Build a stage of one basic block, with a 1x1 convolution as shortcut where the shape changes."""
-    # timm takes seconds to import and the rest of the package doesn't need it.
+    # timm is imported here, because importing it takes seconds and the rest of the package doesn't need it.
     from timm.models.resnet import BasicBlock, downsample_conv
 
     shortcut = None
@@ -47,12 +47,12 @@ def resnet8(widths: tuple[int, ...] = (8, 16, 32), channels: int = 1, classes: i
     """Build a residual network with batch norm, and return it with its random initial parameters.
 
     Args:
-        widths: channels of the three stages.
-        channels: channels of the images.
+        widths: number of channels of each of the three stages.
+        channels: number of channels of the images.
         classes: number of classes.
 
     Raises:
-        UsageError: not three widths.
+        UsageError: `widths` has not three entries.
 
     >>> sum(p.numel() for p in resnet8().parameters())
     19810

@@ -1,4 +1,4 @@
-"""Ensembles: stacked members behind one module, run by whichever execution is quickest."""
+"""Ensembles: many members as one module, run by the fastest way of execution."""
 
 from __future__ import annotations
 

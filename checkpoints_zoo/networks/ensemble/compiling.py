@@ -1,7 +1,7 @@
-"""Derive a program, a list of steps, from a module whose operations are all known to keep members separate.
+"""Derive a program (a list of steps) from a module, if all its operations are known to keep members separate.
 
-Other modules have no program and run by their own code: modules with control flow that depends on values, hooks,
-operations across channels, random numbers, or layers that keep state between calls.
+A module has no program, and is run by its own code, if it has control flow that depends on values, hooks, operations
+across channels, random numbers, or layers that keep state between calls.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class UnknownOperation(Exception):
-    """An operation for which no step is known."""
+    """Raised for an operation that has no known step."""
 
 
 def derive_program(module: nn.Module, rank: int) -> Program | None:
-    """Derive the program of a module in eval mode; return None if it has none.
+    """Derive the program of a module in eval mode; return it, None if it has none.
 
     Args:
-        module: is neither run nor changed.
-        rank: number of axes of its inputs, including the batch axis.
+        module: the module, which is neither run nor changed.
+        rank: number of axes of the inputs, including the batch axis.
     """
     layers = list(module.modules())
     if any(m.training or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOKS) for m in layers):
@@ -49,7 +49,7 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
         return None
     pairs = zip(twin.modules(), untouched.modules(), strict=True)
     if not all(_is_unchanged(vars(a), vars(b)) for a, b in pairs):
-        return None  # it keeps state between calls, so one trace does not describe the next call
+        return None  # The module keeps state between calls, so that one trace does not describe the next call.
     try:
         return ProgramBuilder(twin, rank).build(graph)
     except UnknownOperation:
@@ -57,7 +57,8 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
 
 
 def _is_unchanged(a: Any, b: Any) -> bool:
-    """Say whether two copies of a module's attributes are equal, as far as they can be compared."""
+    """Say whether an attribute of a module is unchanged, given a copy from before and its present value; values that
+    can't be compared count as changed."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -71,21 +72,21 @@ def _is_unchanged(a: Any, b: Any) -> bool:
 
 @dataclass(eq=False)
 class TracedValue:
-    """The known facts about a value of the traced graph.
+    """A value of the traced graph, with the facts that are known about it.
 
     Args:
-        kind: "member" (differs between members), "shared" (the inputs, or computed from them alone), "parameter"; or
-            "shape", "extent", "dtype" of another value.
+        kind: kind of the value: "member" (differs between members), "shared" (the inputs, or computed from them alone),
+            "parameter"; or "shape", "extent", "dtype" of another value.
         rank: number of axes of an activation; of a parameter, without the member axis.
-        place: of the value while the program runs.
-        shares: the value with which it may share memory.
-        fresh: whether the program allocated its memory.
+        place: position of the value in the program's list of values.
+        shares: the value with which this value may share memory.
+        fresh: whether the program itself allocated the value's memory.
         spread: whether several elements may share one memory address, as after `expand`.
-        of: the value whose shape, extent or dtype this is.
-        dim: the axis of an extent.
-        name: of a parameter.
-        arrange: brings the stacked parameter into the shape that steps read.
-        cast: the activation whose dtype a parameter takes.
+        of: the value that has this shape, extent or dtype (for these three kinds).
+        dim: the axis whose length this value is (for the kind "extent").
+        name: name of the tensor in the state dict (for the kind "parameter").
+        arrange: function that brings the stacked parameter into the shape that steps read.
+        cast: the activation whose dtype the parameter is converted to.
     """
 
     kind: str
@@ -102,7 +103,7 @@ class TracedValue:
 
     @property
     def root(self) -> TracedValue:
-        """The value whose memory this one shares."""
+        """The value that owns the memory of this value."""
         return self if self.shares is None else self.shares.root
 
     @property
@@ -111,11 +112,11 @@ class TracedValue:
 
 
 class ProgramBuilder:
-    """Follows a graph and writes its steps.
+    """Translates a traced graph into the steps of a program.
 
     Args:
         module: the traced module.
-        rank: of the inputs.
+        rank: number of axes of the inputs.
     """
 
     def __init__(self, module: nn.Module, rank: int) -> None:
@@ -132,15 +133,15 @@ class ProgramBuilder:
         self.norms: list[FoldableNorm] = []
 
     def build(self, graph: fx.Graph) -> Program:
-        """Write the program of a graph; return it.
+        """Translate a graph into a program; return the program.
 
         Raises:
-            UnknownOperation: an operation for which no step is known.
+            UnknownOperation: an operation has no known step.
         """
         result = None
         for node in graph.nodes:
             if node.op == "placeholder":
-                require(not self.known or node.args)  # only the first input may lack a default
+                require(not self.known or node.args)  # Only the first input of the network may lack a default.
                 self.known[node] = node.args[0] if self.known else self.inputs
             elif node.op == "get_attr":
                 self.known[node] = self.trace_parameter(str(node.target))
@@ -155,7 +156,7 @@ class ProgramBuilder:
         return self.finish(result)
 
     def value_of(self, argument: Any) -> Any:
-        """Return an argument with TracedValues in place of nodes."""
+        """Return an argument with each graph node replaced by its TracedValue."""
         if isinstance(argument, fx.Node):
             return self.known[argument]
         if isinstance(argument, list | tuple):
@@ -174,15 +175,15 @@ class ProgramBuilder:
         over: bool = False,
         writes: TracedValue | None = None,
     ) -> TracedValue:
-        """Write a step; return its result.
+        """Add a step to the program; return the TracedValue of its result.
 
         Args:
-            compute: the step's function.
-            operands: activations and parameters.
-            rank: of the result.
-            kind: of the result; "" derives it from the operands.
+            compute: function that the step calls.
+            operands: activations and parameters that the step reads.
+            rank: number of axes of the result.
+            kind: kind of the result; "" to derive it from the operands.
             shares: the operand with which the result may share memory.
-            over: whether the function can overwrite an operand.
+            over: whether the function can write its result into an operand's memory.
             writes: the operand that the network's own code overwrites in this operation.
         """
         kind = kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
@@ -193,20 +194,20 @@ class ProgramBuilder:
         return value
 
     def trace_parameter(self, name: str) -> TracedValue:
-        require(id(self.tensors[name]) in self.names)  # tensors outside the state dict are not stacked
+        require(id(self.tensors[name]) in self.names)  # Tensors outside the state dict are not stacked over members.
         return TracedValue("parameter", self.tensors[name].dim(), name=self.names[id(self.tensors[name])])
 
     def place_parameter(
         self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel: bool = False
     ) -> TracedValue:
-        """Give a layer's parameter a place; the place of a missing parameter (None) stays empty."""
+        """Reserve a place for a layer's parameter; the place of a missing parameter (None) stays empty."""
         require(tensor is None or id(tensor) in self.names)
         value = TracedValue("parameter", place=len(self.parameters))
         self.parameters.append(None if tensor is None else StepParameter(self.names[id(tensor)], arrange, kernel))
         return value
 
     def per_member(self, value: TracedValue) -> TracedValue:
-        """Return a value that each member has separately: shared inputs are repeated."""
+        """Return a value that each member has separately: a value shared by all members is repeated."""
         if value.kind == "member":
             return value
         return self.add_step(program.repeat_for_members, (value,), value.rank, kind="member", shares=value)
@@ -292,12 +293,12 @@ class ProgramBuilder:
 
 
 def flatten_members(stack: Tensor) -> Tensor:
-    """Merge the member axis with the first axis: (member·first axis, …)."""
+    """Merge the member axis of a stacked tensor with the next axis; return (member·axis, …)."""
     return stack.flatten(0, 1)
 
 
 def require(condition: object) -> None:
-    """Raise Unknown unless a condition holds."""
+    """Raise UnknownOperation unless a condition holds."""
     if not condition:
         raise UnknownOperation
 
@@ -316,10 +317,10 @@ def are_constants(arguments: Any) -> bool:
 
 
 def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
-    """Write the steps of a call of a function or method; return its result's TracedValue, or a constant.
+    """Add the steps for a call of a function or method; return the TracedValue of its result, or a constant.
 
     Raises:
-        UnknownOperation: no step is known for it.
+        UnknownOperation: the function has no known step.
     """
     name = _function_name(node)
     args, options = builder.value_of(node.args), {k: builder.value_of(v) for k, v in node.kwargs.items()}
@@ -384,7 +385,7 @@ def _add_activation(
     simple = are_constants((args, *options.values()))
     if name in program.POINTWISE and simple:
         over = name in program.IN_PLACE_FUNCTIONS
-        require(not over or not any(isinstance(a, bool) for a in args))  # that might be `inplace`
+        require(not over or not any(isinstance(a, bool) for a in args))  # A bool might be the argument `inplace`.
         shares = x if name in program.MAY_RETURN_INPUT else None
         return builder.add_step(
             program.pointwise(name, args, options), (x,), x.rank, shares=shares, over=over, writes=writes
@@ -421,13 +422,14 @@ def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes:
     require(all(isinstance(v, TracedValue) or type(v) in (int, float) for v in pair))
     require(
         name not in ("max", "min", "maximum", "minimum") or len(values) == 2
-    )  # with one tensor, max and min are reductions
+    )  # With a single tensor, max and min are reductions.
     if not isinstance(pair[0], TracedValue):
         require(name in ("add", "mul"))
         pair = pair[::-1]
     rank = active[0].rank
     require(all(v.rank == rank for v in active) and rank > 1)
-    alone = len({v.kind for v in values}) == 1  # computed from the inputs alone: equal for all members
+    # True if all values are computed from the inputs alone, and so equal for all members.
+    alone = len({v.kind for v in values}) == 1
     operands = [
         v if alone else builder.per_member(v) if v.is_activation else _align_parameter(builder, v, rank)
         for v in pair
@@ -438,7 +440,7 @@ def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes:
 
 
 def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> TracedValue:
-    """Give a parameter a place and the shape of activations, (1, member·channel, …); return it."""
+    """Reserve a place for a parameter in the shape of activations, (1, member·channel, …); return its TracedValue."""
     inner = value.arrange
 
     def bring(stack: Tensor) -> Tensor:
@@ -449,7 +451,7 @@ def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> 
     tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == value.name)
     try:
         tried = bring(tensor.new_empty((2, *tensor.shape), device="meta"))
-    except RuntimeError as error:  # its shape does not fit
+    except RuntimeError as error:  # The shape of the parameter does not fit.
         raise UnknownOperation from error
     require(value.rank <= rank and tried.dim() == rank and tried.shape[0] == 1)
     placed = builder.place_parameter(tensor, bring)
@@ -479,7 +481,7 @@ def _change_parameter(name: str, value: TracedValue, args: tuple[Any, ...], opti
 
 
 def _name_arguments(names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return positional arguments by name."""
+    """Return the positional arguments of a call as name -> value."""
     require(len(args) <= len(names))
     return dict(zip(names[: len(args)], args, strict=True))
 

@@ -1,4 +1,4 @@
-"""Members as one module: a batch of inputs gives logits (member, batch, class).
+"""Members as one module, which maps a batch of inputs to logits (member, batch, class).
 
 Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while one is used.
 """
@@ -31,19 +31,20 @@ T = TypeVar("T")
 
 
 class Ensemble(nn.Module):
-    """Independent members behind one call, in eval mode.
+    """Many members as one module in eval mode: one call runs all of them on the same inputs.
 
-    The members are in memory, or are read in chunks at every call (`Ensemble.reading`). A slice is an ensemble that
-    shares their memory; a position gives one member as a module of its architecture, which shares it too.
+    The members are in memory, or are read in chunks at every call (`Ensemble.reading`). A slice gives an ensemble, and
+    a position gives one member as a module of its architecture; both share the members' memory.
 
     Args:
         skeleton: the members' module; its own parameters are never used.
-        stacked: parameters and buffers, name -> (member, …). They are not copied: later changes to them have an effect.
-        ids: of the members, in the order of the stack.
+        stacked: parameters and buffers of all members, name -> (member, …). The tensors are not copied, so later
+            changes to them have an effect.
+        ids: ids of the members, in the order of the stack.
         execution: "loop" runs members one after another, "grouped" side by side with grouped convolutions, "vmap" by
             torch.func.vmap, "graph" as a CUDA graph, "module" by the module's own code; None chooses by device and
             sizes. Logits differ by rounding only: in float32 by less than 1e-5 of the largest.
-        compile: whether to use torch.compile, which takes seconds to minutes at the first call.
+        compile: whether to compile programs with torch.compile, which takes seconds to minutes at the first call.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=3)
@@ -67,7 +68,8 @@ class Ensemble(nn.Module):
         super().__init__()
         self.training = False
         self.ids = list(ids)
-        self._skeleton = (skeleton,)  # in a tuple, so that it is not a submodule and `.to` does not move it
+        # The skeleton is stored in a tuple, so that it is no submodule and `.to` does not move it.
+        self._skeleton = (skeleton,)
         self._stacked: Stacked | None = modules.widen_norms(stacked)
         self._stream: Stream | None = None
         self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
@@ -89,12 +91,13 @@ class Ensemble(nn.Module):
         execution: str | None = None,
         compile: bool = False,
     ) -> Ensemble:
-        """Read members, all at once or in chunks if they don't fit into memory; return their ensemble.
+        """Make an ensemble whose members are read from files, all at once, or in chunks if they don't fit into memory;
+        return it.
 
         Args:
-            skeleton, ids, execution, compile: as in `Ensemble`.
-            read: (positions, device, dtype) -> stacked tensors of members at consecutive positions.
-            device, dtype: of the stacked tensors.
+            skeleton, ids, execution, compile: the same arguments as in `Ensemble`.
+            read: function (positions, device, dtype) -> stacked tensors of the members at consecutive positions.
+            device, dtype: device and dtype of the stacked tensors.
             chunk: number of members that are read at a time, again at every call; None reads all members once, or
                 warns and reads chunks that fit if memory is too small.
         """
@@ -138,7 +141,7 @@ class Ensemble(nn.Module):
         """The members' parameters and buffers, name -> (member, …).
 
         Raises:
-            UsageError: they are not in memory.
+            UsageError: the members are not in memory.
         """
         if self._stacked is None:
             raise UsageError(
@@ -151,7 +154,7 @@ class Ensemble(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that inputs must have; tensors of layers with running statistics may have a wider one."""
+        """The dtype that inputs must have; tensors of layers with running statistics may have a wider dtype."""
         return self._dtype
 
     @property
@@ -162,17 +165,17 @@ class Ensemble(nn.Module):
         """Run every member on a batch of inputs; return logits (member, batch, class).
 
         Args:
-            inputs: preprocessed, (batch, channel, height, width), of the ensemble's dtype and on its device.
+            inputs: preprocessed images (batch, channel, height, width), of the ensemble's dtype and on its device.
 
         Raises:
-            UsageError: inputs of another dtype or on another device; an execution that can't run these members.
+            UsageError: the inputs have another dtype or device, or the requested execution can't run these members.
             DamagedError: a member's logits are not finite though its inputs are.
             TooLargeError: not even one member fits into the memory.
         """
         return torch.cat(list(self._logits(inputs)))
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Return the mean over members of their class probabilities, (batch, class), in float32 or wider.
+        """Run every member, and return the mean of their class probabilities, (batch, class), in float32 or wider.
 
         The arguments and errors are those of a call.
         """
@@ -186,13 +189,15 @@ class Ensemble(nn.Module):
         return total / len(self)
 
     def flat(self, inputs: Tensor) -> Tensor:
-        """Return the logits as (member·batch, class), first those of the first member, as torch-uncertainty does."""
+        """Return the logits as one matrix (member·batch, class), first the rows of the first member, as
+        torch-uncertainty does."""
         return self(inputs).flatten(0, 1)  # type: ignore[no-any-return]
 
     def parts(self) -> Iterator[Ensemble]:
-        """Yield ensembles of consecutive members in memory, so that many batches run for one reading.
+        """Yield ensembles of consecutive members in memory, so that many batches can be run after reading the members
+        once.
 
-        An ensemble in memory yields itself.
+        An ensemble whose members are in memory yields only itself.
         """
         if self._stream is None:
             yield self
@@ -203,7 +208,7 @@ class Ensemble(nn.Module):
         ids = self.ids[positions.start : positions.stop]
         options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
         part = Ensemble(self._skeleton[0], stacked, ids, **options)
-        part._graphs = self._graphs  # a graph serves all members
+        part._graphs = self._graphs  # CUDA graphs do not depend on the weights, so slices share them.
         return part
 
     def _logits(self, inputs: Tensor) -> Iterator[Tensor]:
@@ -243,11 +248,12 @@ class Ensemble(nn.Module):
     def __getitem__(self, position: int | slice) -> nn.Module | Ensemble:
         """Select by position: a slice gives an Ensemble, an int one member as a module of its architecture.
 
-        Both share the ensemble's memory. Members that are not in memory are read.
+        The slice and the single member share the ensemble's memory. Members that are not in memory are read from their
+        files.
 
         Raises:
-            MemberNotFound: no such position.
-            SelectionError: a slice without members.
+            MemberNotFound: there is no member at the position.
+            SelectionError: the slice contains no members.
         """
         if isinstance(position, slice):
             return self._slice(range(len(self))[position])
@@ -274,10 +280,10 @@ class Ensemble(nn.Module):
         return Ensemble(self._skeleton[0], {n: t[at] for n, t in self.stacked.items()}, ids, **options)
 
     def train(self, mode: bool = True) -> Ensemble:
-        """Stay in eval mode; refuse training mode.
+        """Accept only eval mode (`mode=False`); return this ensemble.
 
         Raises:
-            UsageError: if `mode` is true.
+            UsageError: `mode` is true.
         """
         if mode:
             raise UsageError(
@@ -299,24 +305,25 @@ class Ensemble(nn.Module):
         norms = modules.norm_tensor_names(self.stacked)
         for name, tensor in self.stacked.items():
             moved = fn(tensor)
-            if name in norms and moved.is_floating_point():  # a variance can be infinite in float16
+            # A variance that is finite in float32 can be infinite in float16.
+            if name in norms and moved.is_floating_point():
                 moved = tensor.to(moved.device, modules.norm_dtype(moved.dtype))
             self.stacked[name] = moved
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy rebuilds its caches.
+        # A copy of this object builds its caches again.
         return self.__dict__ | {"_runner": None, "_graphs": GraphCache()}
 
 
 class Stream:
-    """Members that are read at every use.
+    """Members of an ensemble that are read from files, chunk by chunk, at every use.
 
     Args:
-        read: gives the stacked tensors of members at consecutive positions, on a device and in a dtype.
+        read: function (positions, device, dtype) -> stacked tensors of the members at consecutive positions.
         count: the number of members.
         chunk: the number of members that are read at a time.
-        device, dtype: of the stacked tensors.
+        device, dtype: device and dtype of the stacked tensors.
     """
 
     def __init__(self, read: Read, count: int, chunk: int, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -326,7 +333,7 @@ class Stream:
     def use_chunks(self, use: Callable[[range, Stacked], T]) -> Iterator[T]:
         """Read chunk by chunk; yield the result of `use` for each.
 
-        If memory runs out, a warning follows and the remaining chunks are half as large.
+        If memory runs out, a warning is given and the remaining chunks are half as large.
         """
         at, part = 0, self._chunk_from(0)
         with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
@@ -343,7 +350,7 @@ class Stream:
                         raise
                 else:
                     at, part = part.stop, after
-                    del stacked  # free its memory before the caller uses the results
+                    del stacked  # Free the memory of the chunk before the caller uses the results.
                     if following is not None:
                         coming = following
                     yield made
@@ -362,11 +369,11 @@ class Stream:
         return self.read(part, self.device, self.dtype)
 
     def read_one(self, at: int) -> Stacked:
-        """Read one member; return name -> (1, …)."""
+        """Read one member; return its tensors, name -> (1, …)."""
         return self._read_chunk(range(at, at + 1))
 
     def select(self, positions: range) -> Stream:
-        """Return a stream of some of the members."""
+        """Return a stream of the members at the given positions."""
 
         def read(some: range, device: torch.device, dtype: torch.dtype | None) -> Stacked:
             chosen = positions[some.start : some.stop]
@@ -383,12 +390,12 @@ class Stream:
 
 
 def chunk_that_fits(one: Stacked, members: int, device: torch.device) -> int:
-    """Return the number of members to read at a time: two such chunks take half of the free memory.
+    """Return the number of members in a chunk, so that two chunks take half of the free memory.
 
     Args:
-        one: the stacked tensors of one member.
+        one: stacked tensors of one member, which tell a member's size.
         members: the number of all members.
-        device: of the stacked tensors.
+        device: device that the chunks are read onto.
     """
     each = sum(t.numel() * t.element_size() for t in one.values())
     free = devices.free_bytes(device)

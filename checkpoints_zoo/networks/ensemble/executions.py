@@ -26,21 +26,24 @@ from checkpoints_zoo.networks.device import fits_easily, one_thread
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from checkpoints_zoo.networks.ensemble.program import FoldableNorm, Program, choose_foldable_norms
 
-# "module" loops over the modules' own code: slower, and bit for bit equal to a member's module.
+# The execution "module" runs each member by its module's own code: slower, but bit for bit equal to the module.
 EXECUTIONS = ("loop", "grouped", "vmap", "graph", "module")
 NO_LIMIT = 2**62
-VMAP_BATCH_BYTES = {"cpu": 2**16}  # of a member's widest activation: beyond, vmap is slower than a loop
+# Number of bytes of a member's widest activation beyond which vmap is slower than a loop.
+VMAP_BATCH_BYTES = {"cpu": 2**16}
 _SMALL_MEMBER_ELEMENTS = 2**18
-_PIECE_BYTES, _LEAST_PIECE_INPUTS = 2**21, 16  # of a batch that is cut to fit a CPU's cache
-_MAX_CACHED_TENSORS = 50_000  # per-member tensors that are kept from call to call
-_MAX_CACHED_GRAPHS = 4  # each holds the memory of a member's activations
-_WARM_RUNS = 3  # before a graph is captured: libraries choose their kernels in these
+# A batch is cut into pieces that fit a CPU's cache: bytes of a piece, and smallest number of inputs in a piece.
+_PIECE_BYTES, _LEAST_PIECE_INPUTS = 2**21, 16
+_MAX_CACHED_TENSORS = 50_000  # Largest number of tensors that are cached between calls.
+_MAX_CACHED_GRAPHS = 4  # Largest number of cached graphs; each holds memory for a member's activations.
+_WARM_RUNS = 3  # Number of runs before a graph is captured, in which libraries choose their kernels.
 _TRIAL_INPUTS = 3
 _TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
-}  # times the largest logit; half precision: 0.1
-_DTYPE_MISMATCH = re.compile(r"dtype|scalar type|should be the same")  # in torch's texts
+}  # Largest allowed difference, as a share of the largest logit; 0.1 for half precision.
+# This pattern matches torch's error texts on unequal dtypes.
+_DTYPE_MISMATCH = re.compile(r"dtype|scalar type|should be the same")
 _REFUSAL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
 Weights = list[Tensor | None]
 MemberGroup = tuple[int, list[Tensor | None]]
@@ -50,7 +53,7 @@ def check_execution(requested: str | None, device: torch.device, compiled: bool)
     """Check the name of an execution, and that the device supports it.
 
     Raises:
-        UsageError: an unknown or unsupported execution.
+        UsageError: the execution is unknown, or the device does not support it.
     """
     if requested is not None and requested not in EXECUTIONS:
         expected = f"{', '.join(EXECUTIONS)} or None"
@@ -67,10 +70,10 @@ class Runner:
     """Runs stacked members.
 
     Args:
-        skeleton: their module; its own parameters are never used.
+        skeleton: the members' module; its own parameters are never used.
         stacked: parameters and buffers, name -> (member, …).
-        requested: the execution to use; None to choose one by EXECUTION_RULES.
-        compiled: whether programs go through torch.compile.
+        requested: name of the execution to use; None to choose one by EXECUTION_RULES.
+        compiled: whether programs are compiled with torch.compile.
         graphs: CUDA graphs that were captured for members of the same shapes.
     """
 
@@ -93,7 +96,7 @@ class Runner:
             for n, t in modules.unsaved_tensors(skeleton).items()
         }
         self.weights = sum(t[0].numel() for t in self.tensors.values())
-        self.max_at_once = self.members  # members side by side; fewer after memory was short
+        self.max_at_once = self.members  # Largest number of members side by side; it is reduced when memory runs out.
         self.trials = Trials.of(skeleton)
         self._cached_tensors: list[Tensor] = []
         self._cached_versions: list[int] = []
@@ -128,7 +131,8 @@ class Runner:
                 self.max_at_once = halve_members(choice.members, self.device)
 
     def choose(self, inputs: Tensor) -> tuple[Choice, Program | None]:
-        """Return the execution for such inputs, and the network's program if it has a correct one."""
+        """Choose the execution for the given inputs; return its name, and the network's program if it has a correct
+        one."""
         if self.requested == "module":
             return Choice("module"), None
         program = self.program(inputs)
@@ -213,13 +217,14 @@ class Runner:
         return self._compiled[key]
 
     def member_groups(self, program: Program, size: int, channels_last: bool) -> Iterator[MemberGroup]:
-        """Yield groups of members: their number, and their tensors as the program reads them. Few are cached."""
+        """Yield groups of members: the number of members in a group, and their tensors as the program reads them. Few
+        are cached."""
         tensors = list(self.tensors.values())
         versions = [-1 if t.is_inference() else t._version for t in tensors]
         unchanged = len(tensors) == len(self._cached_tensors) and all(
             a is b for a, b in zip(tensors, self._cached_tensors, strict=True)
         )
-        if not unchanged or versions != self._cached_versions:  # the caller wrote to them
+        if not unchanged or versions != self._cached_versions:  # The caller has replaced or changed the tensors.
             self._cached_groups.clear()
             self._folded_norms.clear()
             self._cached_tensors, self._cached_versions = tensors, versions
@@ -230,7 +235,7 @@ class Runner:
         nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
         few_tensors = -(-self.members // size) * len(program.parameters) <= _MAX_CACHED_TENSORS
         cache_them = fold and few_tensors and fits_easily(nbytes, self.device)
-        self._cached_groups.clear()  # only one size and memory format is cached
+        self._cached_groups.clear()  # Groups of only one size and memory format are cached.
         groups = []
         for at in range(0, self.members, size):
             part = {n: t[at : at + size] for n, t in self.tensors.items()}
@@ -246,10 +251,10 @@ class Runner:
     def _prepare_group(
         self, program: Program, part: Mapping[str, Tensor], where: tuple[int, int], channels_last: bool
     ) -> MemberGroup:
-        # A later call with gradients may use the cached tensors, so they may not be inference tensors.
+        # The cached tensors must not be inference tensors, since a later call with gradients may use them.
         with torch.inference_mode(False), torch.no_grad():
             if where not in self._folded_norms:
-                # Decided by these members' statistics only, so that logits do not depend on other groups.
+                # Only the statistics of these members decide, so that logits do not depend on other groups.
                 self._folded_norms[where] = choose_foldable_norms(program.norms, part)
             return len(next(iter(part.values()))), program.prepare(part, self._folded_norms[where], channels_last)
 
@@ -284,7 +289,7 @@ class Runner:
         return logits
 
     def wants_gradients(self, inputs: Tensor) -> bool:
-        """Say whether intermediate results must be kept: for gradients, or for a transform around this call."""
+        """Say whether intermediate results must be kept, because gradients or a torch.func transform need them."""
         if torch._C._functorch.is_functorch_wrapped_tensor(inputs):
             return True
         dual = torch.autograd.forward_ad.unpack_dual(inputs)  # type: ignore[no-untyped-call]
@@ -296,7 +301,8 @@ class Runner:
 
 
 def _compile_or_warn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile a function; return it. Where the compiler fails, it warns once and calls the function itself."""
+    """Compile a function with torch.compile; return the compiled function. If the compiler fails, the returned function
+    warns once and calls the original function."""
     compiled: Callable[..., Tensor] | None = torch.compile(function)
 
     def run(*arguments: Any) -> Tensor:
@@ -318,15 +324,15 @@ def _compile_or_warn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @dataclass(frozen=True)
 class ExecutionRule:
-    """An execution, and the device and sizes for which it is used.
+    """A rule that names an execution, and the device and sizes for which it is used.
 
     Args:
-        device: its type; "" for all others.
-        execution: one of EXECUTIONS.
-        weights: elements of a member, at most.
-        batch: bytes of a member's widest activation on the batch, at most.
-        at_once: bytes of the widest activation of all members side by side, at most.
-        least: members, at least; with fewer, the next rule is tried.
+        device: type of the device; "" for all other devices.
+        execution: name of the execution, one of EXECUTIONS.
+        weights: largest number of elements of a member's tensors.
+        batch: largest number of bytes of a member's widest activation on the batch.
+        at_once: largest number of bytes of the widest activation of all members side by side.
+        least: smallest number of members; with fewer members, the next rule is tried.
     """
 
     device: str
@@ -342,7 +348,7 @@ class Choice:
     """The chosen execution.
 
     Args:
-        execution: one of EXECUTIONS.
+        execution: name of the execution, one of EXECUTIONS.
         members: the number of members side by side.
     """
 
@@ -366,10 +372,10 @@ def choose_execution(device: str, weights: int, members: int, batch: int, reques
 
     Args:
         device: type of the device.
-        weights: elements of a member.
+        weights: number of elements of a member's tensors.
         members: the number of members.
-        batch: bytes of a member's widest activation on the batch.
-        requested: one of EXECUTIONS, or None.
+        batch: number of bytes of a member's widest activation on the batch.
+        requested: name of a requested execution, one of EXECUTIONS; None to apply the rules.
 
     >>> choose_execution("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
     Choice(execution='grouped', members=64)
@@ -384,7 +390,7 @@ def choose_execution(device: str, weights: int, members: int, batch: int, reques
 
 
 def prefers_channels_last(device: str, batch: int) -> bool:
-    """Say whether convolutions of a single member are quicker on channels_last activations."""
+    """Say whether a single member's convolutions are faster on activations in the memory format channels_last."""
     return device == "cuda" or (device == "cpu" and batch >= 8)
 
 
@@ -397,16 +403,16 @@ def count_pieces(device: str, batch: int, widest: int) -> int:
     """Return the number of pieces that a batch is cut into, so that a CPU's cache holds a member's activations.
 
     Args:
-        device: its type.
-        batch: number of inputs.
-        widest: bytes of the widest activation of one input.
+        device: type of the device.
+        batch: number of inputs in the batch.
+        widest: number of bytes of the widest activation for one input.
     """
     inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, widest))
     return -(-batch // inputs_per_piece) if device == "cpu" and batch >= 2 * inputs_per_piece else 1
 
 
 class Trials:
-    """The programs of a network, and the executions whose logits were compared with those of the module's code."""
+    """The programs of a network, and for each execution whether its logits equal those of the module's own code."""
 
     _known: ClassVar[WeakKeyDictionary[nn.Module, Trials]] = WeakKeyDictionary()
 
@@ -414,7 +420,8 @@ class Trials:
         self.programs: dict[int, Program | None] = {}
         self.verdicts: dict[tuple[object, ...], bool] = {}
         self.widths: dict[tuple[int, ...], int] = {}
-        self.lock = RLock()  # functional_call puts weights into the skeleton: one thread at a time
+        # functional_call puts weights into the shared skeleton, so only one thread may do it at a time.
+        self.lock = RLock()
 
     @classmethod
     def of(cls, skeleton: nn.Module) -> Trials:
@@ -426,17 +433,18 @@ class Trials:
         return self.programs[rank]
 
     def is_correct(self, execution: str, runner: Runner, inputs: Tensor) -> bool:
-        """Say whether an execution gives the module's logits, up to rounding; two members are tried once.
+        """Say whether an execution gives the same logits as the module, up to rounding; two members are tried, once for
+        each kind of inputs.
 
         Args:
-            execution: "program" or "vmap".
-            runner: of the members.
+            execution: the way of running to test, "program" or "vmap".
+            runner: runner that has the members.
             inputs: only their shape and dtype matter.
         """
         autocast = torch.is_autocast_enabled(runner.device.type)
         key = (execution, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
         if key not in self.verdicts:
-            # A network may draw random numbers; the caller's generator must not change.
+            # A network may draw random numbers, but the state of the caller's generator must not change.
             with (
                 self.lock,
                 torch.no_grad(),
@@ -457,11 +465,11 @@ class Trials:
         members = len(next(iter(state.values())))
         try:
             expected = [runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)]
-        except IndexError:  # the network looks its inputs up in a table
+        except IndexError:  # The network uses its inputs as indices into a table.
             random = inputs[:_TRIAL_INPUTS]
             expected = [runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)]
         if not all(torch.isfinite(logits).all() for logits in expected):
-            return None  # nothing to compare with
+            return None  # The module itself fails, so there is nothing to compare with.
         try:
             if execution == "program":
                 program = self.programs[inputs.dim()]
@@ -481,7 +489,8 @@ class Trials:
         return bool((actual - logits).abs().max() <= tolerance)
 
     def widest_activation(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
-        """Return the bytes of a member's widest activation for one input; without a program, a guess."""
+        """Return the number of bytes of a member's widest activation for one input; an estimate if there is no
+        program."""
         shape = tuple(inputs.shape[1:])
         if program is None:
             return 8 * inputs[:1].numel() * inputs.element_size()
@@ -495,7 +504,7 @@ class Trials:
 
 
 class GraphCache:
-    """CUDA graphs of one ensemble, one for each shape of inputs; the last few are kept."""
+    """A cache of the CUDA graphs of one ensemble, one for each shape of inputs; only the last few are kept."""
 
     def __init__(self) -> None:
         self.captured: OrderedDict[tuple[Any, ...], _CapturedGraph] = OrderedDict()
@@ -530,9 +539,9 @@ class _CapturedGraph:
     """A captured CUDA graph that runs one member.
 
     Args:
-        graph: replays the kernels.
-        inputs, weights: the tensors that it reads.
-        logits: the tensor that it writes, (batch, …).
+        graph: the CUDA graph, which replays the kernels.
+        inputs, weights: the tensors that the graph reads.
+        logits: the tensor that the graph writes, (batch, …).
     """
 
     graph: Any
@@ -541,7 +550,7 @@ class _CapturedGraph:
     logits: Tensor
 
     def run_member(self, weights: Weights) -> Tensor:
-        """Run a member; return its logits, which the next call overwrites."""
+        """Run a member by the graph; return its logits, which the next call overwrites."""
         pairs = [(to, t) for to, t in zip(self.weights, weights, strict=True) if to is not None and t is not None]
         torch._foreach_copy_([to for to, _ in pairs], [t for _, t in pairs])
         self.graph.replay()
@@ -590,7 +599,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def halve_members(members: int, device: torch.device) -> int:
-    """Warn that only half as many members fit; return that number."""
+    """Warn that memory is short, and return half the number of members."""
     half = max(1, members // 2)
     warnings.warn(
         f"not enough memory on {device} for {members} members at once: {half} at a time from now on",

@@ -1,7 +1,8 @@
 """A network as a list of steps that run one member, or several members side by side.
 
 Side by side, activations have shape (batch, member·channel, …): the channels of one member, then those of the next.
-Convolutions become grouped convolutions and linear layers batched products; all other steps stay as for one member.
+Convolutions become grouped convolutions and linear layers become batched matrix products; all other steps are the same
+as for one member.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# The function of a step: (members side by side, index of the operand to overwrite or -1, *operands) -> result.
+# Function of a step: (number of members side by side, index of the operand to overwrite or -1, *operands) -> result.
 Compute = Callable[..., Any]
 
 
@@ -23,8 +24,8 @@ class StepParameter:
     """A tensor of the state dict that a step reads.
 
     Args:
-        name: in the state dict.
-        arrange: brings the stacked tensor (member, …) into the shape that the step reads.
+        name: name of the tensor in the state dict.
+        arrange: function that brings the stacked tensor (member, …) into the shape that the step reads.
         kernel: whether the tensor is the kernel of a convolution.
     """
 
@@ -38,11 +39,11 @@ class FoldableNorm:
     """A batch norm whose only input is the output of one convolution.
 
     Args:
-        kernel, bias: places of the convolution's parameters.
-        names: of the convolution's weight and bias in the state dict, "" for a missing bias.
-        places: of the norm's mean, variance, weight and bias.
-        norm: names of these four in the state dict, "" for a missing one.
-        eps: of the norm.
+        kernel, bias: places of the convolution's kernel and bias.
+        names: names of the convolution's kernel and bias in the state dict; "" if there is no bias.
+        places: places of the norm's mean, variance, weight and bias.
+        norm: names of the norm's mean, variance, weight and bias in the state dict; "" for a missing tensor.
+        eps: eps of the norm.
     """
 
     kernel: int
@@ -58,9 +59,9 @@ class Step:
     """One operation.
 
     Args:
-        compute: the operation's function.
-        reads: places of the operands.
-        place: of the result.
+        compute: function that the step calls.
+        reads: places of the operands that the step reads.
+        place: place that the step's result is written to.
         over: index of an operand that the result may overwrite, because no later step reads it; -1 for none.
         frees: places that no later step reads.
     """
@@ -74,14 +75,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of a network. A place is a position in the list of values that steps read and write.
+    """The steps that compute a network's logits, in order. A place is an index into the list of values that steps read
+    and write.
 
     Args:
-        parameters: fill the first places; None reserves a place for the bias of a folded norm.
-        steps: in order; the inputs have the place after the parameters.
-        places: the number of places.
+        parameters: the parameters, which fill the first places; None reserves a place for the bias of a folded norm.
+        steps: the steps in order; the network's inputs have the place after the parameters.
+        places: number of places.
         result: place of the logits.
-        norms: batch norms that can be folded into convolutions.
+        norms: the batch norms that can be folded into convolutions.
     """
 
     parameters: tuple[StepParameter | None, ...]
@@ -97,8 +99,8 @@ class Program:
 
         Args:
             stacked: tensors of the members that run side by side, name -> (member, …).
-            folded: norms to fold into the convolutions before them.
-            channels_last: whether kernels get that memory format.
+            folded: batch norms to fold into the convolutions before them.
+            channels_last: whether kernels get the memory format channels_last.
         """
         changed: dict[int, tuple[str, Tensor]] = {}
         folded_places: set[int] = set()
@@ -134,7 +136,7 @@ class Program:
             inputs: (batch, …).
             members: the number of members.
             overwrite: whether intermediate results may be overwritten; gradients forbid it.
-            sizes: a list that receives the number of elements of each step's result.
+            sizes: list to which the number of elements of each step's result is appended.
         """
         values: list[Any] = [*prepared, inputs, *[None] * (self.places - len(prepared) - 1)]
         for step in self.steps:
@@ -171,7 +173,8 @@ MAX_MEAN_RATIO = 64.0
 
 
 def choose_foldable_norms(norms: Sequence[FoldableNorm], stacked: Mapping[str, Tensor]) -> tuple[FoldableNorm, ...]:
-    """Return the norms that can be folded with no change but rounding, by the statistics of all members."""
+    """Return the norms that can be folded without changes larger than rounding, judged by the statistics of all
+    members."""
     foldable = []
     for norm in norms:
         mean, factor, beta = _norm_coefficients(norm, stacked)
@@ -210,7 +213,7 @@ IDENTITY_LAYERS = (
     nn.FeatureAlphaDropout,
 )
 
-# Layers without parameters that treat all channels alike -> the rank of their input; None for any rank.
+# Layer without parameters that treats all channels alike -> number of axes of its input; None for any number.
 CHANNELWISE_LAYERS: dict[type[nn.Module], int | None] = {
     **dict.fromkeys((nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d), 3),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d), 4),
@@ -218,13 +221,13 @@ CHANNELWISE_LAYERS: dict[type[nn.Module], int | None] = {
     **dict.fromkeys((nn.ReflectionPad2d, nn.ReplicationPad2d, nn.UpsamplingNearest2d), 4),
     **dict.fromkeys((nn.GELU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Tanhshrink), None),
 }  # fmt: skip
-# Such layers that can overwrite their input.
+# Layers without parameters that can overwrite their input.
 IN_PLACE_LAYERS: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.SiLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
     nn.Mish, nn.Threshold,
 )  # fmt: skip
 
-# Elementwise functions of a tensor and constants, by the names under which torch.fx records them.
+# Names under which torch.fx records elementwise functions of a tensor and constants.
 POINTWISE: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu, "silu": F.silu, "relu6": F.relu6, "leaky_relu": F.leaky_relu, "elu": F.elu, "selu": F.selu,
     "celu": F.celu, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "hardtanh": F.hardtanh, "mish": F.mish,
@@ -237,7 +240,7 @@ POINTWISE: dict[str, Callable[..., Tensor]] = {
 IN_PLACE_FUNCTIONS = (
     "relu", "silu", "relu6", "leaky_relu", "elu", "selu", "celu", "hardswish", "hardsigmoid", "hardtanh", "mish",
 )  # fmt: skip
-MAY_RETURN_INPUT = ("float", "half", "double", "contiguous")  # instead of a copy
+MAY_RETURN_INPUT = ("float", "half", "double", "contiguous")  # Methods that may return their input instead of a copy.
 
 BINARY: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "truediv": torch.div, "pow": torch.pow,
@@ -253,7 +256,8 @@ POOLS: dict[Callable[..., Any], int] = {
 
 
 def convolution(layer: Any, shared: bool) -> Compute:
-    """Convolve: operands x, kernels, biases. For shared inputs, the kernels of all members are one large kernel."""
+    """Return a step function that convolves; its operands are x, kernels and biases. If all members share the inputs,
+    their kernels are joined into one large kernel."""
     function, stride, padding = CONVOLUTIONS[type(layer)], layer.stride, layer.padding
     dilation, groups = layer.dilation, layer.groups
 
@@ -264,7 +268,8 @@ def convolution(layer: Any, shared: bool) -> Compute:
 
 
 def batch_norm(eps: float) -> Compute:
-    """Normalise with running statistics: operands x, mean, variance, weight, bias. A folded norm has no mean."""
+    """Return a step function that normalises by running statistics; its operands are x, mean, variance, weight and
+    bias. The operands of a folded norm are None."""
 
     def compute(
         members: int,
@@ -288,12 +293,13 @@ def group_norm(groups: int, eps: float) -> Compute:
 
 
 def split_members(x: Tensor, members: int) -> Tensor:
-    """Split the channel axis; return (batch, member, channel, …)."""
+    """Split the joint axis of members and channels; return (batch, member, channel, …)."""
     return x.reshape(len(x), members, -1, *x.shape[2:])
 
 
 def linear(shared: bool) -> Compute:
-    """Multiply: operands x (batch, member·feature), weights (member, out, in), biases (member, out) or None."""
+    """Return a step function for linear layers; its operands are x (batch, member·feature), weights (member, out, in)
+    and biases (member, out) or None."""
 
     def compute(members: int, over: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if members == 1:
@@ -310,7 +316,7 @@ def return_input(members: int, over: int, x: Tensor) -> Tensor:
 
 
 def repeat_for_members(members: int, over: int, x: Tensor) -> Tensor:
-    """Repeat shared inputs for each member."""
+    """Repeat inputs that all members share, once for each member."""
     return x if members == 1 else x.repeat(1, members, *[1] * (x.dim() - 2))
 
 
@@ -329,7 +335,7 @@ def flatten_to(width: int) -> Compute:
 
 
 def call_layer(module: nn.Module) -> Compute:
-    """Call a layer without parameters."""
+    """Return a step function that calls a layer without parameters."""
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
         result: Tensor = module.forward(x)
@@ -339,7 +345,8 @@ def call_layer(module: nn.Module) -> Compute:
 
 
 def call_twin_layers(modules: tuple[nn.Module, nn.Module]) -> Compute:
-    """Call the first of two copies of a layer, or the second, which overwrites its input."""
+    """Return a step function that calls the first of two copies of a layer, or the second copy, which overwrites its
+    input."""
     plain, overwriting = modules
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
@@ -360,7 +367,7 @@ def pointwise(name: str, arguments: Sequence[Any], options: dict[str, Any]) -> C
 
 
 def call_function(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
-    """Call a function of one activation and constants."""
+    """Return a step function that calls a function of one activation and constants."""
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:
         result: Tensor = function(x, *arguments, **options)
@@ -370,7 +377,7 @@ def call_function(function: Callable[..., Any], arguments: Sequence[Any], option
 
 
 def binary(name: str, number: float | None) -> Compute:
-    """Combine two tensors, or a tensor and a number."""
+    """Return a step function that combines two tensors, or a tensor and a number."""
     function = BINARY[name]
 
     def compute(members: int, over: int, *tensors: Tensor) -> Tensor:
@@ -386,7 +393,7 @@ def binary(name: str, number: float | None) -> Compute:
 
 
 def _match_channels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Repeat the tensor with fewer channels, so that both have the same number."""
+    """Repeat the tensor with fewer channels, so that both tensors have equally many; return both."""
     small, large = a.shape[1], b.shape[1]
     if small < large:
         return a.repeat_interleave(large // small, 1), b
@@ -401,7 +408,7 @@ def _can_hold_result(target: Tensor, other: Tensor) -> bool:
 
 
 def reduce_spatial(name: str, axes: tuple[int, ...], keep: bool) -> Compute:
-    """Reduce over axes behind the channels."""
+    """Return a step function that reduces over axes after the channels."""
     function = REDUCTIONS[name]
 
     def compute(members: int, over: int, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The report page of members: measuring, and putting the parts together."""
+"""Make the report page of members: measure them and assemble the parts of the page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from checkpoints_zoo.publishing.html_report.measurements import Measurements, Sc
 from checkpoints_zoo.publishing.html_report.page import Page, path_of
 
 DEFAULT = "default"
-OOD = {"digits": "photos"}  # images of the members' -> images out of distribution that come with the package
+OOD = {"digits": "photos"}  # images of the members -> images out of distribution
 
 
 def report_page(
@@ -55,21 +55,22 @@ def report_page(
     predictions, no weights are read. If a part can't be shown, the page says why.
 
     Args:
-        members: a collection, or stored predictions on labelled images.
+        members: collection, or stored predictions on labelled images.
         data: labelled images, as `evaluate` takes them, or the members' stored predictions on them; None for the
             collection's own test set.
-        ood: images out of distribution, or stored predictions on them; None for none; "default" for those that come
-            with the package: patches of photographs for members that were trained on digits.
-        path: of the file, which ends in .html; None for a Page that is not saved.
-        sizes: of the ensembles on the curves; None for the powers of two and all members.
-        temperature, held_out, within: as in `evaluate`.
-        subsets: random ensembles drawn for a size.
-        device: what the members run on.
-        seed: of the draws.
-        say: called with what is being done, a line at a time.
+        ood: images out of distribution, or stored predictions on them; None for none; "default" for the package's own
+            images: patches of photographs for members that were trained on digits.
+        path: path of the HTML file, which ends in .html; None for a Page that is not saved.
+        sizes: sizes of the ensembles on the curves; None for the powers of two and all members.
+        temperature, held_out, within: same arguments as in `evaluate`.
+        subsets: number of random ensembles drawn for each size.
+        device: torch device on which the members run.
+        seed: seed of all random draws.
+        say: function that is called with a line of text for each step.
 
     Raises:
-        UsageError: as in `evaluate`, a mixture of images and predictions, or a path without the ending of a page.
+        UsageError: arguments that `evaluate` refuses, a mixture of images and predictions, or a path without the suffix
+            .html.
         DamagedError, NetworkError, SourceNotFound: members that can't be read, or are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -96,7 +97,7 @@ def report_page(
 
 
 def assemble(measured: Measurements) -> Page:
-    """Lay out measurements in parts; return the page."""
+    """Arrange measurements in the parts of a page; return the page."""
     parts = [
         summary.build_part(measured),
         population.build_part(measured),
@@ -114,7 +115,7 @@ def assemble(measured: Measurements) -> Page:
 
 
 def _numbers(measured: Measurements) -> dict[str, Any]:
-    """Return the figures that the page shows as JSON values, as their own reports have them."""
+    """Return the figures of the page as JSON values, in the form that each figure's own report has."""
     weights = measured.weights
     reports = {
         "evaluation": measured.report,

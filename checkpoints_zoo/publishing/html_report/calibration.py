@@ -1,4 +1,4 @@
-"""Calibration: whether probabilities agree with the share of right predictions."""
+"""The part on calibration: whether probabilities agree with the share of right predictions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _figure(measured: Measurements) -> FigureBlock:
 
 
 def _bins_table(bins: Bins, pooled: Bins | None) -> TableBlock:
-    """Lay out the bins of the ensemble, and of the single members if there are several."""
+    """Return a table of the reliability bins of the ensemble, and of the single members if there are several."""
     count = len(bins["inputs"])
     rows: list[Sequence[str]] = []
     for b in range(count):
@@ -88,7 +88,7 @@ def _number(value: float) -> str:
 
 
 def _scaled_table(measured: Measurements) -> list[TableBlock]:
-    """Lay out the figures before and after temperature scaling."""
+    """Return a table of the figures before and after temperature scaling."""
     report = measured.report
     after = report.calibrated
     if after is None:

@@ -67,11 +67,11 @@ TERMS = {
 
 
 def term(name: str, label: str | None = None) -> Markup:
-    """Name a figure or a term, with its definition on hover and a link to it; return the markup.
+    """Return the name of a figure or a term as HTML, with its definition on hover and a link to it.
 
     Args:
-        name: of the figure or term.
-        label: to be shown in place of its title.
+        name: name of the figure or term.
+        label: text that is shown in place of the term's title.
     """
     title, definition = TERMS[name]
     template = '<a href="#def-{}" title="{}" class="term">{}</a>'
@@ -79,7 +79,7 @@ def term(name: str, label: str | None = None) -> Markup:
 
 
 def better(name: str) -> Markup:
-    """Write an arrow that says which way a figure is better; return the markup, "" if neither way is better."""
+    """Return an arrow as HTML that shows whether higher or lower values of a figure are better; "" if neither is."""
     way = FIGURES[name].better
     if not way:
         return Markup("")

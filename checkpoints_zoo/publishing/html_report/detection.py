@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
-POINTS = 200  # of a curve, at most
-BINS = 40  # of the histograms
+MOST_POINTS = 200  # largest number of points of a curve
+BIN_COUNT = 40  # number of bins in a histogram of scores
 
 
 def build_part(measured: Measurements) -> Part:
@@ -73,7 +73,7 @@ def build_part(measured: Measurements) -> Part:
 
 def _score_edges(inside: Array, outside: Array) -> Array:
     low, high = min(inside.min(), outside.min()), max(inside.max(), outside.max())
-    edges: Array = np.linspace(low - 1e-9, max(high, low + 1e-6), BINS + 1)
+    edges: Array = np.linspace(low - 1e-9, max(high, low + 1e-6), BIN_COUNT + 1)
     return edges
 
 
@@ -145,9 +145,9 @@ def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
 
 
 def _thin(x: Array, y: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return positions of at most `POINTS` points of a curve, about equally far apart along it, with both ends."""
+    """Return positions of at most `MOST_POINTS` points of a curve, about equally far apart along it, with both ends."""
     along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
-    places = np.linspace(0, along[-1], POINTS)
+    places = np.linspace(0, along[-1], MOST_POINTS)
     return np.unique(np.searchsorted(along, places).clip(max=len(along) - 1))
 
 

@@ -1,4 +1,4 @@
-"""HTML inside a sentence of the page, and text that goes into it; the template makes everything else."""
+"""Make HTML for use inside a sentence of the page, such as bold text; the template makes all other HTML."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from markupsafe import Markup, escape
 
 from checkpoints_zoo.formats.text import one_line
 
-LONGEST = 4000  # characters of one piece of text
+LONGEST = 4000  # longest piece of text, in characters
 
 
 def clean(text: object) -> str:
     """Put text on one line without control characters, with a space at its start or end if it had one; return it.
 
-    Markup stays as it is.
+    A `Markup` is returned unchanged.
 
     >>> clean(" a\\nb")
     ' a b'
@@ -28,7 +28,7 @@ def clean(text: object) -> str:
 
 
 def markup(template: str, *texts: str) -> Markup:
-    """Fill texts, which stay texts, into an HTML template; return the markup.
+    """Fill escaped texts into an HTML template; return the HTML.
 
     >>> markup("<b>{}</b>", "a < b")
     Markup('<b>a &lt; b</b>')
@@ -37,10 +37,10 @@ def markup(template: str, *texts: str) -> Markup:
 
 
 def bold(text: str) -> Markup:
-    """Write text in bold; return the markup."""
+    """Return text in bold, as HTML."""
     return markup("<b>{}</b>", text)
 
 
 def whole_line(text: str, longest: int) -> Markup:
-    """Write a text longer than others may be on one line; return the markup."""
+    """Return a text on one line as HTML; it may be longer than `LONGEST`."""
     return Markup(escape(one_line(text, longest)))

@@ -21,7 +21,7 @@ from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
 
 def build_part(measured: Measurements) -> Part:
-    """Return the part on mass."""
+    """Return the page's part on mass."""
     weights = measured.weights
     if weights is None:
         return Part("mass", "Mass", [NoteBlock((NO_WEIGHTS,), True)])
@@ -53,7 +53,7 @@ def _table(weights: WeightFigures, masses: MinimalMass) -> TableBlock:
 
 
 def _summary(values: Tensor) -> tuple[str, str, str]:
-    """Write mean, smallest and largest value."""
+    """Return the mean, the smallest and the largest value as text."""
     return tuple(f"{float(v):.4g}" for v in (values.mean(), values.min(), values.max()))  # type: ignore[return-value]
 
 

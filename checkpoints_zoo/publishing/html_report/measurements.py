@@ -1,4 +1,5 @@
-"""The measurements that a page shows. Members are run once; weights are read again for symmetries and mass."""
+"""The measurements that a page shows. Each member is run once on the images; weights are read again for symmetries and
+mass."""
 
 from __future__ import annotations
 
@@ -28,23 +29,23 @@ from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, S
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
-MOST_MEMBERS, MOST_BYTES = 128, 2**31  # whose weights are read
-MOST_PAIRED = 2000  # members whose pairs are compared
+MOST_MEMBERS, MOST_BYTES = 128, 2**31  # limits of the weights that are read
+MOST_PAIRED = 2000  # largest number of members whose pairs are compared
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that a page shows.
+    """The measurements that a page shows.
 
     Args:
-        members: a collection, or predictions if there is no collection.
+        members: collection, or predictions if there is no collection.
         inside, outside: predictions in and out of distribution; `outside` is None without images out of distribution.
-        report: of the ensemble.
-        outputs, outputs_outside: the predictions, pooled.
+        report: report of the ensemble, as returned by `evaluate`.
+        outputs, outputs_outside: predictions pooled over members and over inputs.
         pairs: None for one member.
-        weights: None if no weights were read.
-        command: that makes the same page again; "" if no command does.
+        weights: figures of the weights; None if no weights were read.
+        command: command that makes the same page again; "" if no command does.
     """
 
     members: Collection | Predictions
@@ -64,13 +65,13 @@ class Measurements:
 
     @property
     def subject(self) -> str:
-        """The ensemble, in words."""
+        """Words for the measured ensemble, such as "all 64 members as one ensemble"."""
         count = self.report.members
         return "the one member" if count == 1 else f"all {count:,} members as one ensemble"
 
     @property
     def interval_note(self) -> str:
-        """The kind of the intervals in brackets; "" if there are none."""
+        """The kind of the intervals in brackets, for a caption; "" if there are no intervals."""
         return " (95 % jackknife intervals)" if self.report.members > 2 else ""
 
     @property
@@ -86,7 +87,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The arguments of `evaluate` on temperature scaling and limits."""
+    """Arguments of `evaluate` for temperature scaling and for ensemble-size limits."""
 
     temperature: bool
     held_out: float | ImageInput | Predictions | None
@@ -105,7 +106,7 @@ def measure(
     command: str,
     say: Say,
 ) -> Measurements:
-    """Measure members or their stored predictions; return everything that a page shows.
+    """Measure members or their stored predictions; return all measurements for a page.
 
     Args, Raises: as in `report_page`.
     """
@@ -139,7 +140,7 @@ def _predict(
     device: str | torch.device,
     say: Say,
 ) -> tuple[Predictions, Predictions | None]:
-    """Run members unless their predictions are given; return the predictions in and out of distribution.
+    """Run members unless the data are stored predictions; return the predictions in and out of distribution.
 
     Raises:
         UsageError: a mixture of predictions and images, or predictions of other members.
@@ -179,7 +180,7 @@ class ComputedPredictions(Predictions):
     """Predictions in memory, computed in float32.
 
     Args:
-        members: that made them.
+        members: members whose predictions they are.
         inside: the images.
         values: (member, input, class) logits.
         labels: (input,), None for images without.
@@ -220,7 +221,7 @@ class ComputedPredictions(Predictions):
     def _select(self, positions: list[int]) -> Predictions:
         if not positions:
             return super()._select(positions)
-        neighbours = slice(positions[0], positions[-1] + 1)  # a slice of the values is not a copy
+        neighbours = slice(positions[0], positions[-1] + 1)  # a slice shares memory with the values
         chosen = neighbours if positions == list(range(neighbours.start, neighbours.stop)) else positions
         return ComputedPredictions(self.members.take(positions), self.inside, self.values[chosen], self.truth)
 
@@ -231,15 +232,15 @@ def compute_predictions(
     """Run members on images; return their predictions.
 
     Args:
-        members: to run.
+        members: members whose networks are run.
         inside: the images.
-        device: what the members run on, in float32.
-        labelled: whether labels are needed.
+        device: torch device on which the members run, in float32.
+        labelled: whether the images need labels.
 
     Raises:
-        UsageError: images without labels of the members' classes where they are needed, or of a size that the members
+        UsageError: images lack labels of the members' classes though labels are needed, or have a size that the members
             can't take.
-        DamagedError: members whose weights or logits are not finite.
+        DamagedError: weights or logits of a member are not finite.
     """
     labels = None
     if labelled:
@@ -255,7 +256,7 @@ class PooledOutputs:
     Args:
         scores: (input,) 1 - the largest mean probability, as `metrics.ood_score` computes it.
         nll: (member,) mean negative log-likelihood of the labels in nats; empty without labels.
-        pooled: the bars of a reliability diagram over the inputs of all single members; None without labels.
+        pooled: bars of the single members' reliability diagram, over all their inputs; None without labels.
     """
 
     scores: Tensor
@@ -269,7 +270,7 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
     Args:
         predicted: the predictions.
         labels: (input,), None for images without.
-        counted_inputs: positions of the inputs that count, rising; None for all.
+        counted_inputs: rising positions of the inputs that are used; None for all.
     """
     members = predicted.shape[0]
     nll = torch.zeros(members, dtype=torch.float64)
@@ -298,7 +299,7 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
 
 
 def _join_bars(bars: Sequence[Reliability]) -> Reliability:
-    """Join the bars of blocks of inputs."""
+    """Merge the reliability bars of several blocks of inputs into one set of bars."""
     count = torch.stack([b.inputs for b in bars]).sum(0)
     confidence = torch.stack([torch.nan_to_num(b.confidence).double() * b.inputs for b in bars]).sum(0)
     accuracy = torch.stack([torch.nan_to_num(b.accuracy).double() * b.inputs for b in bars]).sum(0)
@@ -311,13 +312,14 @@ class WeightFigures:
 
     Args:
         members: the first members, whose weights are read.
-        total: how many members there are.
-        table: of the symmetries; None if it can't be derived.
-        reason: why there is no table.
+        total: number of members.
+        table: table of the network's symmetries; None if it can't be derived.
+        reason: reason why there is no symmetry table; "" if there is one.
         before, after: MMD² of the members at even positions against the members at odd positions, with and without
-            symmetries; None for fewer than 4 members, and `after` is None without a table.
-        aligned: to the first member; None for one member, and without a table.
-        masses: None without a table.
+            symmetries; both are None for fewer than 4 members, and `after` is None without a symmetry
+            symmetry table.
+        aligned: members aligned to the first member; None for one member, and without a table.
+        masses: smallest masses of the members; None without a symmetry table.
     """
 
     members: Collection
@@ -334,13 +336,13 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
     """Compute the figures of weights, of the first 128 members and no more than 2 GiB; return them.
 
     Args:
-        members: whose weights are read.
-        device: where to compute.
-        seed: of the permutations of the test.
-        say: called with what is being done.
+        members: members whose weights are read.
+        device: torch device for the computation.
+        seed: seed of the permutations of the test.
+        say: function that is called with a line of text for each step.
 
     Raises:
-        DamagedError, LayoutError, NetworkError, SourceNotFound: weights that can't be read.
+        DamagedError, LayoutError, NetworkError, SourceNotFound: a member's weights can't be read.
     """
     first = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
     say(f"{members.name}: weights of {counted(len(first), 'member')}, {format_bytes(first.nbytes)} …")

@@ -1,4 +1,4 @@
-"""The origin of a page: members, command, versions, days."""
+"""The origin of a page: its members, the command that makes it, versions of packages, and days."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command_of(
 ) -> str:
     """Write the command that makes a page again; return "" if no command does.
 
-    A folder is named by its last part alone, as the page may be published.
+    Of a folder only the last part of its path is named, because the page may be published.
     """
     stored = isinstance(data, Predictions)
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
@@ -71,7 +71,7 @@ def _word(value: ImageInput | Predictions, stored: bool) -> str:
 
 
 def _selection_words(members: Collection) -> list[str]:
-    """Return the words that select the members."""
+    """Return the words of the command line that select the members."""
     cited = parse_citation(members.citation)
     if cited is None or not cited.label.startswith("file:"):
         return [members.citation]
@@ -95,7 +95,7 @@ def public_citation(citation: str) -> str:
 
 
 def origin_of(measured: Measurements) -> dict[str, str]:
-    """Return name -> value of what a page was made of and with."""
+    """Return the facts on a page's origin, name -> value: data, members, versions."""
     report = measured.report
     facts = {"command": measured.command, "citation": public_citation(report.citation), "images": report.data}
     facts |= {"out of distribution": report.ood, "made with": ", ".join(_versions())}
@@ -111,10 +111,11 @@ def _versions() -> Iterable[str]:
 
 
 def page_day() -> str:
-    """Return the day of SOURCE_DATE_EPOCH, or "" if it is not set: the clock would change the page's bytes.
+    """Return the day in the environment variable SOURCE_DATE_EPOCH, "" if it is not set; today's date would change the
+    page's bytes.
 
     Raises:
-        UsageError: a SOURCE_DATE_EPOCH that is not a time.
+        UsageError: the environment variable SOURCE_DATE_EPOCH is not a time.
     """
     seconds = os.environ.get("SOURCE_DATE_EPOCH", "")
     if not seconds:

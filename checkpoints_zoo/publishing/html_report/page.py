@@ -26,12 +26,12 @@ from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Text = Sequence[str]  # pieces; those that are no Markup are escaped
+Text = Sequence[str]  # pieces of text; those that are no `Markup` are escaped
 _HERE = Path(__file__).parent
-LONGEST_CITATION = 2**20  # characters of a citation, which may name thousands of members one by one
+LONGEST_CITATION = 2**20  # characters: a citation may name thousands of members one by one
 SUFFIXES = (".html", ".htm")
-HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # inches of a panel: two and three beside each other
-MOST_ROWS = 2500  # of a table
+HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # width and height in inches of a panel, if two or three are in a row
+MOST_ROWS = 2500  # largest number of rows in a table
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,11 +39,11 @@ class Page(Printed):
     """A report as one HTML file.
 
     Args:
-        title, subtitle: of the page.
-        parts: in reading order.
-        origin: name -> value of what the page was made of and with.
+        title, subtitle: title and subtitle of the page.
+        parts: parts of the page in reading order.
+        origin: facts on the page's origin, name -> value: data, members, versions.
         numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
-        path: of the saved file, None if it is not saved yet.
+        path: path of the saved file; None if it is not saved yet.
     """
 
     title: str
@@ -57,14 +57,14 @@ class Page(Printed):
         return f"{self.title!r}, {len(self.parts)} parts, {'not saved' if self.path is None else self.path}"
 
     def to_text(self) -> str:
-        """Return a table of the page's parts, and where it is saved."""
+        """Return the page's parts and the path of its file as a table in plain text."""
         rows = [{"part": part.title, "blocks": len(part.blocks)} for part in self.parts]
         place = "It is not saved: .save(path) writes it." if self.path is None else f"Saved at {self.path}."
         return f"{self.title}: {self.subtitle}\n\n{text_table(rows)}\n\n{place}"
 
     @property
     def panels(self) -> Mapping[str, Panel]:
-        """Name -> panel, in reading order."""
+        """The panels of all figures, name -> panel, in reading order."""
         figures = [block for part in self.parts for block in part.blocks if isinstance(block, FigureBlock)]
         return {panel.name: panel for figure in figures for panel in figure.panels}
 
@@ -82,20 +82,20 @@ class Page(Printed):
         )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
-        """Return the names of what the page holds, and the figures, as JSON values."""
+        """Return the names of the page's blocks, and its figures, as JSON values."""
         place = {} if self.path is None else {"path": str(self.path)}
         size = {"bytes": len(self.html.encode())}
         parts = {"parts": [part.values() for part in self.parts]}
         return {**place, **size, "title": self.title, **self.origin, **parts, **self.numbers}
 
     def save(self, path: str | Path) -> Path:
-        """Write the page by temporary name and rename; return its path.
+        """Write the page to a temporary file that is then renamed; return its path.
 
         Args:
-            path: of the file; its folder is made.
+            path: path of the file; its folder is created.
 
         Raises:
-            UsageError: a name without the ending of a page, or a place that can't be written to.
+            UsageError: the path does not end in .html or .htm, or can't be written to.
         """
         path = path_of(path)
         try:
@@ -117,9 +117,9 @@ class Part:
     """A part of a page.
 
     Args:
-        name: of its element.
-        title: its heading.
-        blocks: in reading order.
+        name: id of the block's HTML element.
+        title: heading of the part.
+        blocks: blocks of the part in reading order.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Part:
     blocks: Sequence[Block] = field(default_factory=tuple)
 
     def values(self) -> dict[str, Any]:
-        """Return the names of what the part holds as JSON values."""
+        """Return the names of the part's blocks as JSON values."""
         figures = [block for block in self.blocks if isinstance(block, FigureBlock)]
         return {
             "part": self.name,
@@ -143,11 +143,11 @@ class FigureBlock:
     """A figure of one or more panels, with the numbers that it draws.
 
     Args:
-        name: of its element.
-        panels: in reading order.
-        caption: what is shown, of how many, on which data, and what intervals mean.
-        tables: the numbers; sortable.
-        across: largest number of panels beside each other.
+        name: id of the block's HTML element.
+        panels: panels of the figure in reading order.
+        caption: text below the figure: shown quantity, number of members, data, and meaning of the intervals.
+        tables: sortable tables of the drawn numbers.
+        across: largest number of panels in a row.
     """
 
     kind: ClassVar[str] = "figure"
@@ -163,9 +163,9 @@ class Panel:
     """One drawing.
 
     Args:
-        name: of its element.
+        name: id of the block's HTML element.
         title: above it.
-        description: in words, for readers who can't see it.
+        description: description of the panel in words, for readers who can't see it.
         svg: the drawing, an SVG element.
     """
 
@@ -180,11 +180,11 @@ class TableBlock:
     """A table.
 
     Args:
-        name: of its element.
-        header: of the columns; the first has the names of the rows.
-        rows: cells of text; a row of one cell is a heading over the rows below it.
-        caption: what it shows.
-        words: positions of columns whose cells are words, not numbers.
+        name: id of the block's HTML element.
+        header: names of the columns; the first column has the names of the rows.
+        rows: rows of text cells; a row of one cell is a heading over the rows below it.
+        caption: text that describes the content of the table.
+        words: positions of the columns whose cells are words, not numbers.
         sortable: whether a click on a header sorts it.
     """
 
@@ -202,9 +202,9 @@ class FactsBlock:
     """A table of names and values.
 
     Args:
-        name: of the element.
-        rows: a name and its value, each.
-        caption: what they are of.
+        name: id of the block's HTML element.
+        rows: pairs of a name and its value.
+        caption: text that describes the subject of the facts.
     """
 
     kind: ClassVar[str] = "facts"
@@ -218,8 +218,8 @@ class NoteBlock:
     """A paragraph.
 
     Args:
-        text: of it.
-        missing: whether it says why something is not there.
+        text: text of the note.
+        missing: whether the note states why a figure is missing.
     """
 
     kind: ClassVar[str] = "note"
@@ -233,14 +233,14 @@ Block = FigureBlock | FactsBlock | TableBlock | NoteBlock
 def draw_panel(
     name: str, title: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = HALF
 ) -> Panel:
-    """Draw a panel; return it.
+    """Draw a panel of a figure as SVG; return the panel.
 
     Args:
-        name: of its element.
+        name: id of the block's HTML element.
         title: above it.
-        description: in words, for readers who can't see it.
-        draw: draws into the axes.
-        size: width and height, inches.
+        description: description of the panel in words, for readers who can't see it.
+        draw: function that draws into the matplotlib axes.
+        size: width and height of the panel in inches.
     """
     return Panel(name, title, description, Markup(svg_element(draw, name, size)))
 
@@ -248,13 +248,13 @@ def draw_panel(
 def number_table(
     name: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, words: Sequence[int] = ()
 ) -> TableBlock:
-    """Lay out the numbers of a figure, at most 2,500 rows; return the sortable table.
+    """Return the numbers of a figure as a sortable table of at most 2,500 rows.
 
     Args:
-        name: of its element.
-        header: of the columns.
+        name: id of the block's HTML element.
+        header: names of the columns.
         rows: cells of text.
-        caption: what it shows.
+        caption: text that describes the content of the table.
         words: positions of columns whose cells are words.
     """
     more = f" The first {MOST_ROWS:,} of {len(rows):,} rows." if len(rows) > MOST_ROWS else ""
@@ -262,7 +262,7 @@ def number_table(
 
 
 def path_of(path: str | Path) -> Path:
-    """Check that the name of a page ends in .html or .htm; return its path.
+    """Check that a page's file name ends in .html or .htm; return its path.
 
     Raises:
         UsageError: another ending.

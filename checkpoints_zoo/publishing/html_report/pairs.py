@@ -26,7 +26,7 @@ from checkpoints_zoo.publishing.html_report.page import (
 )
 from checkpoints_zoo.publishing.html_report.summary import cell
 
-# Figure -> the name of its definition, its label and its unit.
+# Figure -> key of its definition in `TERMS`, label and unit.
 LABELS = {
     "mi_id": ("pair", "mutual information of a pair, ID", "nats"),
     "disagreement": ("disagreement", "disagreement, ID", "0–1"),
@@ -83,7 +83,7 @@ def _figure(measured: Measurements, pairs: Pairwise, first: str) -> FigureBlock:
 
 
 def _spread_panel(name: str, title: str, pairs: Pairwise, figure: str, values: list[float], colour: str) -> Panel:
-    """Draw how the mutual information of pairs spreads."""
+    """Draw the distribution of the pairs' mutual information."""
     mean = pairs.figures[figure]
     described = (
         f"Histogram of the mutual information of {len(values):,} pairs, from {min(values):.3g} to {max(values):.3g} "

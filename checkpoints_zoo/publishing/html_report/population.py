@@ -28,7 +28,8 @@ from checkpoints_zoo.publishing.html_report.page import (
     number_table,
 )
 
-OMITTED = ("stack_width", "wall_time_s", "created", "data_fingerprint")  # columns that are not in the recipe
+# Training columns that the list of settings leaves out.
+OMITTED = ("stack_width", "wall_time_s", "created", "data_fingerprint")
 
 
 def build_part(measured: Measurements) -> Part:
@@ -106,8 +107,8 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
     """Write one value, a few values with their numbers of members, or the range of many; return the text.
 
     Args:
-        values: of the members, None if not known.
-        only_range: whether several values are written as their range.
+        values: value of each member; None if it is not known.
+        only_range: whether several different values are written as a range.
     """
     counts = Counter(v for v in values if v is not None)
     if not counts:

@@ -54,7 +54,7 @@ def unit_of(figure: str) -> str:
 
 
 def cell(interval: Interval, scale: float = 1) -> Markup:
-    """Write a figure and, in small print, its interval; return the markup."""
+    """Return a figure and, in small print, its interval as HTML."""
     value, _, bounds = as_text(interval, scale).replace("-", "−").partition(" ")
     value = "–" if value == "−" else value
     return markup("{} <small>{}</small>", value, bounds) if bounds else markup("{}", value)
@@ -105,11 +105,12 @@ def build_sizes_part(measured: Measurements) -> Part:
 
 
 def _limits(report: Report) -> TableBlock:
-    """Lay out the limits of the figures, and how many members come near them."""
+    """Return a table of the figures' limits for infinite ensembles, and the numbers of members that come near them."""
     rows = []
     for name, growth in report.growth.items():
         limit, scale = growth.limit, scale_of(name)
-        # A limit of 0 has no percentage. If halves of the members gain nothing, the number is not known.
+        # A limit of 0 has no percentage. If ensembles of half the members are no better than single members, the number
+        # of members is not known.
         known = math.isfinite(limit.value) and abs(limit.value) > FAINTEST and (growth.spread or 0) < MOST_SPREAD
         near = _members(report.needed(name, NEAR)) if known else "–"
         rows.append((term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), near))
@@ -123,7 +124,7 @@ def _limits(report: Report) -> TableBlock:
 
 
 def _needed(report: Report) -> list[TableBlock]:
-    """Lay out the members needed for the distances that were asked for."""
+    """Return a table of the numbers of members that reach the requested distances from the limits."""
     rows = [
         (
             term(x.figure),
@@ -140,7 +141,7 @@ def _needed(report: Report) -> list[TableBlock]:
 
 
 def _members(needed: Needed) -> Markup:
-    """Write how many members are needed; return the markup."""
+    """Return the number of needed members as HTML."""
     count = f"≈ {needed.extrapolated:,}" if needed.members is None else f"{needed.members:,}"
     high = "…" if needed.high is None else f"{needed.high:,}"
     if needed.low is None:

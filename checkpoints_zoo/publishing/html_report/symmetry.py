@@ -24,8 +24,8 @@ from checkpoints_zoo.publishing.html_report.page import (
 )
 from checkpoints_zoo.symmetry import Table
 
-MOST_ROWS = 64  # of a table of groups or scales
-HIGHEST = 7.0  # inches of a panel
+MOST_ROWS = 64  # largest number of rows in a table of groups or scales
+MOST_HEIGHT = 7.0  # largest height of a panel in inches
 NO_WEIGHTS = "Weights were not read, as stored predictions were given; without --stored this part is here."
 
 
@@ -49,7 +49,7 @@ def build_part(measured: Measurements) -> Part:
 
 
 def members_read(weights: WeightFigures) -> str:
-    """Return the members whose weights were read, in words."""
+    """Return words for the members whose weights were read."""
     read = len(weights.members)
     if read < weights.total:
         return f"the first {read:,} of {weights.total:,} members"
@@ -57,7 +57,7 @@ def members_read(weights: WeightFigures) -> str:
 
 
 def _counts(table: Table) -> list[Block]:
-    """Lay out the numbers of permutations and scales, and the groups of both."""
+    """Return tables of the numbers of permutations and scales, and of their groups."""
     every, inner = (table.log10_permutations(streams) for streams in (True, False))
     power = markup("10<sup>{}</sup>", f"{inner:.1f}")
     without_streams = () if math.isclose(every, inner) else (" (", power, " without the orders of residual streams)")
@@ -124,7 +124,7 @@ def _thousandths(value: float) -> str:
 
 
 def _figure(weights: WeightFigures) -> list[FigureBlock]:
-    """Draw how far members are apart, with and without symmetries; return nothing if there is nothing to draw."""
+    """Draw the distances between members with and without symmetries; return the figure, or [] without distances."""
     before, after, aligned = weights.before, weights.after, weights.aligned
     panels: list[Panel] = []
     tables: list[TableBlock] = []
@@ -146,7 +146,7 @@ def _figure(weights: WeightFigures) -> list[FigureBlock]:
 
 
 def _layers_panel(before: MMD, after: MMD) -> Panel:
-    height = min(HIGHEST, max(HALF[1], 1 + 0.2 * len(before.groups)))
+    height = min(MOST_HEIGHT, max(HALF[1], 1 + 0.2 * len(before.groups)))
     names = list(before.groups)
     described = "MMD² and NS of each layer: " + "; ".join(
         f"{n} {before[n].value:.2g} and {after[n].value:.2g}" for n in names[-8:]
@@ -176,7 +176,7 @@ def _alignment_panels(aligned: Alignment) -> list[Panel]:
         f"Squared distance to {aligned.to} of {counted(len(rows), 'member')}; aligned, {nearer:.0%} nearer on average."
     )
     groups = "; ".join(f"{name} {share:.0%}" for name, _, share, _ in _group_shares(aligned)[:12])
-    height = min(HIGHEST, max(HALF[1], 1 + 0.2 * len(aligned.sizes)))
+    height = min(MOST_HEIGHT, max(HALF[1], 1 + 0.2 * len(aligned.sizes)))
     return [
         draw_panel("alignment", "Squared distance to a reference", distances,
                    lambda axes: draw_distances(axes, aligned)),
@@ -195,7 +195,7 @@ def _alignment_table(aligned: Alignment) -> TableBlock:
 
 
 def _group_shares(aligned: Alignment) -> list[tuple[str, int, float, float]]:
-    """Return name and size of each group, and its transpositions as a share of the most: members, random ones."""
+    """Return for each group: name, size, and share of the possible transpositions, for members and at random."""
     others = [i for i, r in enumerate(aligned.rows()) if r["before"] > 0] or list(range(len(aligned)))
     shares = []
     for name, size in aligned.sizes.items():

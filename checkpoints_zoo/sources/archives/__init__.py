@@ -1,4 +1,4 @@
-"""Archives of safetensors files: their index says which members they hold, and the byte range of each.
+"""Archives of safetensors files; the index of an archive lists its members and the byte range of each.
 
 An uncompressed tar, under any name, is indexed by a few range reads; a gzipped one can only be read from its start.
 Members are never unpacked into files, so no name in an archive becomes a path.
@@ -6,7 +6,7 @@ Members are never unpacked into files, so no name in an archive becomes a path.
 
 from __future__ import annotations
 
-from checkpoints_zoo.sources.archives.contents import Entry, Index, MemberHeader, Other, numbers_in
+from checkpoints_zoo.sources.archives.contents import Entry, Index, MemberHeader, OtherFile, numbers_in
 from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
     IdentifyNet,
     MemberGroup,
@@ -20,16 +20,18 @@ from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
     source_of_archive,
 )
 from checkpoints_zoo.sources.archives.streams import stream_members
+from checkpoints_zoo.sources.archives.tar import LINKS
 from checkpoints_zoo.sources.archives.walking import index_archive, is_as_predicted, walk_archive
 
 __all__ = [
+    "LINKS",
     "Entry",
     "IdentifyNet",
     "Index",
     "MemberGroup",
     "MemberHeader",
     "MemberRange",
-    "Other",
+    "OtherFile",
     "archive_group",
     "index_archive",
     "index_file",

@@ -1,6 +1,7 @@
-"""The index of an archive: its members with their byte ranges, and its other files, each with a reason.
+"""The index of an archive: its members with their byte ranges, and its other files, each with the reason why it is no
+member.
 
-Also the members' names: their order in the archive, and the ids in them.
+This file also reads members' ids from their names, and predicts the order of names in an archive.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from functools import cached_property
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
+from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, is_possible_shape
 from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
 from checkpoints_zoo.sources.archives.tar import BLOCK, ReadExactly, TarHeader, leads_out
 
 VERSION = 1
-MOST_LEAD = 2**20  # bytes of a member's own header: some ten thousand tensors
+MOST_LEAD = 2**20  # Largest number of bytes of a member's safetensors header, enough for some ten thousand tensors.
 
 _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class MemberHeader:
-    """A safetensors header that members share: its length, and (name, dtype, shape) of the tensors in order."""
+    """A safetensors header that several members share: its length, and (name, dtype, shape) of each tensor in order."""
 
     lead: int
     tensors: tuple[tuple[str, str, Shape], ...]
 
     @cached_property
     def payload(self) -> int:
-        """Bytes of the tensors."""
+        """Number of bytes of all tensors together."""
         return sum(math.prod(shape) * ELEMENT_BYTES[dtype] for _, dtype, shape in self.tensors)
 
 
@@ -43,11 +44,11 @@ class Entry:
     """One member's file in an archive.
 
     Args:
-        name: in the archive.
-        start: first byte of its tar header, pax records and long names included.
-        data: first byte of the file: its own header, then at once its tensors.
-        head: position in the index's heads.
-        verified: whether its headers were read; False for a predicted member.
+        name: name of the file in the archive.
+        start: offset of the file's tar header in the archive, pax records and long names included.
+        data: offset of the file's first byte: its safetensors header, then its tensors.
+        head: position of the member's header in the list `Index.heads`.
+        verified: whether the member's headers were read; False if they were only predicted.
     """
 
     name: str
@@ -58,8 +59,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """A file that is no member, or a damaged member (`member`), and the reason (`why`)."""
+class OtherFile:
+    """A file of the archive that is no member, or a damaged member (`member` is true), with the reason (`why`)."""
 
     name: str
     why: str
@@ -71,12 +72,12 @@ class Index:
     """The index of an archive.
 
     Args:
-        name: of the archive.
-        size: of the archive, in bytes.
-        kind: "tar"; or "gzip", whose contents are unknown until it is read from its start.
-        heads: the headers that its members have.
-        entries: its members, in their order.
-        others: its other files.
+        name: name of the archive.
+        size: size of the archive, in bytes.
+        kind: "tar" or "gzip"; the contents of a gzipped archive are unknown until it is read from its start.
+        heads: the different safetensors headers of the members.
+        entries: the members' files, in the order of the archive.
+        others: the files that are no members.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Index:
     kind: str
     heads: tuple[MemberHeader, ...] = ()
     entries: tuple[Entry, ...] = ()
-    others: tuple[Other, ...] = ()
+    others: tuple[OtherFile, ...] = ()
 
     @cached_property
     def _by_offset(self) -> dict[int, Entry]:
@@ -99,7 +100,7 @@ class Index:
         return self._by_offset[offset]
 
     def span(self, entry: Entry) -> tuple[int, int]:
-        """Return (offset, length) of the range with a member's headers and bytes."""
+        """Return (offset, length) of the byte range with a member's headers and tensors."""
         head = self.heads[entry.head]
         return entry.start, entry.data + head.lead + head.payload - entry.start
 
@@ -117,15 +118,15 @@ class Index:
 
     @classmethod
     def from_json(cls, values: Any) -> Index:
-        """Read and check what `to_json` wrote; return the index.
+        """Read and check JSON values as `to_json` writes them; return the index.
 
         Raises:
-            FormatError: other values, or members that overlap or exceed the archive.
+            FormatError: the values have another form, or members overlap or exceed the archive.
         """
         try:
             heads = tuple(MemberHeader(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
             entries = tuple(Entry(*entry) for entry in values["entries"])
-            others = tuple(Other(*other) for other in values["others"])
+            others = tuple(OtherFile(*other) for other in values["others"])
             index = cls(values["name"], values["size"], values["kind"], heads, entries, others)
             is_valid = values["version"] == VERSION and type(values["version"]) is int and index._is_sound()
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -136,11 +137,11 @@ class Index:
         return index
 
     def _is_sound(self) -> bool:
-        """Say whether all types are right, and no member overlaps another or exceeds the archive."""
+        """Say whether all values have the right types, and no member overlaps another or exceeds the archive."""
         for head in self.heads:
             if type(head.lead) is not int or not 10 <= head.lead <= MOST_LEAD or not head.tensors:
                 return False
-            if not all(type(n) is str and d in ELEMENT_BYTES and good_shape(s) for n, d, s in head.tensors):
+            if not all(type(n) is str and d in ELEMENT_BYTES and is_possible_shape(s) for n, d, s in head.tensors):
                 return False
         if not (type(self.name) is str and type(self.size) is int and self.kind in ("tar", "gzip")):
             return False
@@ -158,32 +159,32 @@ class Index:
 
 @dataclass
 class Contents:
-    """Collects the files of an archive into members and others, one file after another.
+    """Collects the files of an archive one by one, and divides them into members and other files.
 
     Args:
-        archive: its name, for errors.
+        archive: name of the archive, for error texts.
     """
 
     archive: str
     heads: list[MemberHeader] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    others: list[Other] = field(default_factory=list)
+    others: list[OtherFile] = field(default_factory=list)
     _known: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def add(self, file: TarHeader, take: ReadExactly) -> Entry | None:
-        """Classify a file by its first bytes; return it as a member, or None for another file.
+        """Classify a file by its first bytes and record it; return its entry if it is a member, else None.
 
         Args:
-            file: its tar header.
-            take: reads the archive.
+            file: tar header of the file.
+            take: function (offset, length) -> bytes that reads the archive.
         """
         if why := _reason_not_member(file):
-            self.others.append(Other(file.name, why, False))
+            self.others.append(OtherFile(file.name, why, False))
             return None
         named = file.name.lower().endswith(".safetensors")
         first = take(file.data, min(file.size, 512 if named else 9))
         if first[8:9] != b"{" and not named:
-            self.others.append(Other(file.name, "no safetensors file", False))
+            self.others.append(OtherFile(file.name, "no safetensors file", False))
             return None
         path = f"{file.name!r} in {self.archive}"
         try:
@@ -191,19 +192,20 @@ class Contents:
             if lead > MOST_LEAD:
                 raise DamagedError(f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{lead:,}")
         except DamagedError as error:
-            self.others.append(Other(file.name, str(error), named))
+            self.others.append(OtherFile(file.name, str(error), named))
             return None
-        raw = first if len(first) >= lead else take(file.data, lead)  # an error here means that the archive is damaged
+        # An error of this read means that the archive is damaged.
+        raw = first if len(first) >= lead else take(file.data, lead)
         try:
             head = self._head(raw, lead, file.size, path)
         except DamagedError as error:
-            self.others.append(Other(file.name, str(error), named))
+            self.others.append(OtherFile(file.name, str(error), named))
             return None
         self.entries.append(Entry(file.name, file.start, file.data, head, True))
         return self.entries[-1]
 
     def _head(self, raw: bytes, lead: int, size: int, path: str) -> int:
-        """Parse a member's header, once for equal bytes; return the position of its head."""
+        """Parse a member's safetensors header (equal bytes only once); return its position in the list of headers."""
         key = hashlib.sha256(raw[:lead]).digest(), size
         if key not in self._known:
             header = parse_header(raw, size, path)
@@ -216,16 +218,16 @@ class Contents:
         return self._known[key]
 
     def index(self, size: int) -> Index:
-        """Return the index. If several files have one name, the last one wins, as in unpacking a tar."""
+        """Return the index. If several files have the same name, the last one wins, as when a tar is unpacked."""
         last = {e.name: e for e in self.entries}
         twice = [e for e in self.entries if last[e.name] is not e]
-        others = [Other(e.name, "a later file has the same name", False) for e in twice]
+        others = [OtherFile(e.name, "a later file has the same name", False) for e in twice]
         entries = tuple(e for e in self.entries if last[e.name] is e)
         return Index(self.archive, size, "tar", tuple(self.heads), entries, (*self.others, *others))
 
 
 def _reason_not_member(file: TarHeader) -> str:
-    """Return the reason why a file can't be a member by its tar header, "" if it can."""
+    """Return the reason why the tar header of a file rules out that it is a member; "" if it can be one."""
     if leads_out(file.name) or "\0" in file.name:
         return "a name that leads out of the archive's folder"
     if file.kind:
@@ -236,22 +238,23 @@ def _reason_not_member(file: TarHeader) -> str:
 
 
 def numbers_in(name: str) -> list[int]:
-    """Return the whole numbers in a name."""
+    """Return the whole numbers that a name contains, in order."""
     return [int(digits) for digits in re.findall("[0-9]{1,18}", name)]
 
 
 def tensors_of(head: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
-    """Return stored name -> (dtype, shape) of a head's tensors, in order."""
+    """Return stored name -> (dtype, shape) of the tensors of a safetensors header, in order."""
     return {name: (dtype, shape) for name, dtype, shape in head.tensors}
 
 
 def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list[str] | None:
-    """Predict all names from sampled ones, in numeric or alphabetic order; return None if neither order fits.
+    """Predict the names of all members from a few sampled names, in numeric or alphabetic order; return them, None if
+    neither order fits.
 
     Args:
         sampled: position in the archive -> name.
-        count: of all names.
-        archive: its name, whose numbers may include the first member's.
+        count: number of members in the archive.
+        archive: name of the archive; numbers in it may tell the number of the first member.
 
     >>> names_in_order({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
@@ -276,9 +279,10 @@ def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list
 
 
 def numbers_of(names: Sequence[str]) -> list[int]:
-    """Number an archive's members; return a different number for each.
+    """Give each member of an archive a different number, read from its name; return the numbers.
 
-    It is the last number in the file's name, or in the whole path, if these differ for all members; else the position.
+    The number is the last one in the file's name, or in its whole path, if these differ for all members; else the
+    member's position.
 
     >>> numbers_of(["net/version_7.safetensors", "net/version_3.safetensors"]), numbers_of(["a", "b"])
     ([7, 3], [0, 1])

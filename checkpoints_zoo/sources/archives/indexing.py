@@ -1,4 +1,4 @@
-"""Indexes of the archives of a source: each is built once, and stored in the member cache."""
+"""Build the indexes of a source's archives; each is built once and stored in the member cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, NetworkError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import catalog, disk, manifest
 from checkpoints_zoo.formats.catalog import Archives
 from checkpoints_zoo.formats.shard_files import file_stamp
 from checkpoints_zoo.sources import archives as archive
@@ -19,9 +19,9 @@ from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
 
 SUFFIXES = (".tgz", ".tar", ".tar.gz")
-ARCHIVES_AT_ONCE = 3  # each is read over several connections
+ARCHIVES_AT_ONCE = 3  # Number of archives indexed at once; each is read over several connections.
 
-_indexes: dict[tuple[Any, ...], Index] = {}  # each is loaded or built once in a process
+_indexes: dict[tuple[Any, ...], Index] = {}  # Indexes by archive: each is loaded or built once in a process.
 _lock = threading.Lock()
 
 
@@ -30,9 +30,9 @@ class OpenedArchive:
     """An indexed archive.
 
     Args:
-        source_path: its path in the source.
-        path: of the tar on this disk: the archive, or the unpacked one if it is gzipped; None for a tar on the Hub,
-            whose members are read by ranges.
+        source_path: path of the archive in the source.
+        path: path of the tar file on this disk, which is unpacked if the archive is gzipped; None for a tar on the Hub,
+            whose members are read by byte ranges.
     """
 
     source_path: str
@@ -41,16 +41,17 @@ class OpenedArchive:
 
 
 def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
-    """Select a collection's archives from a source's files; return their paths, ordered by the numbers in them."""
+    """Select the archives of a collection from a source's files; return their paths, ordered by the numbers in the
+    names."""
     selected = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(SUFFIXES)]
     return sorted(selected, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
 def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
-    """List a collection's archives in a repo, by one request for each commit; return their paths.
+    """List the archives of a collection in a repo, by one request for each commit; return their paths.
 
     Raises:
-        NetworkError: no answer; or offline, and the commit was never listed here.
+        NetworkError: the Hub gave no answer; or offline mode is on, and this commit was never listed on this machine.
     """
     record = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
     paths = _load_json(repo.id, record)
@@ -62,11 +63,12 @@ def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
 
 
 def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
-    """Index archives of a repo, by a few range reads each if there is no stored index; return them.
+    """Index archives of a repo; an archive without a stored index is indexed by a few range reads. Return the opened
+    archives.
 
     Raises:
-        NetworkError, AccessError, SourceNotFound: see `hub.resolve_address`.
-        DamagedError: a file that is no archive, or is cut.
+        NetworkError, AccessError, SourceNotFound: for the same reasons as in `hub.resolve_address`.
+        DamagedError: a file is no archive, or is cut short.
     """
     if len(paths) == 1:
         return [_open_remote(repo, paths[0], archive.index_archive)]
@@ -75,10 +77,10 @@ def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
 
 
 def walk_remote(repo: hub.Repo, source_path: str) -> None:
-    """Read all headers of an archive of a repo, and store that index in place of the predicted one."""
+    """Read all headers of an archive in a repo, and store the resulting index in place of the predicted index."""
     record = cache.read_file_record(repo.id, repo.commit, source_path)
     index = _load_index(repo.id, _index_path(record[0]), record[1]) if record else None
-    if index and all(e.verified for e in index.entries):  # another process has read all headers
+    if index and all(e.verified for e in index.entries):  # Another process has read all headers already.
         _indexes[repo, source_path] = index
     else:
         _open_remote(repo, source_path, archive.walk_archive, anew=True)
@@ -112,7 +114,7 @@ def _open_remote(
 
 
 def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index) -> OpenedArchive:
-    """Unpack an archive if it is gzipped; return it."""
+    """Unpack an archive if it is gzipped; return the opened archive."""
     if index.kind != "gzip":
         return OpenedArchive(source_path, index, None)
     path = hub.cached_file(repo, source_path) or hub.fetch_file(repo, source_path)
@@ -124,7 +126,7 @@ def _index_path(etag: str) -> Path:
 
 
 def _load_index(repo: str, file_name: Path, size: int) -> Index | None:
-    """Load a stored index; return None if there is none, or one of another file."""
+    """Load the stored index of an archive; return None if there is none, or if it belongs to another file."""
     try:
         index = Index.from_json(_load_json(repo, file_name))
     except FormatError:
@@ -146,21 +148,21 @@ def _save_json(repo: str, file_name: Path, values: Any) -> None:
     try:
         catalog.write_json(values, folder / file_name)
     except OSError as error:
-        raise cache.disk_full(folder, error) from error
+        raise disk.disk_full(folder, error) from error
 
 
 def list_in_folder(root: Path, archives: Archives) -> list[str]:
-    """List a collection's archives in a folder; return their paths in it."""
+    """List the archives of a collection in a folder; return their paths relative to it."""
     files = (p for p in (root / archives.folder).glob("*") if p.is_file())
     return archives_in((p.relative_to(root).as_posix() for p in files), archives)
 
 
 def open_local(root: Path, paths: Sequence[str]) -> list[OpenedArchive]:
-    """Index archives on this disk, every header read; return them.
+    """Index archives on this disk by reading every header; return the opened archives.
 
     Raises:
-        DamagedError: a file that is no archive, or is cut.
-        StorageError: no room to unpack a gzipped one.
+        DamagedError: a file is no archive, or is cut short.
+        StorageError: the disk has no room to unpack a gzipped archive.
     """
     return [_open_local(root / source_path, source_path) for source_path in paths]
 

@@ -1,7 +1,7 @@
-"""Rules between upstream's tensor names and ours, and the recognition of a network by its tensors.
+"""Translate torch-uncertainty's tensor names into this package's, and recognise a network by its tensors.
 
-Members on the Hub have torch-uncertainty's names; ours are timm's. Values and the order of bytes never change; the
-shape (1, C, 1, 1) of a filter response norm is read as (C,).
+Upstream is torch-uncertainty, which trained the archived members on the Hub; this package uses timm's tensor names.
+Values and the order of bytes never change; the shape (1, C, 1, 1) of tensors of a filter response norm is read as (C,).
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Any, NamedTuple
 from checkpoints_zoo.errors import LayoutError
 from checkpoints_zoo.formats.layout import FLOATS, Shape, compare_shapes, is_counter
 
-# Prefixes that DataParallel, torch.compile, Lightning, Fabric, Opacus and people put before all names of a module.
+# Prefixes that DataParallel, torch.compile, Lightning, Fabric, Opacus or users put before all tensor names of a module.
 WRAPPERS = (
     "module.", "_orig_mod.", "model.", "net.", "network.", "_forward_module.", "_module.", "_fsdp_wrapped_module.",
 )  # fmt: skip
-# Parts that a wrapped submodule adds inside names: features.module.0.weight.
+# Parts that a wrapped submodule adds inside tensor names, as in features.module.0.weight.
 INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> dict[str, str]:
-    """Remove wrappers' prefixes until names and shapes match exactly; return stored name -> name without wrappers.
+    """Remove the prefixes of wrappers until names and shapes match exactly; return stored name -> name without
+    prefixes.
 
     Args:
-        stored, expected: name -> shape; counters may be missing on either side.
+        stored, expected: name -> shape of the stored and of the expected tensors; counters may be missing in either.
 
     Raises:
-        LayoutError: nothing matches; the closest try is named, with its missing, extra and misshapen tensors.
+        LayoutError: no removal matches; the error lists the missing, extra and misshapen tensors of the closest one.
 
     >>> unwrap_names({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
     {'module.features._orig_mod.0.bias': 'features.0.bias'}
@@ -39,7 +40,7 @@ def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> 
     target = {name: shape for name, shape in expected.items() if not is_counter(name)}
     tried: list[tuple[list[str], str]] = []
     for bare in _unwrapped_everywhere(list(stored)):
-        if len(set(bare)) < len(bare):  # two tensors differ in the removed part alone
+        if len(set(bare)) < len(bare):  # The removed part was the only difference between two names.
             continue
         shapes = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
         names_that_differ, phrase = compare_shapes(shapes, target)
@@ -51,7 +52,7 @@ def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> 
 
 
 def _unwrapped_everywhere(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names with more and more wrappers removed, at the start and inside."""
+    """Yield stored name -> bare name, with more and more wrappers removed, at the start of names and inside."""
     yield from unwrapped(names)
     parts = [name.split(".") for name in names]
     present = [inside for inside in INSIDE if any(inside in name_parts[1:] for name_parts in parts)]
@@ -63,7 +64,7 @@ def _unwrapped_everywhere(names: list[str]) -> Iterator[list[str]]:
 
 
 def unwrapped(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names, then without their first common wrapper, then without the second, and so on."""
+    """Yield the names, then the names without their first common prefix, then without the second, and so on."""
     yield names
     while names and (wrapper := next((w for w in WRAPPERS if all(n.startswith(w) for n in names)), "")):
         names = [name.removeprefix(wrapper) for name in names]
@@ -72,13 +73,13 @@ def unwrapped(names: list[str]) -> Iterator[list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class KeyMap:
-    """Rules between stored names and ours.
+    """Rules that translate stored tensor names into this package's names, and back.
 
     Args:
-        parts: (stored, ours) for a part of a name between dots.
-        norms: endings of our names of the layers whose tensors have other names and the shape (1, C, 1, 1).
-        leaves: (stored, ours) for the tensors of these layers.
-        by_shape: whether stored names are unknown, so that tensors are matched by their shapes, which all differ.
+        parts: (stored text, our text) pairs for a part of a name between two dots.
+        norms: endings of our names of norm layers, whose stored tensors have other names and the shape (1, C, 1, 1).
+        leaves: (stored name, our name) pairs for the tensors of these norm layers.
+        by_shape: whether tensors are matched by shape, because stored names are unknown and all shapes differ.
     """
 
     parts: tuple[tuple[str, str], ...] = ()
@@ -87,7 +88,8 @@ class KeyMap:
     by_shape: bool = False
 
     def ours(self, name: str, shape: Shape) -> tuple[str, Shape]:
-        """Translate a stored tensor's name and shape; return ours. Names that are ours already stay.
+        """Translate the stored name and shape of a tensor into ours; return them. Names in our form already stay
+        unchanged.
 
         >>> UPSTREAM["resnet20-frn-silu"].ours("layer2.0.shortcut.1.gamma", (1, 32, 1, 1))
         ('layer2.0.downsample.1.weight', (32,))
@@ -100,7 +102,7 @@ class KeyMap:
         return ".".join([*path, leaf]), shape
 
     def stored(self, name: str, shape: Shape) -> tuple[str, Shape]:
-        """Translate one of our tensors' name and shape; return upstream's.
+        """Translate our name and shape of a tensor into upstream's; return them.
 
         >>> UPSTREAM["resnet18"].stored("layer2.0.downsample.1.weight", (128,))
         ('layer2.0.shortcut.1.weight', (128,))
@@ -129,13 +131,14 @@ UPSTREAM: dict[str, KeyMap] = {
 }
 
 
-class Recognised(NamedTuple):
-    """A network recognised by its tensors.
+class RecognisedNetwork(NamedTuple):
+    """The network that was recognised from the tensors of a member.
 
     Args:
-        architecture: a name in `ARCHITECTURES`.
-        arguments: of the function that builds it.
-        tensors: our name -> (dtype, our shape), in the order of the stored tensors; counters only if stored.
+        architecture: name of the network, a key of `ARCHITECTURES`.
+        arguments: arguments of the function that builds the network.
+        tensors: our name -> (dtype, our shape), in the order of the stored tensors; counters are included only if
+            stored.
     """
 
     architecture: str
@@ -143,14 +146,15 @@ class Recognised(NamedTuple):
     tensors: dict[str, tuple[str, Shape]]
 
 
-def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
+def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> RecognisedNetwork:
     """Recognise one of upstream's networks by its tensors; return it with the tensors under our names.
 
     Args:
-        tensors: stored name -> (dtype, shape) of one member, with or without wrappers and counters.
+        tensors: stored name -> (dtype, shape) of one member, with or without wrapper prefixes and counters.
 
     Raises:
-        LayoutError: it is none of them (the differences from the nearest one are named), or a weight is no float.
+        LayoutError: the tensors are of none of the networks (the error lists the differences from the nearest), or a
+            weight is no float.
 
     >>> recognise({"a": ("F16", (2, 1, 4, 4)), "b": ("F16", (10, 1, 5, 5)),
     ...            "c.w": ("F16", (10, 10)), "c.b": ("F16", (10,))}).arguments
@@ -167,7 +171,7 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
             names_that_differ, phrase = compare_shapes(shapes, expected)
             if not names_that_differ:
                 _check_floats(renamed)
-                return Recognised(architecture, arguments, renamed)
+                return RecognisedNetwork(architecture, arguments, renamed)
             tried.append((names_that_differ, f"{phrase}, against {architecture}"))
     names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
     raise LayoutError(
@@ -182,12 +186,12 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
 def _renamings(
     architecture: str, bare: list[str], tensors: Mapping[str, tuple[str, Shape]]
 ) -> Iterator[dict[str, tuple[str, Shape]]]:
-    """Yield the tensors under our names: by the rules, then by shape if the stored names are unknown."""
+    """Yield the tensors under our names, translated by the rules or, if the stored names are unknown, by shape."""
     key_map = UPSTREAM[architecture]
     renamed: dict[str, tuple[str, Shape]] = {}
     for name, (dtype, shape) in zip(bare, tensors.values(), strict=True):
         ours, flat = key_map.ours(name, shape)
-        # Two stored names may map to one of ours: then the second counts as extra.
+        # If two stored names translate to the same name, the second tensor counts as extra.
         renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
     yield renamed
     if key_map.by_shape:
@@ -205,11 +209,12 @@ def _check_floats(renamed: Mapping[str, tuple[str, Shape]]) -> None:
 
 
 def tensor_shapes(architecture: str, /, **arguments: Any) -> dict[str, Shape]:
-    """Return name -> shape of a net's tensors, counters included, in the order of the module; no torch needed.
+    """Return name -> shape of a network's tensors, counters included, in the order of the module; this needs no torch.
 
     Args:
-        architecture: a key of `UPSTREAM`.
-        arguments: of the architecture, without `channels`: upstream's nets have three, OptuNet one.
+        architecture: name of the architecture, a key of `UPSTREAM`.
+        arguments: arguments of the architecture without `channels`, since upstream's networks have three and OptuNet
+            one.
     """
     return _NETS[architecture].shapes(**arguments)
 
@@ -266,7 +271,7 @@ class _UpstreamNet(NamedTuple):
 
 
 def _row_count(shapes: Mapping[str, Shape], name: str) -> int:
-    """Return the number of rows of a matrix; 10 if it is missing, so that it counts as misshapen."""
+    """Return the number of rows of the named matrix; 10 if it is missing, so that it is reported later."""
     shape = shapes.get(name, ())
     return shape[0] if len(shape) == 2 and shape[0] > 0 else 10
 

@@ -1,4 +1,4 @@
-"""Rows of a manifest, and layouts, from the indexes of archives."""
+"""Build manifest rows and layouts from the indexes of archives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
 from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of
-from checkpoints_zoo.sources.archives.keymaps import Recognised, recognise, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import RecognisedNetwork, recognise, tensor_shapes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MemberRange:
-    """The byte range of one member inside a file of a source.
+    """The byte range of one member inside a file of a source, with its safetensors header.
 
     Args:
-        name: of its file, which may contain its number.
-        path: of the file in the source that holds its bytes.
-        offset: of its first tensor in that file.
-        head: its tensors.
+        name: name of the member's file, which may contain its number.
+        path: path in the source of the file that holds the member's bytes.
+        offset: offset of the member's first tensor in that file.
+        head: safetensors header of the member, which lists its tensors.
     """
 
     name: str
@@ -44,9 +44,9 @@ class MemberGroup:
     """Members that are numbered together: those of one archive or one folder.
 
     Args:
-        members: their byte ranges.
-        broken: (name, reason) of damaged members.
-        numbers: of the members, then of the damaged ones; () to take them from the names.
+        members: the byte range of each member.
+        broken: (name, reason) of each damaged member.
+        numbers: numbers of the members, then of the damaged members; () to read them from the names.
     """
 
     members: Sequence[MemberRange]
@@ -54,15 +54,16 @@ class MemberGroup:
     numbers: Sequence[int] = ()
 
 
-# Recognises the network of a head's tensors; returns it and the layout, or raises LayoutError.
-IdentifyNet = Callable[[MemberHeader], tuple[Recognised, Layout]]
+# Function that recognises the network of a header's tensors; it returns the network and the layout, or raises
+# LayoutError.
+IdentifyNet = Callable[[MemberHeader], tuple[RecognisedNetwork, Layout]]
 
 
-def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
+def layout_of_head(head: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
     """Recognise the network of a header's tensors; return it, and the layout under our names.
 
     Raises:
-        LayoutError: an unknown network.
+        LayoutError: the tensors are of no known network.
     """
     stored = tensors_of(head)
     net = recognise(stored)
@@ -78,18 +79,20 @@ def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
 def rows_of_archives(
     indexes: Mapping[str, Index],
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Make the manifest of a collection in archives; return rows, layouts, and the architecture with its arguments.
+    """Make the manifest of a collection that lies in archives; return its rows, its layouts, and the architecture with
+    arguments.
 
-    A member's id is the number in its name. If earlier archives use one of an archive's numbers, all its numbers are
-    shifted behind the largest. Members of another network than most are `excluded`, damaged ones `failed`.
+    The id of a member is the number in its name. If one of an archive's numbers is used by an earlier archive, all its
+    numbers are increased so that they follow the largest used one. Members of another network than the majority get the
+    status "excluded", damaged members the status "failed".
 
     Args:
-        indexes: path in the source -> index, in the collection's order.
+        indexes: path of an archive in the source -> its index, in the collection's order.
 
     Raises:
-        LayoutError: members of unknown networks.
+        LayoutError: the members are of no known network.
         DamagedError: no members.
-        UsageError: a gzipped archive.
+        UsageError: an archive is gzipped, so that its members can't be read by ranges.
     """
     for path, index in indexes.items():
         if index.kind != "tar":
@@ -103,7 +106,7 @@ def rows_of_archives(
 
 
 def archive_group(path: str, index: Index) -> MemberGroup:
-    """Return the members of an archive, given its path in the source."""
+    """Return the members of an archive as a group; the path is the archive's in the source."""
     heads = index.heads
     members = [MemberRange(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
     return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
@@ -112,17 +115,17 @@ def archive_group(path: str, index: Index) -> MemberGroup:
 def rows_of_groups(
     groups: Sequence[MemberGroup], identify: IdentifyNet
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Make the manifest of groups of members; ids and result as in `rows_of_archives`.
+    """Make the manifest of groups of members; ids and result are those of `rows_of_archives`.
 
     Args:
-        groups: in the collection's order.
-        identify: recognises the network of a head's tensors.
+        groups: groups of members, in the collection's order.
+        identify: function that recognises the network of a header's tensors.
 
     Raises:
-        LayoutError: no member of a known network.
+        LayoutError: no member is of a known network.
         DamagedError: no members.
     """
-    # Keyed by identity: heads are few, and hashing all of their names takes long.
+    # The dict is keyed by `id(head)`: headers are few, and hashing all their tensor names takes long.
     heads = {id(m.head): m.head for group in groups for m in group.members}
     nets = {key: _identify(head, identify) for key, head in heads.items()}
     majority = _majority_net(Counter(id(m.head) for group in groups for m in group.members), nets)
@@ -135,7 +138,7 @@ def rows_of_groups(
             shift = max(used_numbers) + 1 - min(numbers)
             numbers = [number + shift for number in numbers]
         used_numbers |= set(numbers)
-        # The numbers of the damaged members come last.
+        # The numbers of the damaged members come after those of the others.
         for member, number in zip(group.members, numbers[: len(group.members)], strict=True):
             row = _new_row(number) | shared_columns[id(member.head)]
             if row["status"] == "ok":
@@ -146,7 +149,7 @@ def rows_of_groups(
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
 
 
-def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[Recognised, Layout] | LayoutError:
+def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[RecognisedNetwork, Layout] | LayoutError:
     try:
         return identify(head)
     except LayoutError as error:
@@ -154,9 +157,9 @@ def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[Recognised, La
 
 
 def _shared_columns(
-    net: tuple[Recognised, Layout] | LayoutError, majority: Recognised, layouts: dict[str, Layout]
+    net: tuple[RecognisedNetwork, Layout] | LayoutError, majority: RecognisedNetwork, layouts: dict[str, Layout]
 ) -> dict[str, Any]:
-    """Return the columns that all members with one header share; its layout is added to `layouts`."""
+    """Return the manifest values that all members with one header share; add the header's layout to `layouts`."""
     if isinstance(net, LayoutError):
         return {"status": "excluded", "reason": str(net)}
     if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
@@ -170,11 +173,13 @@ def _new_row(number: int) -> dict[str, Any]:
     return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
-def _majority_net(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
-    """Return the network of most members, given the number of members of each head."""
+def _majority_net(
+    counts: Mapping[int, int], nets: Mapping[int, tuple[RecognisedNetwork, Layout] | LayoutError]
+) -> RecognisedNetwork:
+    """Return the network that most members have, given the number of members of each header."""
     if not counts:
         raise DamagedError("archives or folder", expected="members", found="none")
-    votes: dict[str, tuple[int, Recognised]] = {}
+    votes: dict[str, tuple[int, RecognisedNetwork]] = {}
     for head, count in counts.items():
         net = nets[head]
         if not isinstance(net, LayoutError):
@@ -186,7 +191,7 @@ def _majority_net(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised
 
 
 def layout_key(architecture: str, layout: Layout) -> str:
-    """Return the key of a layout: its architecture and a hash."""
+    """Return the key of a layout: the name of the architecture and a hash."""
     text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
     return f"{architecture}-{hashlib.sha256(text).hexdigest()[:8]}"
 
@@ -194,15 +199,15 @@ def layout_key(architecture: str, layout: Layout) -> str:
 def source_of_archive(
     paths: Path | Iterable[Path], root: Path | None = None, facts: Mapping[str, Any] | None = None
 ) -> tuple[Description, pa.Table]:
-    """Index local archives; return the description and manifest of the collection in them.
+    """Index archives on this disk; return the description and the manifest of the collection in them.
 
     Args:
-        paths: of the archives, in the collection's order.
-        root: the source's folder, to which the rows' paths are relative; None for that of the first archive.
-        facts: fields of `Description` that archives don't hold: name, title, dataset, classes and so on.
+        paths: paths of the archives, in the collection's order.
+        root: the source's folder, to which paths in the rows are relative; None for the folder of the first archive.
+        facts: fields of `Description` that archives lack: name, title, dataset, classes and so on.
 
     Raises:
-        DamagedError, LayoutError, UsageError: see `index` and `rows_of_archives`.
+        DamagedError, LayoutError, UsageError: for the same reasons as in `index_archive` and `rows_of_archives`.
     """
     files = [paths] if isinstance(paths, Path) else list(paths)
     if not files:
@@ -221,10 +226,10 @@ def source_of_archive(
 
 
 def index_file(path: Path) -> Index:
-    """Index an archive on disk, every header read; return the index.
+    """Index an archive on this disk by reading every header; return the index.
 
     Raises:
-        DamagedError: see `walking.index_archive`.
+        DamagedError: for the same reasons as in `walking.index_archive`.
     """
     with path.open("rb", buffering=0) as file:
 
@@ -238,7 +243,7 @@ def index_file(path: Path) -> Index:
 
         size = path.stat().st_size
         index = walking.index_archive(read, size, str(path), threads=1)
-        # Reading all headers of a local file is cheap: no member stays predicted.
+        # Reading all headers of a local file is cheap, so no index is predicted.
         return (
             index if all(e.verified for e in index.entries) else walking.walk_archive(read, size, str(path), threads=1)
         )

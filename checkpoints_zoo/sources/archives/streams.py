@@ -1,4 +1,4 @@
-"""Gzipped archives: unpacked once into the member cache, or read once from start to end."""
+"""Reading of gzipped archives: they are unpacked once into the member cache, or read once from start to end."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import LARGEST, damage_error, header_at, tidy_name
 
-MOST_GROWTH = 200  # times its size: no archive of weights unpacks to more
+MOST_GROWTH = 200  # Largest ratio of a gzipped file's unpacked size to its size; weights never exceed it.
 PIECE = 2**20
 LARGEST_MEMBER = 2**33
-MOST_AFTER = 2**26  # bytes that are read after the end mark, up to gzip's checksum
+MOST_AFTER = 2**26  # Largest number of bytes read after the tar's end mark to reach gzip's checksum.
 
 
 def unpack_once(path: Path, key: str, place: Path) -> Path:
-    """Unpack a gzipped file, once; return the path of the tar.
+    """Unpack a gzipped file unless this was done before; return the path of the tar.
 
     Args:
-        path: of the file.
-        key: identifies its content.
-        place: a repo's folder in the cache.
+        path: path of the gzipped file.
+        key: text that identifies the content of the file.
+        place: folder of the cache that the tar is written into.
 
     Raises:
-        DamagedError: the file is cut, or unpacks to more than `MOST_GROWTH` times its size.
+        DamagedError: the file is cut short, or unpacks to more than `MOST_GROWTH` times its size.
         StorageError: the disk is full.
     """
     target = place / "unpacked" / f"{key}.tar"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with cache.locked_key(place, f"unpacked {key}"):
-            if not target.is_file():  # another process may have unpacked it
+            if not target.is_file():  # Another process may have unpacked the file in the meantime.
                 _unpack(path, target)
     return target
 
@@ -57,19 +58,20 @@ def _unpack(archive: Path, unpacked_file: Path) -> None:
             f"archive {archive}", expected="a whole gzip file", found=str(error), do="Get it again", path=archive
         ) from error
     except OSError as error:
-        raise cache.disk_full(unpacked_file.parent, error) from error
+        raise disk.disk_full(unpacked_file.parent, error) from error
 
 
 def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) -> Iterator[tuple[str, Header, bytes]]:
-    """Read a gzipped tar once; yield (name, header, bytes of the file) of each member, one in memory at a time.
+    """Read a gzipped tar from start to end; yield (name, header, bytes of the file) of each member, one in memory at a
+    time.
 
     Args:
-        file: opened for reading bytes.
-        name: of the archive, for errors.
-        largest: limit of a member's bytes.
+        file: the gzipped tar, opened for reading bytes.
+        name: name of the archive, for error texts.
+        largest: largest number of bytes that a member may have.
 
     Raises:
-        DamagedError: the archive is cut, no gzipped tar, or has a damaged or too large member.
+        DamagedError: the archive is cut short, is no gzipped tar, or has a damaged or too large member.
     """
     with gzip.GzipFile(fileobj=file) as unpacked:
         tape, start = _ForwardReader(unpacked, name), 0
@@ -94,7 +96,7 @@ def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) ->
 
 @dataclass
 class _ForwardReader:
-    """The bytes of a stream that `forget` has not dropped yet."""
+    """A stream that can only be read forward, with a buffer of the bytes that `forget` has not dropped yet."""
 
     file: gzip.GzipFile
     name: str
@@ -111,7 +113,7 @@ class _ForwardReader:
     def take(self, offset: int, length: int) -> bytes:
         pieces, end = [self.kept], offset + length - self.begin
         available = len(self.kept)
-        while available < end:  # piece by piece: a false size costs no memory
+        while available < end:  # Read piece by piece, so that a false size in a header costs no memory.
             pieces.append(self._read(min(PIECE, end - available)))
             available += len(pieces[-1])
             if not pieces[-1]:
@@ -120,7 +122,7 @@ class _ForwardReader:
         return self.kept[offset - self.begin :][:length]
 
     def forget(self, start: int) -> None:
-        """Drop everything before an offset."""
+        """Drop all buffered bytes before an offset."""
         while self.begin + len(self.kept) < start:
             self.begin, self.kept = self.begin + len(self.kept), b""
             self.kept = self._read(min(PIECE, start - self.begin))
@@ -129,6 +131,6 @@ class _ForwardReader:
         self.begin, self.kept = start, self.kept[start - self.begin :]
 
     def finish(self, most: int) -> None:
-        """Read the bytes after the end mark, so that gzip compares its checksum."""
+        """Read the bytes after the tar's end mark, so that gzip checks its checksum."""
         while most > 0 and (raw := self._read(PIECE)):
             most -= len(raw)

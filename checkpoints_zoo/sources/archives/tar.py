@@ -1,7 +1,7 @@
-"""Headers of tar files: ustar, pax, GNU and the oldest format. Every field that is used is checked.
+"""Headers of tar files: ustar, pax, GNU and the oldest format. Every field of a header that is used is checked.
 
-Not `tarfile.TarInfo.frombuf`: it accepts the sizes "-5", "0o5" and "1_0", refuses a header whose mode or owner is no
-number although nothing depends on them, and joins the times in an old GNU header to the name.
+`tarfile.TarInfo.frombuf` is not used: it accepts the sizes "-5", "0o5" and "1_0", refuses a header whose mode or owner
+is no number although nothing depends on them, and adds the times in an old GNU header to the name.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from checkpoints_zoo.errors import DamagedError
 
 BLOCK = 512
-MOST_EXTRA = 2**20  # bytes of pax records and long names before one file
-MOST_RECORDS = 8  # pax records and long names before one file
+MOST_EXTRA = 2**20  # Largest number of bytes of Largest number of pax records and long names before one file..
+MOST_RECORDS = 8  # Largest number of pax records and long names before one file.
 LARGEST = 2**62
 
-# (offset, length) -> exactly so many bytes of the archive.
+# Function (offset, length) -> exactly `length` bytes of the archive.
 ReadExactly = Callable[[int, int], bytes]
 
 OTHER_KINDS = {
     "1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "5": "a folder", "6": "a pipe",
 }  # fmt: skip
+LINKS = (OTHER_KINDS["1"], OTHER_KINDS["2"])
 _PAX_LENGTH = re.compile(rb"([0-9]{1,8}) ")
 
 
@@ -31,11 +32,11 @@ class TarHeader:
     """The header of one file in a tar.
 
     Args:
-        name: without "./" and doubled slashes; otherwise unchecked.
-        start: first byte of the file's records: pax records and long names come before its header.
-        data: first byte of its contents.
-        size: of its contents, in bytes.
-        kind: "" for a plain file, else a noun for its kind.
+        name: name of the file without "./" and doubled slashes, otherwise unchecked.
+        start: offset of the first block that belongs to the file; pax records and long names come before its header.
+        data: offset of the first byte of the file's contents.
+        size: size of the file's contents, in bytes.
+        kind: "" for a plain file, else a noun such as "folder" or "link".
     """
 
     name: str
@@ -46,7 +47,7 @@ class TarHeader:
 
     @property
     def end(self) -> int:
-        """Offset of the next file."""
+        """Offset of the next file in the archive."""
         return self.data + padded_size(self.size)
 
 
@@ -64,7 +65,7 @@ def is_header(block: bytes) -> bool:
         return False
     stored = re.match(rb" *([0-7]{1,7})[ \0]", block[148:156])
     rest = block[:148] + b" " * 8 + block[156:BLOCK]
-    # Some old programs summed signed bytes.
+    # Some old programs computed the checksum over signed bytes.
     return stored is not None and int(stored[1], 8) in (sum(rest), sum(b - 256 * (b > 127) for b in rest))
 
 
@@ -74,11 +75,11 @@ def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHead
     Args:
         take: reads the archive.
         start: the offset.
-        size: of the archive; `LARGEST` if it is unknown.
-        archive: its name in errors.
+        size: size of the archive in bytes; `LARGEST` if it is unknown.
+        archive: name of the archive in error texts.
 
     Raises:
-        DamagedError: no header at the offset, an inconsistent one, or contents beyond the archive's end.
+        DamagedError: there is no header at the offset, it is inconsistent, or the file exceeds the archive.
     """
     at, extra, long, pax = start, 0, "", dict[str, str]()
     for _ in range(MOST_RECORDS + 1):
@@ -110,7 +111,7 @@ def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHead
 def _build_header(
     block: bytes, kind: str, count: int, known: TarHeader, size: int, archive: str, pax: dict[str, str]
 ) -> TarHeader:
-    """Combine a header block with the records before it; return the header."""
+    """Combine the header block of a file with the pax records and long names before it; return the header."""
     at, name = known.data, known.name or _decode(block[:100])
     if not known.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
         name = f"{prefix}/{name}"
@@ -126,7 +127,8 @@ def _build_header(
     if kind == "\0" and name.endswith("/"):
         kind_text = OTHER_KINDS["5"]
     data = at + BLOCK
-    count = 0 if kind_text and kind in "123456\0" else count  # links and folders may state a size, but have no contents
+    # Headers of links and folders may state a size, but no contents follow.
+    count = 0 if kind_text and kind in "123456\0" else count
     if data + count > size:
         expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
         raise damage_error(archive, at, expected, "an archive that is cut, or a wrong size")
@@ -140,7 +142,7 @@ def tidy_name(name: str) -> str:
 
 
 def leads_out(name: str) -> bool:
-    """Say whether a name leads out of the folder that a tar is unpacked in."""
+    """Say whether a file's name would lead out of the folder in which a tar is unpacked."""
     return name.startswith("/") or ".." in name.split("/")
 
 
@@ -149,7 +151,7 @@ def _decode(raw: bytes) -> str:
 
 
 def _parse_number(field: bytes, at: int, archive: str) -> int:
-    """Parse a size: octal, or base 256 for a large one."""
+    """Parse a size field: an octal number, or in base 256 for large sizes; return the size."""
     if field[0] in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     else:

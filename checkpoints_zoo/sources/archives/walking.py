@@ -1,4 +1,4 @@
-"""Indexing a tar: predicted from a few headers if they are regular, else read header by header."""
+"""Indexing of a tar: the index is predicted from a few headers if they are regular, else every header is read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from checkpoints_zoo.sources.archives.tar import (
     padded_size,
 )
 
-# (offset, length) -> bytes, fewer at the end of the file; called from several threads.
+# Function (offset, length) -> bytes, fewer at the end of the file; it is called from several threads.
 ReadRange = Callable[[int, int], bytes]
 
-FIRST = 2**16  # bytes of the first read
-SMALL = 2**18  # if members are smaller than this, PIECE bytes are read at a time
+FIRST = 2**16  # Number of bytes of the first read of an archive.
+SMALL = 2**18  # If members are smaller than this number of bytes, PIECE bytes are read at a time.
 PIECE = 2**20
 LEAST = 2**14
 SAMPLES = 27
@@ -34,16 +34,17 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
     """Index an archive by reading few of its bytes; return the index.
 
     If all sampled headers have one size and their names are in numeric or alphabetic order, the other headers are
-    predicted; `is_as_predicted` checks the prediction when a member is read. Otherwise all headers are read.
+    predicted; `is_as_predicted` checks the prediction when a member is read. If the headers are irregular, all of them
+    are read.
 
     Args:
-        read: (offset, length) -> bytes by one request; called from several threads.
-        size: of the archive, in bytes.
-        name: of the archive, for errors.
+        read: function (offset, length) -> bytes that makes one request; it is called from several threads.
+        size: size of the archive, in bytes.
+        name: name of the archive, for errors.
         threads: number of parallel reads; 1 reads in this thread.
 
     Raises:
-        DamagedError: neither a tar nor a gzipped one; or a tar that is cut or inconsistent.
+        DamagedError: the file is neither a tar nor a gzipped file, or the tar is cut short or inconsistent.
     """
     first = read(0, min(size, FIRST))
     if first[:2] == b"\x1f\x8b":
@@ -57,15 +58,16 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
 
 
 def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
-    """Read all headers of a tar; return its index.
+    """Read all headers of a tar one after another; return its index.
 
-    One read for each file, at most twice as many plus four; if sizes repeat, the next headers are read in parallel.
+    There is one read for each file, or at most twice as many reads plus four; if sizes repeat, the next headers are
+    read in parallel.
 
     Args:
-        read, size, name, threads: as for `index_archive`.
+        read, size, name, threads: the same arguments as in `index_archive`.
 
     Raises:
-        DamagedError: as for `index_archive`.
+        DamagedError: for the same reasons as in `index_archive`.
     """
     return _index_by_walking(_Window(read, size, name, threads, {}))
 
@@ -74,7 +76,7 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     """Say whether the headers in front of a member's tensors agree with the index.
 
     Args:
-        window: bytes of the archive from `entry.start` to the tensors, or more.
+        window: bytes of the archive from `entry.start` to the first tensor, or more.
         entry: the member.
         index: the index of the archive.
     """
@@ -90,7 +92,7 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
 
 
 def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
-    """Return a reader of an archive that has one piece of it, which starts at an offset."""
+    """Return a read function for an archive of which only one piece is in memory, which starts at an offset."""
 
     def take(offset: int, length: int) -> bytes:
         raw = piece[offset - start :][:length]
@@ -103,12 +105,12 @@ def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
 
 @dataclass
 class _Window:
-    """A window on an archive: the bytes at the current file, and pieces that were read ahead.
+    """A reader of an archive with a buffer: the bytes at the current file, and pieces that were read ahead.
 
     Args:
-        read, size, name, threads: as for `index_archive`.
-        kept: pieces that were read before, by offset.
-        spare: reads ahead that may be useless, so that there are at most two reads for each file.
+        read, size, name, threads: the same arguments as in `index_archive`.
+        kept: offset -> piece of the archive that was read before.
+        spare: number of reads ahead that may turn out useless; it limits the reads to two for each file.
     """
 
     read: ReadRange
@@ -120,14 +122,14 @@ class _Window:
     begin: int = 0
     piece: bytes = b""
     wanted: int = FIRST
-    most: int = BLOCK  # bytes that the headers of one file took at most
+    most: int = BLOCK  # Largest number of bytes that the headers of one file took so far.
     files: int = 0
     count_ahead: int = 1
     ahead: dict[int, bytes] = field(default_factory=dict)
     strides: list[int] = field(default_factory=list)
 
     def goto(self, start: int) -> None:
-        """Move to the file at an offset."""
+        """Move the reader to the file at an offset."""
         needed = min(start + self.most, self.size)
         if self.begin <= start and needed <= self.begin + len(self.piece):
             return
@@ -150,7 +152,7 @@ class _Window:
         self.ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
 
     def read_all(self, starts: list[int], length: int) -> list[bytes]:
-        """Read pieces of one length in parallel; return them."""
+        """Read pieces of the same length at several offsets in parallel; return them."""
 
         def one(at: int) -> bytes:
             return self._whole(at, min(length, self.size - at))
@@ -167,14 +169,14 @@ class _Window:
         return raw
 
     def take(self, offset: int, length: int) -> bytes:
-        """Return bytes of the current file; missing ones are read."""
+        """Return bytes of the archive at the current file; bytes that are not in the buffer are read."""
         begin, available = offset - self.begin, len(self.piece)
         if offset + length > self.size:
             raise damage_error(
                 self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut"
             )
         if begin + length > available:
-            # Records and header have limited sizes: if reads must be saved, one read gets both.
+            # Records and the header have limited sizes: if few reads are left, one read gets both.
             room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
             until = min(begin + length + room, self.size - self.begin)
             self.piece += self._whole(self.begin + available, until - available)
@@ -182,7 +184,7 @@ class _Window:
         return self.piece[begin : begin + length]
 
     def passed(self, start: int, end: int, lead_end: int) -> None:
-        """Update the distance of files, and the bytes to read of each, after a file."""
+        """After a file, update the distance between files and the number of bytes to read for each."""
         self.files += 1
         self.spare += 1
         self.strides = [*self.strides[-1:], end - start]
@@ -223,7 +225,8 @@ def _index_by_walking(tape: _Window) -> Index:
 
 
 def _predict_index(tape: _Window) -> Index | None:
-    """Predict the index of a regular tar from its first two members and a few others; return None for another tar."""
+    """Predict the index of a regular tar from its first two members and a few others; return it, None if the tar is
+    irregular."""
     contents, after = Contents(tape.name), 0
     for _ in range(8):
         following = _read_next_file(tape, after, contents)
@@ -263,7 +266,7 @@ def _predict_index(tape: _Window) -> Index | None:
 
 
 def _resembles_first(contents: Contents, tape: _Window, piece: bytes, start: int, before: int, head: int) -> bool:
-    """Say whether a sampled piece begins a member with the first member's header."""
+    """Say whether a sampled piece is the start of a member with the same header as the first member."""
     take = _reader_of(piece, start, tape.name)
     try:
         file = header_at(take, start, tape.size, tape.name)

@@ -1,6 +1,8 @@
-"""Weight matching: the permutations of the units of a network that bring its weights closest to those of another one.
+"""Weight matching: find the permutations of a network's units that bring its weights closest to another network's
+weights.
 
-Ainsworth et al. 2023 (arXiv 2209.04836), weight matching and the merging of many models, on the symmetry table.
+The methods are weight matching and the merging of many models by Ainsworth et al. 2023 (arXiv 2209.04836), applied to a
+symmetry table.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-_SMALL = 1 << 20  # for members with fewer weights, one thread is faster
-_SWEEPS = 100  # the most sweeps of a match to a mean
+_SMALL = 1 << 20  # Number of weights of all members below which one thread is faster.
+_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ def match_weights(
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), all permuted tensors. Running statistics and integers do not count, and may be
+        params: parameters, name -> (member, *shape), including all permuted tensors. Running statistics and integers do
+            not count, and may be
             missing. Computations are in float32, or in float64 if a tensor is float64.
-        reference: name -> (*shape).
+        reference: parameters of the reference, name -> (*shape).
         start: group -> first permutation, (unit) or (member, unit). Groups without an entry start unpermuted.
-        seed: seed of the order of visits.
-        most: the largest number of sweeps.
+        seed: seed of the random order in which groups are visited.
+        most: largest number of sweeps over the groups.
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
@@ -99,7 +102,7 @@ def match_weights(
         matcher = Matcher(table, {name: tensor.to(wide) for name, tensor in fixed.items()})
         matches, objectives = [], []
         for i in range(members):
-            # A copy, because the rounding of a product may depend on the address of a tensor.
+            # The tensor is copied, because the rounding of a product may depend on the address of a tensor.
             weights = {name: tensor[i].to(fixed[name].device, wide, copy=True) for name, tensor in stacked.items()}
             first = {name: p if p.ndim == 1 else p[i] for name, p in begin.items()}
             matches.append(matcher.match(weights, first, seed, most, f"the member at position {i}"))
@@ -119,17 +122,18 @@ def match_mean(
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), see `match_weights`. Tensors that do not count there are averaged as well.
-        seed: seed of the orders of members and of visits.
-        most: the largest number of passes.
+        params: parameters, name -> (member, *shape), as in `match_weights`. Tensors that do not count in the matching
+            are averaged as well.
+        seed: seed of the random orders in which members and groups are visited.
+        most: largest number of passes over the members.
 
     Returns:
         The matching, with the sweeps and visits of all passes, and with the mean of the other members as reference of
         the objective; and the mean, name -> (*shape) in float32 or wider. Integers are those of the first member.
 
     Raises:
-        LayoutError, DamagedError: see `match_weights`.
-        UsageError: see `match_weights`; also if there are no members.
+        LayoutError, DamagedError: for the same reasons as in `match_weights`.
+        UsageError: for the same reasons as in `match_weights`, and if there are no members.
     """
     members = count_stacked(table, params)
     _check_most(most)
@@ -141,7 +145,9 @@ def match_mean(
         for name, tensor in params.items():
             placed = permute(table, {name: tensor}, moved.permutations)[name]
             mean[name] = (
-                _sum(placed).div(members).to(compute_dtype(placed.dtype)) if tensor.is_floating_point() else placed[0]
+                _sum_over_members(placed).div(members).to(compute_dtype(placed.dtype))
+                if tensor.is_floating_point()
+                else placed[0]
             )
     return moved, mean
 
@@ -191,7 +197,7 @@ def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -
         total[name].add_(tensor, alpha=sign)
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def _sum_over_members(tensor: Tensor) -> Tensor:
     """Return the sum over members in float64, without a float64 copy of all members."""
     total = torch.zeros_like(tensor[0], dtype=torch.float64)
     for member in tensor:

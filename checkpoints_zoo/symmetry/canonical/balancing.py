@@ -17,13 +17,14 @@ from torch import Tensor
 
 from checkpoints_zoo.symmetry.canonical.monomials import Block, Monomials, PowerProduct, ScalePower
 
-_FEW, _SMALL = 4, 1 << 15  # up to this many scales and this large matrices, sweeps without Newton steps are faster,
-_MANY = 12  # up to this many sweeps
-_DROPS = 2  # first sweeps, which may remove nearly all of the mass
-_TINY = 1e-300  # added to both sides of a unit: two zeros are balanced
-_NEWTON, _HALVINGS = 4, 20  # the most steps
-_WORTH = 1e-3  # the last Newton step is the one that removes less than this share of the mass
-_STEP = 4.0  # the largest change of the logarithm of a factor in one Newton step
+# Sweeps without Newton steps are faster up to this number of scales and this size of matrices,
+_FEW, _SMALL = 4, 1 << 15
+_MANY = 12  # and up to this number of sweeps.
+_DROPS = 2  # Number of first sweeps, which may remove nearly all of the mass.
+_TINY = 1e-300  # Number added to both sides of a unit, so that two zeros count as balanced.
+_NEWTON, _HALVINGS = 4, 20  # Largest numbers of Newton steps, and of halvings of one step.
+_WORTH = 1e-3  # Newton's method ends after a step that removes less than this share of the mass.
+_STEP = 4.0  # Largest change of the logarithm of a factor in one Newton step.
 
 
 @dataclass
@@ -50,15 +51,15 @@ Key = tuple[str, float]
 
 @dataclass(frozen=True)
 class _Use:
-    """A scale along one axis of a block.
+    """The use of a scale along one axis of a block.
 
     Args:
-        block: position of the block.
-        mass: mass of the block.
+        block: index of the block in the list of blocks.
+        mass: tensor of the block's mass.
         on_rows: whether the scale is along the rows.
-        along: the powers of all scales along the same axis, this one included.
-        across: the powers of all scales along the block's other axis.
-        power: power of the scale.
+        along: powers of all scales along the same axis, including this use.
+        across: powers of all scales along the other axis of the block.
+        power: exponent of the scale along this axis.
         units: see `ScalePower`.
     """
 
@@ -77,14 +78,15 @@ class Balancer:
     Vectors are columns, (member, value, 1) or (member, cell, 1), as batched matrix products need them.
 
     Args:
-        monomials: the sum to minimise.
+        monomials: the sum of monomials to minimise.
     """
 
     def __init__(self, monomials: Monomials) -> None:
         like = monomials.constant
         self.monomials = monomials
         self.uses: dict[str, list[_Use]] = {name: [] for name in monomials.sizes}
-        self.degree = dict.fromkeys(monomials.sizes, 1.0)  # the largest sum of powers of a scale in one monomial
+        # Name of a scale -> largest sum of its exponents in one monomial.
+        self.degree = dict.fromkeys(monomials.sizes, 1.0)
         self.powers_of: dict[Key, Tensor] = {
             (n, 1.0): like.new_ones(len(like), k, 1) for n, k in monomials.sizes.items()
         }
@@ -121,12 +123,13 @@ class Balancer:
         return self.powers_of[part.scale, part.power][:, part.units]
 
     def terms(self, use: _Use) -> Tensor:
-        """Sum the monomials of a use over the other axis; return (member, cell, 1)."""
+        """Sum the monomials of a scale's use over the other axis of the block; return (member, cell, 1)."""
         sums = use.mass
         if use.across and use.on_rows:
             sums = torch.bmm(sums, self.product(use.across))
         elif use.across:
-            # A row vector from the left: a product with the transposed matrix would read memory with strides.
+            # The product is taken with a row vector from the left, because a product with the transposed matrix would
+            # read memory with strides.
             sums = torch.bmm(self.product(use.across).mT, sums).mT
         return sums * self.product(use.along)
 
@@ -144,13 +147,13 @@ class Balancer:
     def grow_and_shrink(self, name: str, terms: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mass that grows and the mass that shrinks with each value of a scale, (member, value, 1) each.
 
-        If the powers of the scale in one monomial add up to more than 1, each power counts by its share. Then
-        grow * r**degree + shrink / r**degree bounds the mass at squares r times these from above (the inequality of
-        arithmetic and geometric means), and is the mass at r = 1.
+        If the powers of the scale in one monomial add up to more than 1, each power counts by its share. If all squares
+        are multiplied by r, grow * r**degree + shrink / r**degree is then an upper bound of the mass (by the inequality
+        of arithmetic and geometric means), which is exact at r = 1.
 
         Args:
-            name: name of the scale.
-            terms: terms of its uses.
+            name: name of the scale to balance.
+            terms: terms of the scale's uses, as `terms` returns them.
         """
         sums: list[Tensor | None] = [None, None]
         for use, term in zip(self.uses[name], terms, strict=True):
@@ -168,7 +171,7 @@ class Balancer:
 
         Args:
             frozen: (member), whether to keep the scales of a member; None: no member is frozen.
-            totals: sum (member) of each block. They are updated. None: not needed.
+            totals: sum (member) of each block; None to leave the sums out. They are updated. None: not needed.
         """
         changes = []
         for name, uses in self.uses.items():
@@ -207,22 +210,24 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
     remove less as well, at the rate of the last two sweeps.
 
     Args:
-        monomials: the sum to minimise. For each unit, some monomial grows and some monomial shrinks, or there is none.
-        tolerance: share of the mass.
-        most: the largest number of sweeps.
+        monomials: the sum of monomials to minimise. For each unit, some monomial grows and some monomial shrinks, or
+            there is none.
+        tolerance: share of the mass; a member is done when a sweep removes less than this share.
+        most: largest number of sweeps over the scales.
     """
     balancer = Balancer(monomials)
     constant, blocks = monomials.constant, monomials.blocks
     mass = sum((balancer.total(block) for block in blocks), constant)
     large = len(monomials.sizes) > _FEW or any(block.mass.shape[1:].numel() > _SMALL for block in blocks)
-    # Without the sums of the blocks, the decrease of a sweep is exact only for degree 1.
+    # If the sums of the blocks are not used, the decrease of a sweep is exact only for degree 1.
     always = large or any(degree != 1 for degree in balancer.degree.values())
     done = torch.full_like(mass, not blocks, dtype=torch.bool)
     history, sweeps, before = [mass], torch.zeros_like(mass, dtype=torch.int64), mass
     while len(history) <= most and not bool(done.all()):
         frozen = done if bool(done.any()) else None
         two_level = always or len(history) > _MANY
-        # The first sweeps may remove nearly all mass: the rest must not be a difference of two sums.
+        # The first sweeps may remove nearly all mass; the remaining mass is summed anew, since a difference of two
+        # large sums would be inexact.
         totals = [constant] * len(blocks) if two_level or len(history) <= _DROPS else None
         decrease = balancer.sweep(frozen, totals)
         if totals is None:
@@ -235,7 +240,7 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
         history.append(mass)
         small = decrease <= tolerance * mass
         if bool(small.any()):
-            # The remaining decrease as a geometric series, which does not converge while decreases grow.
+            # The remaining decrease is estimated as a geometric series, which does not converge while decreases grow.
             remaining = torch.where(decrease < before, decrease.square() / (before - decrease), torch.inf)
             done = done | (small & ((remaining <= tolerance * mass) | (decrease <= 1e-15 * mass)))
         before = decrease

@@ -1,4 +1,4 @@
-"""Distances between networks: squared distances of weights, and transpositions of permutations.
+"""Distances between networks: squared distances of weights, and numbers of transpositions of permutations.
 
 Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report the pair (‖W₀ − P·W₁‖², NoT(P)), P the permutation that matches W₁.
 """
@@ -15,17 +15,17 @@ from checkpoints_zoo.symmetry.applying import check_single, count_stacked
 from checkpoints_zoo.symmetry.canonical.matching import STATISTICS
 from checkpoints_zoo.symmetry.table import Table
 
-_CHUNK = 1 << 18  # entries converted to float64 at once
+_CHUNK = 1 << 18  # Largest number of entries converted to float64 at once.
 
 
 def transpositions(permutation: Tensor) -> Tensor:
     """Return the smallest number of swaps of two units that make a permutation, int64 (...): units - cycles.
 
     Args:
-        permutation: int64 (..., unit).
+        permutation: one or more permutations, int64 (..., unit).
 
     Raises:
-        UsageError: it is no permutation.
+        UsageError: a row is no permutation.
 
     >>> transpositions(torch.tensor([[0, 1, 2], [1, 0, 2], [1, 2, 0]])).tolist()
     [0, 1, 2]
@@ -53,8 +53,8 @@ def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapp
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), all tensors of floating point. Permute them first.
-        reference: name -> (*shape).
+        params: parameters, name -> (member, *shape), including all tensors of floating point. Permute them first.
+        reference: parameters of the reference, name -> (*shape).
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
@@ -75,13 +75,14 @@ def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapp
             continue
         if len(present) == 2:
             total += _squares(present[0].detach(), present[1].detach())
-        elif present or axes.moves or axes.role != "other":  # a tensor that both lack may be a counter
+        elif present or axes.moves or axes.role != "other":  # A tensor that both networks lack may be a counter.
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
     return total
 
 
 def _squares(stacked: Tensor, fixed: Tensor) -> Tensor:
-    """Return squared distances, (member). Memory stays small: at most `_CHUNK` entries are in float64 at once."""
+    """Return the sum of the squared differences of a stacked tensor from a fixed one, (member). Memory stays small: at
+    most `_CHUNK` entries are in float64 at once."""
     members, width = len(stacked), max(1, fixed.numel())
     flat, other = stacked.reshape(members, -1), fixed.reshape(-1).to(stacked.device)
     result = torch.zeros(members, dtype=torch.float64, device=stacked.device)

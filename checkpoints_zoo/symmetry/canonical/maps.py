@@ -1,6 +1,6 @@
 """Canonical maps: choose one network for all networks that symmetries turn into each other.
 
-Laurent et al. 2024 (arXiv 2310.08287): scale first, then sort.
+As in Laurent et al. 2024 (arXiv 2310.08287), units are scaled first, then sorted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
 SCALES = ("unit-norm",)
-_TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}  # shares of a value that rounding stays below
+# dtype -> largest rounding error of a scaled value, as a share of the value.
+_TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}
 
 
 def canonicalize(
@@ -41,7 +42,7 @@ def canonicalize(
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), or one member's (*shape).
+        params: parameters, name -> (member, *shape), or (*shape) for one member.
         scale: "unit-norm", see `scaling.unit_norm` and `signs.fix_signs`; None: no scaling, and all dtypes stay.
         permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
             `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
@@ -49,7 +50,8 @@ def canonicalize(
         approximate: whether to change approximate scales as well.
 
     Raises:
-        UsageError: an unknown option, "norm" for rows that all have norm 1, or a scale without a row of weights.
+        UsageError: an option has an unknown value, units should be sorted by norms that are all 1, or a scale has no
+            row of weights.
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> import torch
@@ -85,7 +87,7 @@ def check_options(scale: str | None, permute: str | None) -> None:
     """Check the options of `canonicalize`.
 
     Raises:
-        UsageError: an unknown option.
+        UsageError: an option has an unknown value.
     """
     for name, option, options in (("scale", scale, SCALES), ("permute", permute, KEYS)):
         if option is not None and option not in options:
@@ -96,7 +98,7 @@ def check_scaling(table: Table, scale: str | None, permute: str | None, streams:
     """Check that the options of `canonicalize` are possible for a table.
 
     Raises:
-        UsageError: "norm" for rows that all have norm 1, or a scale without a row of weights.
+        UsageError: units should be sorted by norms that are all 1, or a scale has no row of weights.
     """
     if scale is not None:
         check_rows(table, approximate)

@@ -1,6 +1,7 @@
-"""The minimal mass of a network: its sum of squared weights, minimised over its scales.
+"""The minimal mass of a network: the sum of its squared weights, minimised over its scales.
 
-Laurent et al. 2024 (arXiv 2310.08287), the minimum scaled network mass problem. Monomials that scales can make
+This is the minimum scaled network mass problem of Laurent et al. 2024 (arXiv 2310.08287). Monomials that scales can
+make
 arbitrarily small are removed from the mass first.
 """
 
@@ -18,9 +19,10 @@ from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance_scale
 from checkpoints_zoo.symmetry.canonical.monomials import BIASES, WEIGHTS, Block, Monomials, collect_monomials
 from checkpoints_zoo.symmetry.table import Table
 
-_TOGETHER = {"cpu": 1 << 22}  # entries of the members balanced at once: they fit into the cache
+# Largest number of entries of the members that are balanced at once, so that they fit into the cache.
+_TOGETHER = {"cpu": 1 << 22}
 _TOGETHER_ELSEWHERE = 1 << 27
-_SMALLEST, _LARGEST = 1e-140, 1e150  # magnitudes of weights
+_SMALLEST, _LARGEST = 1e-140, 1e150  # Smallest and largest magnitude of a weight whose square float64 can hold.
 Units = Mapping[str, tuple[int, ...]]
 
 
@@ -30,11 +32,12 @@ class MinimalMass:
 
     Args:
         ids: ids of the members.
-        before: (member), the mass, without the unbounded part.
-        after: (member), the minimum.
+        before: (member), the mass before the minimisation, without the unbounded part.
+        after: (member), the minimal mass, without the unbounded part.
         unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. If
-            it is not 0, the minimum is not attained: see `attained`.
-        residual: (member), the certificate. At the minimum, the mass that grows with a unit equals the mass that
+            the unbounded mass is not 0, no scales reach the minimum: see `attained`.
+        residual: (member), how far the scales are from the minimum (the certificate). At the minimum, the mass that
+            grows with a unit equals the mass that
             shrinks with it. The residual is the sum of the differences over units, as a share of the sum of both
             masses.
         converged: (member), whether the stopping rule was met.
@@ -43,7 +46,8 @@ class MinimalMass:
         scales: scale -> (member, value), for `symmetry.rescale`. Scales without an entry are 1.
         degenerate: scale -> units that can shrink without limit in every member: rows before a batch norm, and units
             that only such rows balance. Their scales stay 1.
-        dead: for each member, scale -> units that can shrink without limit in this member only, because their inputs or
+        dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
+            inputs or
             outputs are 0. Their scales stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
     """
@@ -123,16 +127,17 @@ def minimal_mass(
     """Minimise the sum of squared weights over all scales that keep the function; return the mass and its minimum.
 
     Kernels, linear weights and norm gains have mass, as in the code of the authors. Running statistics have none. The
-    problem is convex in the logarithms of the scales. It is solved by two-level balancing, in float64.
+    problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), all tensors with mass.
-        biases: whether biases and the offsets of norms have mass as well.
+        params: parameters, name -> (member, *shape), including all tensors with mass.
+        biases: whether biases and the offsets of norms count as mass as well.
         hold: names of scales that stay 1.
         approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
         same: names that share a tensor with an earlier name. Each tensor counts once.
-        tolerance: share of the mass. A member is done if its last sweep, and all further sweeps, remove less.
+        tolerance: share of the mass that ends the search. A member is done if its last sweep, and all further sweeps,
+            remove less.
         most: the largest number of sweeps.
 
     Raises:
@@ -170,8 +175,8 @@ def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held: tuple[st
 
     Args:
         parts: one result or more, solved with the same options.
-        ids: ids of all members.
-        held: scales that were not changed.
+        ids: ids of all members of the parts, in order.
+        held: names of the scales that were not changed.
     """
     longest = max(len(part.history) for part in parts)
     histories = [torch.cat([p.history, p.history[-1:].expand(longest - len(p.history), -1)]) for p in parts]
@@ -209,7 +214,7 @@ def _member_chunks(params: Mapping[str, Tensor], members: int) -> Iterator[dict[
 
 
 def _solve(table: Table, params: Mapping[str, Tensor], free: list[str], tolerance: float, most: int) -> MinimalMass:
-    """Balance some members, numbered from 0."""
+    """Minimise the mass of some members, numbered from 0; return the result."""
     monomials = collect_monomials(table, params, list(params), free, torch.float64)
     removed = remove_unbounded(monomials)
     if not bool(torch.stack([removed.mass, *(block.mass.sum((1, 2)) for block in monomials.blocks)]).isfinite().all()):
@@ -273,7 +278,7 @@ def _refuse_nonfinite(params: Mapping[str, Tensor]) -> None:
 
 @dataclass
 class UnboundedMass:
-    """The mass that was removed.
+    """The mass that scales can make arbitrarily small, which was removed from the problem.
 
     Args:
         had_mass: scale -> (member, unit), whether a unit had mass before the removal.

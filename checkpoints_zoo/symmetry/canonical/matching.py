@@ -20,21 +20,21 @@ from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, 
 from checkpoints_zoo.symmetry.table import Table
 
 STATISTICS = ("mean", "variance")
-_NOTHING = 1e-12  # smallest gain of a visit, as a share of the product of both norms
-_ALL_ORDERS = 3  # for blocks up to this number of units, all orders are tried
-_SMALL = 96  # with fewer units, scipy alone is faster
-_STAGES = ((0.1, 10), (0.03, 10))  # smoothing, in standard deviations of the gains, and steps with it
-_FLOOR = -80.0  # logarithm of the smallest number in use; float32 can represent it
+_NOTHING = 1e-12  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
+_ALL_ORDERS = 3  # Number of units in a block up to which all orders are tried.
+_SMALL = 96  # Number of units below which scipy alone is faster.
+_STAGES = ((0.1, 10), (0.03, 10))  # Stages of (smoothing in standard deviations of the gains, number of steps).
+_FLOOR = -80.0  # Logarithm of the smallest number in use, which float32 can represent.
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
 Inside = dict[
     str, NDArray[np.int64]
-]  # group -> (new unit u of the mover, old unit v, place), the order in the block of v if it becomes u
+]  # Group -> (new unit u of the mover, old unit v, place): the order inside the block of v if v becomes u.
 
 
 @dataclass(frozen=True)
 class MemberMatch:
-    """The part of `Matching` for one member."""
+    """The result of matching one member, one row of `Matching`."""
 
     permutations: Permutations
     sweeps: int
@@ -47,8 +47,8 @@ class Matcher:
 
     Args:
         table: the network's symmetry table.
-        reference: name -> (*shape), all tensors that count, in one dtype.
-        thing: name of the reference in errors.
+        reference: parameters of the reference, name -> (*shape): all tensors that count, in one dtype.
+        thing: name of the reference in error texts.
 
     Raises:
         DamagedError: a weight is not finite.
@@ -58,7 +58,7 @@ class Matcher:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
         self._norm = _norm(reference, thing)
         ups, downs = self._families.above, self._families.below
-        # Groups to visit again after a group has moved.
+        # Group -> groups to visit again after this group has moved.
         self._touched = {
             group: {h for reader in readers for h in (reader, *ups[reader])}
             for group, readers in self._reference.readers.items()
@@ -71,11 +71,11 @@ class Matcher:
         """Match one network; return its permutations.
 
         Args:
-            params: name -> (*shape), in the reference's dtype, on its device.
+            params: parameters of the network, name -> (*shape), in the reference's dtype and on its device.
             start: first permutations.
-            seed: seed of the order of visits.
-            most: the largest number of sweeps.
-            thing: name of the network in errors.
+            seed: seed of the random order in which groups are visited.
+            most: largest number of sweeps over the groups.
+            thing: name of the network in error texts.
 
         Raises:
             DamagedError: a weight is not finite.
@@ -123,7 +123,7 @@ class Matcher:
 
 
 def matched_tensors(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
-    """Return the tensors that count: those with a move, without statistics and integers."""
+    """Return the tensors that count in the matching: all permuted tensors except statistics and integers."""
     result = {}
     for name, axes in table.tensors.items():
         if not axes.moves or axes.role in STATISTICS:
@@ -143,7 +143,7 @@ def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
 
 
 def _norm(params: Mapping[str, Tensor], thing: str) -> float:
-    """Return the norm of all weights.
+    """Return the L2 norm of all weights together.
 
     Raises:
         DamagedError: a weight is not finite.
@@ -194,15 +194,16 @@ def best_move(
 ) -> tuple[Permutations, float]:
     """Return the best permutations of a group and of its descendants, and the gain.
 
-    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside is found
-    for each pair of an old and a new place of a block. In a grouped kernel between two of these groups, the order of
+    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
+    is found for each pair of an old and a new place of the block. In a grouped kernel between two of these groups, the
+    order of
     the later group is found for the best order of the earlier group.
 
     Args:
-        products: products of the matched network.
+        products: inner products of the reference and the matched network.
         families: the tree of groups.
         group: the group to visit.
-        permutations: present permutations of all groups.
+        permutations: group -> present permutation, for all groups.
     """
     values, inside = _Subtree(products, families, group, permutations).solve(group)
     size, blocks = families.groups[group].size, families.groups[group].blocks
@@ -221,7 +222,7 @@ def best_move(
 
 
 class _Subtree:
-    """A group with its descendants."""
+    """Return a group with all its descendants in the tree."""
 
     def __init__(self, products: Products, families: Families, top: str, permutations: Permutations) -> None:
         self._products, self._families, self._permutations = products, families, permutations
@@ -253,7 +254,7 @@ def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]
     """Return for each new and old place of a block the best sum inside, (new, old), and its order, (new, old, unit).
 
     Args:
-        values: (new unit, old unit).
+        values: gains (new unit, old unit).
         blocks: number of blocks of the units.
     """
     width = len(values) // blocks
@@ -302,9 +303,9 @@ def _kernel_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> 
     """Return the gains along the later axis of a grouped kernel, given the best order of its other axis.
 
     Args:
-        products: products of the matched network.
-        late: term of the later axis.
-        inside: (new block, old block, place), orders of the other axis.
+        products: inner products of the reference and the matched network.
+        late: the term of the later axis of the kernel.
+        inside: orders of the kernel's other axis, (new block, old block, place).
     """
     blocks, axis = len(inside), 1 - late.move.axis
     fixed, units = (
@@ -323,16 +324,18 @@ def _kernel_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> 
 def assign(gains: Matrix) -> Places:
     """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
-    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. That
-    changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual solution.
+    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. The
+    subtraction changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual
+    solution.
 
     Args:
-        gains: (unit, unit), finite.
+        gains: matrix of finite numbers, (unit, unit).
 
     >>> assign(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
     [0, 1]
     """
-    from scipy.optimize import linear_sum_assignment  # slow to import, and rarely needed
+    # Imported here because scipy.optimize is slow to import and rarely needed.
+    from scipy.optimize import linear_sum_assignment
 
     costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced_costs(gains)
     places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
@@ -353,7 +356,9 @@ def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
 def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
     """Return a number for each row and each column, (unit) each, in float64, whose sums are slightly above the gains.
 
-    They solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895): Sinkhorn iterations, float32.
+    The numbers solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895), by Sinkhorn iterations
+    in
+    float32.
 
     Args:
         gains: (unit, unit).

@@ -1,8 +1,8 @@
 """The mass of a network as a sum of monomials in its scales.
 
 Scales multiply each squared entry of a tensor by a product of powers. Entries with the same product are summed first (a
-kernel over its window, a linear layer over the span of each flattened unit). This leaves one matrix for each pair of
-scales, one vector for each single scale, and a constant.
+kernel over its window, a linear layer over the span of each flattened unit). After this sum, there is one matrix for
+each pair of scales, one vector for each single scale, and a constant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from checkpoints_zoo.symmetry.table import Axes, Power, Table
 
 WEIGHTS = ("weight", "gain")
 BIASES = ("bias", "offset")
-_PIECE = 1 << 16  # entries squared at once: 512 KB
+_PIECE = 1 << 16  # Largest number of entries squared at once (512 KB).
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class ScalePower:
     """The power of a scale along one axis of a block.
 
     Args:
-        scale: name of the scale.
-        power: power of its values.
-        units: (cell), the number of the value of each cell; None: cell c has value c.
+        scale: name of the scale along the axis.
+        power: exponent of the scale's values.
+        units: (cell), index of the scale's value in each cell; None: cell c has value c.
     """
 
     scale: str
@@ -44,9 +44,9 @@ class Block:
     """A matrix of monomials: mass[:, r, c] times the squared product of the powers of row r and column c.
 
     Args:
-        rows: powers along the rows; empty: 1.
-        columns: powers along the columns; empty: 1.
-        mass: (member, row, column), not negative.
+        rows: powers of scales along the rows; empty if no scale acts on rows.
+        columns: powers of scales along the columns; empty if no scale acts on columns.
+        mass: sums of squared weights, (member, row, column).
     """
 
     rows: PowerProduct
@@ -59,8 +59,8 @@ class Monomials:
     """The mass of stacked members as a function of their scales.
 
     Args:
-        sizes: number of values of each free scale.
-        blocks: the blocks. The mass is their sum plus the constant.
+        sizes: name of each free scale -> number of its values.
+        blocks: the blocks. The mass of a member is the sum of all blocks plus the constant.
         constant: (member), the mass that no free scale changes.
     """
 
@@ -76,10 +76,10 @@ def collect_monomials(
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape).
+        params: parameters, name -> (member, *shape).
         names: names of the tensors with mass.
-        free: names of the free scales. All others are 1.
-        dtype: dtype of the sums.
+        free: names of the free scales. All other scales are 1.
+        dtype: dtype in which squares are summed.
     """
     tensors = [params[name] for name in names]
     members, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
@@ -129,7 +129,8 @@ def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor,
         yield from _irregular(axes, powers, table, tensor, dtype)
         return
     powers = tuple(sorted(powers, key=lambda power: power.axis))
-    # (member, before, value, span, between, value, span, behind): sum over all axes except members and values.
+    # The axes are (member, before, value, span, between, value, span, behind): sum over all axes except members and
+    # values.
     view, start = [len(tensor)], 0
     for power in powers:
         size = table.scales[power.scale].size
@@ -148,7 +149,7 @@ def _irregular(
 ) -> Iterator[Block]:
     """Sum the squares of a tensor over cells, in which each power has one value; yield blocks of one column.
 
-    For kernels whose inputs several layers write, grouped kernels, and products of scales.
+    This is the case for kernels whose inputs several layers write, for grouped kernels, and for products of scales.
     """
     scaled = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
     lengths = [axes.shape[i] for i in scaled]

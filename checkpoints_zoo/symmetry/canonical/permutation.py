@@ -1,6 +1,7 @@
 """Sort units: choose one network for all networks that permutations turn into each other.
 
-Laurent et al. 2024 (arXiv 2310.08287): their code sorts by the first weight of each unit, their text by the largest.
+Laurent et al. 2024 (arXiv 2310.08287) sort by the first weight of each unit in their code, and by the largest in their
+text.
 Keys are whole numbers. Rising keys mean falling weights or norms.
 """
 
@@ -22,10 +23,10 @@ from checkpoints_zoo.symmetry.canonical.ties import Cells, are_alone, break_ties
 from checkpoints_zoo.symmetry.table import Group, Table
 
 KEYS = ("first", "max", "norm")
-_CHUNK = 1 << 17  # entries squared at once: 512 KB
-_GATHERED = 1 << 20  # entries of slices at once: 8 MB
-_RUN = 64  # entries added up in the precision of the weights
-_SHORT = 32  # rows up to this length are summed entry by entry
+_CHUNK = 1 << 17  # Largest number of entries squared at once (512 KB).
+_GATHERED = 1 << 20  # Largest number of entries of slices gathered at once (8 MB).
+_RUN = 64  # Number of entries that are added up in the precision of the weights.
+_SHORT = 32  # Rows up to this length are summed entry by entry.
 
 
 def sort_units(
@@ -45,21 +46,23 @@ def sort_units(
 
     -0.0 comes after 0.0. Units that can swap places without a change of any tensor keep their order.
 
-    There is one exception: after `refining.MOST` orders of one member the search stops with the best order so far. This
-    takes many units that differ only in their connections to each other, as in a network of adjacency matrices. The
+    There is one exception: after `refining.MOST` orders of one member the search stops with the best order so far. Such
+        a search needs many units that differ only in their connections to each other, as in a network of adjacency
+        matrices. The
     function of the member stays the same.
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), all tensors with a permuted axis. No entry may be NaN.
+        params: parameters, name -> (member, *shape), including all tensors with a permuted axis. No entry may be NaN.
         key: the key of the row that the first writer has for a unit, after its columns are sorted: "first" weight,
             "max" (largest) weight, or L2 "norm" in float64.
         streams: whether to sort the units of residual streams as well.
-        tolerance: values are equal if they differ by at most this share of the larger one. For rescaled tensors, whose
-            equal units differ by rounding. The tensors are then the same within the tolerance, not bit for bit.
+        tolerance: values are equal if they differ by at most this share of the larger one. A tolerance is for rescaled
+            tensors, whose equal units differ by rounding. The tensors are then the same within the tolerance, not bit
+            for bit.
 
     Raises:
-        UsageError: an unknown key, or tensors without a member axis.
+        UsageError: the key is unknown, or the tensors have no member axis.
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
 
     >>> from torch import nn
@@ -83,7 +86,7 @@ def sort_units(
     with torch.no_grad():
         members = Members(table, {name: params[name].detach() for name in moving}, free, tolerance=tolerance)
         order = (
-            _sort_remaining(members, False, _turns(table, free), key)
+            _sort_remaining(members, False, _sorting_turns(table, free), key)
             if count
             else _no_orders(table, free, members.device)
         )
@@ -104,22 +107,22 @@ def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
     return frozenset(name for name in table.groups if name not in excluded)
 
 
-def _turns(table: Table, free: frozenset[str]) -> list[list[str]]:
+def _sorting_turns(table: Table, free: frozenset[str]) -> list[list[str]]:
     """Return the groups in sorting order. A group without writers is sorted together with the first group inside it."""
     turns: list[list[str]] = []
     placed: set[str] = set()
     for name in table.groups:
         if name in free and name not in placed:
-            turns.append(_chain(table, name) if not table.groups[name].writers else [name])
+            turns.append(_groups_of_turn(table, name) if not table.groups[name].writers else [name])
             placed.update(turns[-1])
     return turns
 
 
-def _chain(table: Table, name: str) -> list[str]:
+def _groups_of_turn(table: Table, name: str) -> list[str]:
     """Return a group and the groups inside its blocks, down to the first with writers; the group alone if none."""
     for other in table.groups.values():
         if other.mover == name:
-            below = [other.name] if other.writers else _chain(table, other.name)
+            below = [other.name] if other.writers else _groups_of_turn(table, other.name)
             if table.groups[below[-1]].writers:
                 return [name, *below]
     return [name]
@@ -150,7 +153,7 @@ def _sort_turn(members: Members, turn: list[str], key: str, busy: Tensor) -> Ten
     """Sort the groups of a turn inside their blocks; return whether a member has ties left, (member).
 
     Args:
-        busy: (member), whether to break the ties of a member.
+        busy: (member), whether a member still needs sorting.
     """
     table, last = members.table, turn[-1]
     open_ = torch.zeros_like(busy)
@@ -159,7 +162,7 @@ def _sort_turn(members: Members, turn: list[str], key: str, busy: Tensor) -> Ten
         group = table.groups[name]
         keys = last_keys
         if name != last:
-            # A group without writers is sorted by the keys of the units inside its blocks, the largest first.
+            # A group without writers is sorted by the keys of the units inside its blocks, the largest key first.
             keys = _keys_of_blocks(last_keys, members.inner[last], group.size)
         order, cells = _sort_in_blocks(group, keys, busy & ~open_)
         if len(cells):
@@ -214,9 +217,10 @@ class Keys:
 
     Args:
         rough: (member, unit), numbers whose order is the order of the keys, except for possible ties.
-        may_tie: returns for values of `rough` and the next larger values whether the keys may be equal or swapped.
-        exact: returns the keys of units (unit) of members (unit), whole numbers; None: `rough` holds the keys.
-        tolerance: how far apart equal keys may be, see `slices.chain`.
+        may_tie: function (values of `rough`, next larger values) -> whether the two keys may be equal or in the other
+            order.
+        exact: function (members (unit), units (unit)) -> keys, whole numbers (unit); None if `rough` holds the keys.
+        tolerance: largest difference of equal keys, as a share of the larger one, see `slices.chain`.
     """
 
     rough: Tensor
@@ -237,7 +241,7 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
     """Return the keys of the units of a group, in the tensor of its first writer.
 
     Args:
-        key: "first", "max" or "norm".
+        key: kind of the sorting key, "first", "max" or "norm".
     """
     if not group.writers:
         return Keys(torch.zeros(len(members), group.size, dtype=torch.int64, device=members.device))
@@ -254,7 +258,7 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
         largest = rows.amax(-1)
         return Keys(~ordered_bits(largest.where(largest != 0, 0)))
     wide = torch.float64 if rows.itemsize > 4 else torch.float32
-    # The relative and the absolute error of a sum of squares.
+    # The relative and the absolute rounding error of a sum of squares.
     relative, absolute = 3 * (_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
 
     def may_tie(one: Tensor, other: Tensor) -> Tensor:
@@ -313,13 +317,13 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
     """Return the sum of squares of each unit's slice in float64, (unit).
 
     Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
-    does not depend on permutations or on the place of the row. Sums of a library do not promise this.
+    does not depend on permutations or on the place of the row. The sum functions of libraries do not promise this.
 
     Args:
         members: the stacked members.
-        placement: of the group in the tensor.
-        member_of: (unit), the member of each unit.
-        units: (unit), the number of each unit in its group.
+        placement: axis of a tensor that has the group's units.
+        member_of: (unit), index of the member that each unit belongs to.
+        units: (unit), index of each unit in its group.
     """
     axes = members.table.tensors[placement.tensor]
     last = max(move.axis for move in axes.moves)

@@ -13,9 +13,11 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.applying import permute, source_entries
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_FRESH = 0.7  # share of the rows of a product that may change before it is computed anew
-_SMALL = 1 << 14  # entries of a tensor whose products are always computed anew: finding the changes would take longer
-_CHUNK = 1 << 15  # entries converted to float64 at once: they fit into the cache
+_FRESH = 0.7  # Share of a product's rows that may change before the whole product is computed anew.
+# Number of entries of a tensor up to which its products are always computed anew, because finding the changed rows
+# takes longer.
+_SMALL = 1 << 14
+_CHUNK = 1 << 15  # Largest number of entries converted to float64 at once, so that they fit into the cache.
 
 Permutations = dict[str, Tensor]
 
@@ -25,10 +27,10 @@ class Term:
     """One move of a group in one tensor: its units have inner products, summed over all other entries.
 
     Args:
-        name: name of the tensor.
-        axes: axes of the tensor.
-        move: move of the group.
-        units: number of units of the group.
+        name: name of the tensor in the state dict.
+        axes: symmetries of the tensor's axes.
+        move: the move of the group in this tensor.
+        units: number of units that the group has.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Term:
 
     @cached_property
     def moved(self) -> tuple[int, ...]:
-        """Other axes with a move."""
+        """Indices of the other axes that have a move."""
         return tuple(sorted({move.axis for move in self.others}))
 
     @cached_property
@@ -73,17 +75,17 @@ class Term:
         """Return two matrices whose product is (unit of one, unit of the other).
 
         Args:
-            one, other: results of `units_of`.
+            one, other: tensors of both networks, as `units_of` returns them.
         """
         if self.first:
             return one.flatten(1), other.flatten(1).T
         return one.flatten(0, 1).T, other.flatten(0, 1)
 
     def select(self, units: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
-        """Select entries of the other moved axes.
+        """Select entries of a tensor along its other moved axes; return them.
 
         Args:
-            units: result of `units_of`.
+            units: tensor of the other network, as `units_of` returns it.
             rows: the entries.
             buffer: flat memory for the result.
         """
@@ -149,7 +151,7 @@ class Reference:
 
     Args:
         table: the network's symmetry table.
-        tensors: name -> (*shape), all tensors that count, in one dtype on one device.
+        tensors: parameters, name -> (*shape): all tensors that count, in one dtype on one device.
     """
 
     def __init__(self, table: Table, tensors: Mapping[str, Tensor]) -> None:
@@ -167,7 +169,7 @@ class Reference:
         self.buffers = next(iter(tensors.values())).new_empty(2, largest) if tensors else torch.empty(2, 0)
         self.fixed = {g: self.single_axis_entries(g, tensors) for g in table.groups}
         self.names = {g: {t.name for t in terms if t.move.group == g} for g in table.groups}
-        # The groups whose gains change with the permutation of a group.
+        # Group -> groups whose gains change when this group is permuted.
         self.readers = {g: {t.move.group for t in terms if any(m.group == g for m in t.others)} for g in table.groups}
 
     def single_axis_entries(self, group: str, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -185,9 +187,9 @@ class Reference:
         """Return the inner product of the reference and another network, permuted, summed in float64.
 
         Args:
-            tensors: name -> (*shape), tensors of the other network.
-            permutations: permutations of all groups.
-            names: the tensors that count; None: all.
+            tensors: parameters of the other network, name -> (*shape).
+            permutations: group -> permutation, for all groups.
+            names: names of the tensors that count; None for all tensors.
         """
         selected = {n: t for n, t in tensors.items() if names is None or n in names}
         moved = permute(self.table, selected, permutations)
@@ -199,7 +201,7 @@ class Products:
 
     Args:
         reference: the network to match.
-        tensors: name -> (*shape), like those of the reference.
+        tensors: parameters of the network, name -> (*shape), like those of the reference.
     """
 
     def __init__(self, reference: Reference, tensors: Mapping[str, Tensor]) -> None:
@@ -215,9 +217,9 @@ class Products:
         """Return the gain in the objective if new unit u is old unit v, (u, v), with all other permutations fixed.
 
         Args:
-            group: name of the group.
-            permutations: permutations of all groups.
-            without: terms that do not count.
+            group: name of the group that moves.
+            permutations: group -> permutation, for all groups.
+            without: terms to leave out of the gain.
         """
         if group not in self._single:
             entries = self.reference.single_axis_entries(group, self.tensors)

@@ -17,20 +17,20 @@ from checkpoints_zoo.symmetry.applying import permute
 from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, are_close, chain, find_placements, ordered_bits
 from checkpoints_zoo.symmetry.canonical.ties import Cells
 
-Colours = dict[str, Tensor]  # group -> (unit), from 0 on without gaps
-Orders = dict[str, Tensor]  # group -> (member, unit)
-MOST = 400  # the most orders tried for one member
+Colours = dict[str, Tensor]  # Group -> colour of each unit, (unit): whole numbers from 0 on without gaps.
+Orders = dict[str, Tensor]  # Group -> order of the units, (member, unit).
+MOST = 400  # Largest number of orders that are tried for one member.
 
 
 class Search:
     """The search for the order of the units of one member.
 
     Args:
-        member: the member, with the order known so far.
+        member: the member, with the order of its units as far as it is known.
         turn: groups that are ordered together, movers first.
-        sort_rest: sorts all later groups, and returns the permutations of all groups. Its second argument tells whether
-            to try only the first of several units of one colour.
-        tried: the number of orders tried, shared by all searches for the member.
+        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The second argument
+            of the function tells whether to try only the first of several units of one colour.
+        tried: counter of the orders tried, shared by all searches for the member.
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class Search:
         """Return a group and units of one colour that cannot swap places; no units if there are none."""
         for group in self.turn:
             size, blocks = self.member.table.groups[group].size, self.member.table.groups[group].blocks
-            # Units of one colour in different blocks do not compete for places.
+            # Units of one colour in different blocks can't take each other's places, so only units in one block are
+            # compared.
             block = torch.arange(blocks, device=self.member.device).repeat_interleave(size // blocks)
             cells = colours[group] * blocks + block
             for cell in (cells.bincount() > 1).nonzero()[:, 0].tolist():
@@ -147,7 +148,7 @@ class Refining:
         """Refine colours until none changes; return the colours of all groups.
 
         Args:
-            colours: the first colours. The units of a group without an entry have one colour.
+            colours: the colours to start from. The units of a group without an entry have one colour.
         """
         blank = {n: torch.zeros(g.size, dtype=torch.int64, device=self._one.device) for n, g in self._groups.items()}
         result = {name: colours.get(name, blank[name]) for name in self._groups}
@@ -260,7 +261,7 @@ def _can_swap(one: Members, colours: Colours, group: str, a: int, b: int) -> boo
 
 
 def _comparable(member: Members, params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return flat tensors of whole numbers, or of floats if the member has a tolerance."""
+    """Return tensors in a flat form that can be compared: whole numbers, or floats if the member has a tolerance."""
     if not member.tolerance:
         return [ordered_bits(tensor).flatten() for tensor in params.values()]
     return [tensor.flatten().double() + member.table.tensors[name].shift for name, tensor in params.items()]
@@ -292,7 +293,8 @@ def _sorted_by_colour(one: Members, turn: Sequence[str], colours: Colours) -> Me
 
 
 def _difference(one: list[Tensor], other: list[Tensor], tolerance: float) -> int:
-    """Compare the first entry that differs: return 1 if `one` has the larger one, -1 if the smaller one, 0 if equal."""
+    """Compare two members by the first entry that differs; return 1 if `one` has the larger entry, -1 if the smaller, 0
+    if all are equal."""
     for a, b in zip(one, other, strict=True):
         differs = ~are_close(a, b, tolerance) if tolerance else a != b
         if bool(differs.any()):

@@ -1,7 +1,7 @@
 """Unit-norm scaling: the weights of each unit get norm 1, and the gain of each norm becomes 1 or -1.
 
-As in the code of Laurent et al. 2024 (arXiv 2310.08287): the columns of a row are first divided by the scales of their
-inputs; a bias is scaled together with its row, but does not count in the norm of the row.
+As in the code of Laurent et al. 2024 (arXiv 2310.08287), the columns of a row are first divided by the scales of their
+inputs, and a bias is scaled together with its row but does not count in the norm of the row.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked, rescale_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Scale, Table
 
-_CHUNK = 1 << 21  # entries squared at once: 16 MB
+_CHUNK = 1 << 21  # Largest number of entries squared at once (16 MB).
 
 
 class UnitNorm(NamedTuple):
     """Scaled members.
 
     Args:
-        tensors: name -> (member, *shape).
+        tensors: rescaled parameters, name -> (member, *shape).
         scales: scale -> float64 (member, value), the applied factors.
-        unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. Its factor is
-            1: members that differ only in scales of such rows stay different.
+        unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. The factor of
+            such a row is 1, so that members which differ only in scales of such rows stay different.
     """
 
     tensors: dict[str, Tensor]
@@ -43,8 +43,9 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape), all tensors with scales. Tensors of narrower dtypes than float32 are
-            returned in float32: rounding the scaled weights to float16 would change the function.
+        params: parameters, name -> (member, *shape), including all tensors with scales. Tensors of narrower dtypes than
+            float32 are
+            returned in float32, because rounding the scaled weights to float16 would change the function.
         approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
 
     Raises:
@@ -150,7 +151,7 @@ def _row_norms(
 
 
 def _row_powers(axes: Axes, scale: Scale, axis: int) -> list[Power]:
-    """Return the powers of a scale along the rows of its writer."""
+    """Return the powers of a scale along the rows of its first writer."""
     powers = [p for p in axes.powers if p.scale == scale.name and p.axis == axis]
     return [p for p in powers if p.power == max(p.power for p in powers)]
 

@@ -1,6 +1,7 @@
 """Fix signs: choose one network for all networks that changes of sign turn into each other.
 
-The gain of a norm becomes positive. If it is 0, and for weights without a norm, the largest entry of a row does.
+The gain of a norm becomes positive. If the gain is 0, and for weights without a norm, the largest entry of a row
+becomes positive.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.applying import count_stacked, flip_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Sign, Table
 
-_TOLERANCE = 2.0**-16  # share of the largest entry up to which others are equally large
-_ROLES = ("gain", "weight", "bias", "offset", "mean")  # roles of tensors that decide signs, the first one first
+_TOLERANCE = 2.0**-16  # Entries that differ from the largest by at most this share count as equally large.
+_ROLES = ("gain", "weight", "bias", "offset", "mean")  # Roles of the tensors that decide signs, in order of precedence.
 
 
 def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Choose all signs; return the tensors and the signs (member, value).
 
     The first tensor with a sign that is not 0 decides it: a gain, then a row of weights, then biases and other tensors.
-    Their largest entry becomes positive. If several entries are equally large, the sum of their signs decides, then the
+    The largest entry of the deciding tensor becomes positive. If several entries are equally large, the sum of their
+    signs decides, then the
     sum of all entries, then the sum of their cubes.
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape). Only tensors with signs are needed.
+        params: parameters, name -> (member, *shape). Only tensors with signs are needed.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
@@ -47,7 +49,8 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
         signs[sign.name] = values = torch.where(values == 0, 1.0, values)
         for name, axes in table.tensors.items():
             if name in tensors and any(power.scale == sign.name for power in axes.signs):
-                tensors[name] = flip_tensor(axes, tensors[name], {sign.name: values}) + 0.0  # -0.0 becomes 0.0
+                # Adding 0.0 turns -0.0 into 0.0.
+                tensors[name] = flip_tensor(axes, tensors[name], {sign.name: values}) + 0.0
     return tensors, {name: signs[name] for name in table.signs}
 
 

@@ -1,7 +1,8 @@
 """The slice of a unit: the entries of a tensor that belong to the unit, in an order that no permutation changes.
 
-The entries are in the order of the units on the other axes of the tensor, if these are sorted. Otherwise each entry has
-a label. Entries with different labels are in order; the order of entries with equal labels is not known yet.
+The entries are in the order of the units on the other axes of the tensor, if these are sorted. If the units on another
+axis are not sorted yet, each entry has a label. Entries with different labels are in order; the order of entries with
+equal labels is not known yet.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.applying import source_entries
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Table
 
-_CHUNK = 1 << 20  # entries compared at once
+_CHUNK = 1 << 20  # Largest number of entries compared at once.
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Placement:
     """One axis of a tensor that has the units of a group, or the units inside them.
 
     Args:
-        tensor: name of the tensor.
-        move: the move of the group, or of a group whose blocks the group moves.
+        tensor: name of the tensor in the state dict.
+        move: the move of the group itself, or of a group whose blocks the group moves.
         parts: number of units of the moved group inside one unit of the group; 1 for the group itself.
     """
 
@@ -40,11 +41,12 @@ class Members:
 
     Args:
         table: the network's symmetry table.
-        params: name -> (member, *shape).
+        params: parameters, name -> (member, *shape).
         free: the groups to sort. All other groups stay as they are.
         order: group -> (member, unit), permutations of the groups sorted so far.
         inner: group -> (member, unit), permutations inside blocks, for groups whose blocks are not sorted yet.
-        tolerance: how far apart equal values may be, see `chain`; 0: values are equal bit for bit.
+        tolerance: largest difference of equal values, as a share of the larger one, see `chain`; 0: values are equal
+            only bit for bit.
     """
 
     table: Table
@@ -77,7 +79,7 @@ class Members:
 
         Args:
             turn: groups that are sorted together, movers first.
-            name: name of the group.
+            name: name of the group whose units are ordered.
             inner: (member, unit), a permutation that leaves the blocks in place.
         """
         self.inner[name] = inner
@@ -138,13 +140,13 @@ def are_close(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
 def chain(values: Tensor, within: Tensor, tolerance: float) -> Tensor:
     """Return whole numbers that sort like the floats inside each class; neighbours that are close get one number.
 
-    Rounding moves values by less than the tolerance. It therefore changes no number, unless two neighbours are almost
-    exactly the tolerance apart.
+    Rounding moves values by less than the tolerance. Rounding therefore changes none of the returned numbers, unless
+    two neighbours are almost exactly the tolerance apart.
 
     Args:
         values: floats of any shape.
-        within: the class of each value, of the same shape. Values of different classes get different numbers.
-        tolerance: a share of the larger magnitude of two neighbours.
+        within: class number of each value, in the same shape. Values of different classes get different numbers.
+        tolerance: largest difference of close neighbours, as a share of the larger magnitude.
     """
     flat, classes = values.flatten(), within.expand(values.shape).flatten()
     order = flat.argsort(stable=True)
@@ -159,7 +161,7 @@ class Slices:
     """The slices of units along one axis of a tensor.
 
     Args:
-        members: the members, with the order known so far.
+        members: the stacked members, with the order of their units as far as it is known.
         placement: the axis.
         behind: number of last axes of the tensor that were summed over.
     """
@@ -183,8 +185,8 @@ class Slices:
         """Return the flat positions in the tensor of entries start to stop of slices, (unit, entry).
 
         Args:
-            members: (unit), the member of each unit.
-            units: (unit), the units.
+            members: (unit), index of the member that each unit belongs to.
+            units: (unit), index of each unit in its group.
         """
         device = members.device
         if stop is None:

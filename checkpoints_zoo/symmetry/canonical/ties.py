@@ -11,19 +11,20 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, chain, find_placements
 from checkpoints_zoo.symmetry.table import Group
 
-_CHUNK = 1 << 22  # codes compared at once
-_FIRST = 4  # entries of a slice that are compared first: they break most ties
+_CHUNK = 1 << 22  # Largest number of codes compared at once.
+_FIRST = 4  # Number of entries of a slice that are compared first, because they break most ties.
 
 
 @dataclass
 class Cells:
-    """Units in cells. A cell is a run of places. The order of the cells is known; the order inside a cell is not.
+    """Units in cells. Units in cells: a cell is a run of places whose units may still swap. The order of the cells is
+    known; the order inside a cell is not.
 
     Args:
-        unit: (unit), number of the unit.
-        member: (unit), member that has the unit.
-        cell: (unit), number of its cell, never falling.
-        place: (unit), its place in the flat order of all members.
+        unit: (unit), index of each unit in its group.
+        member: (unit), index of the member that each unit belongs to.
+        cell: (unit), number of the cell of each unit, in rising order.
+        place: (unit), place of each unit in the flat order of all members.
     """
 
     unit: Tensor
@@ -35,11 +36,11 @@ class Cells:
         return len(self.unit)
 
     def select(self, which: Tensor) -> Cells:
-        """Return some cells. The units of one cell are all selected, or none of them."""
+        """Return some cells. Return the selected units; of each cell, all units or none must be selected."""
         return Cells(self.unit[which], self.member[which], self.cell[which], self.place[which])
 
     def concatenate(self, other: Cells) -> Cells:
-        """Return the cells of both arguments."""
+        """Return the cells of both objects as one."""
         after = other.cell + int(self.cell[-1]) + 1 if len(self) else other.cell
         pairs = ((self.unit, other.unit), (self.member, other.member), (self.cell, after), (self.place, other.place))
         return Cells(*(torch.cat(pair) for pair in pairs))
@@ -65,7 +66,7 @@ class Cells:
         """Sort units inside their cells by rows of codes (unit, column), column by column, and split the cells.
 
         Args:
-            codes: whole numbers, or floats to be compared within the tolerance.
+            codes: the rows of codes: whole numbers, or floats to be compared within the tolerance.
             tolerance: see `slices.chain`.
         """
         if not codes.is_floating_point():
@@ -119,7 +120,7 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         cells = _split_by(slices, cells, 0, min(_FIRST, len(slices)), order)
         if not len(cells):
             return open_
-        # Most units that are left have equal slices: dead units, for instance.
+        # Most of the remaining units have equal slices, dead units for instance.
         differs = _differing([slices], cells)
         others = _split_by(slices, cells.select(differs), _FIRST, len(slices), order)
         cells = cells.select(~differs).concatenate(others)

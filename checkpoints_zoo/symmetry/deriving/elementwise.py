@@ -27,31 +27,31 @@ from checkpoints_zoo.symmetry.deriving.values import Labelled, Step, multiply_ax
 
 
 def linear(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Keep permutations, scales and signs: dropout, a change of sign, a cast to a wider float."""
+    """Rule of dropout, negation and casts to a wider float: keep permutations, scales and signs."""
     return x
 
 
 def homogeneous(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Keep permutations and scales, and fix signs: relu, abs."""
+    """Rule of relu and abs: keep permutations and scales, and fix signs."""
     for axis in x.axes:
         pin_sign(axis)
     return x
 
 
 def odd(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Keep permutations and signs, and fix the scale up to the sign: tanh, sin."""
+    """Rule of tanh and sin: keep permutations and signs, and fix the scale up to the sign."""
     for axis in x.axes:
         pin_magnitude(axis)
     return x
 
 
 def hardtanh(step: Step, x: Labelled, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Labelled:
-    """Clamp to an interval."""
+    """Rule of hardtanh, which clamps to an interval."""
     return clamp(step, x, min_val, max_val)
 
 
 def pointwise(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Fix the scale at 1: any function of single entries, and softmax, which commutes with permutations."""
+    """Rule of any function of single entries, and of softmax, which commutes with permutations: fix the scale at 1."""
     if any(isinstance(option, Labelled) for option in (*options, *named.values())):
         step.refuse("a function of several tensors")
     for axis in x.axes:
@@ -60,13 +60,14 @@ def pointwise(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
 
 
 def alpha_dropout(step: Step, x: Labelled, p: float = 0.5, *training: bool, **named: Any) -> Labelled:
-    """Keep the scale in eval mode. In training mode dropped entries get a constant value, which fixes the scale."""
+    """Rule of alpha dropout: keep the scale in eval mode. In training mode, dropped entries get a constant value, which
+    fixes the scale."""
     is_training = any(training[:1]) or named.get("training", named.get("train", False))
     return pointwise(step, x) if is_training else linear(step, x)
 
 
 def clamp(step: Step, x: Labelled, min: Any = None, max: Any = None, **named: Any) -> Labelled:
-    """Keep the scale if the only bound is zero, and the sign if the interval is symmetric."""
+    """Rule of clamp: keep the scale if the only bound is zero, and the sign if the interval is symmetric."""
     if isinstance(min, Labelled) or isinstance(max, Labelled):
         step.refuse("bounds that are tensors")
     bounds = [bound for bound in (min, max) if bound is not None]
@@ -76,12 +77,12 @@ def clamp(step: Step, x: Labelled, min: Any = None, max: Any = None, **named: An
 
 
 def threshold(step: Step, x: Labelled, threshold: float, value: float, inplace: bool = False) -> Labelled:
-    """Keep the scale if both numbers are zero, as in relu; else fix it."""
+    """Rule of threshold: keep the scale if both numbers are zero, as in relu; else fix the scale."""
     return homogeneous(step, x) if threshold == value == 0 else pointwise(step, x)
 
 
 def prelu(step: Step, x: Labelled, weight: Labelled) -> Labelled:
-    """Keep the scale, and fix the sign. The slopes move with the channels (axis 1)."""
+    """Rule of prelu: keep the scale, and fix the sign. The slopes move with the channels (axis 1)."""
     weight.role = "slope"
     pin_scale(weight.axes[0])
     if weight.shape[0] > 1:
@@ -91,12 +92,14 @@ def prelu(step: Step, x: Labelled, weight: Labelled) -> Labelled:
 
 
 def add(step: Step, x: Any, y: Any, *, alpha: float = 1) -> Labelled:
-    """Add or subtract: both arguments get one permutation and one scale. The sum of two layers is a stream."""
+    """Rule of addition and subtraction: both arguments get one permutation and one scale. The sum of two layers is a
+    stream."""
     return _add(step, x, y, stream=True)
 
 
 def maximum(step: Step, x: Any, y: Any = None, *options: Any, **named: Any) -> Labelled:
-    """Take the larger or smaller entry: both arguments get one permutation and one scale: max(sx, sy) = s max(x, y)."""
+    """Rule of maximum and minimum of two tensors: both get one permutation and one scale, because max(sx, sy) = s
+    max(x, y)."""
     if not (isinstance(x, Labelled) and isinstance(y, Labelled)):
         step.refuse("a maximum over an axis")
     return homogeneous(step, _add(step, x, y, stream=False))
@@ -123,12 +126,12 @@ def _add(step: Step, x: Any, y: Any, stream: bool) -> Labelled:
 
 
 def multiply(step: Step, x: Any, y: Any) -> Labelled:
-    """Multiply: both arguments get one permutation, and their scales multiply."""
+    """Rule of multiplication: both arguments get one permutation, and their scales multiply."""
     return _product(step, x, y, 1)
 
 
 def divide(step: Step, x: Any, y: Any, rounding_mode: str | None = None) -> Labelled:
-    """Divide: multiply by the inverse."""
+    """Rule of division, which is multiplication by the inverse."""
     if rounding_mode is not None:
         step.refuse("a division that rounds")
     return _product(step, x, y, -1)
@@ -156,14 +159,14 @@ def _product(step: Step, x: Any, y: Any, power: int) -> Labelled:
 
 
 def raise_to(step: Step, x: Labelled, exponent: Any) -> Labelled:
-    """Raise to a power: (sx)^p = s^p x^p."""
+    """Rule of powers: (sx)^p = s^p x^p."""
     if not isinstance(exponent, int | float):
         step.refuse("an exponent that is a tensor")
     power = Fraction(exponent).limit_denominator(64)
     if float(power) != exponent or not exponent:
         return pointwise(step, x)
     if power.denominator > 1:
-        x = homogeneous(step, x)  # there is no such power of a negative number
+        x = homogeneous(step, x)  # A negative number has no such power.
     return Labelled(
         tuple(
             tuple(Segment(s.space, s.span, multiply_products({}, s.scale, power=power)) for s in resolve_axis(a))
@@ -182,7 +185,8 @@ def power_of(exponent: float) -> Callable[..., Labelled]:
 
 
 def _pin_scalars(*values: Labelled) -> None:
-    """Fix the scale of axes with one entry in parameters and buffers: scales of other axes do the same."""
+    """Fix the scale of axes of one entry in parameters and buffers, because scales of other axes have the same
+    effect."""
     for value in values:
         if value.state:
             value.role = value.role or "other"
@@ -199,7 +203,7 @@ def _broadcast_pairs(step: Step, x: Labelled, y: Labelled) -> list[tuple[Axis, A
 
 
 def pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Pool or resize the last axes, the places of a map."""
+    """Rule of pooling and resizing along the last axes, the places of a map."""
     if len(step.shape) != len(x.axes):
         step.refuse("pooling that also returns indices")
     first = len(x.axes) - dimensions
@@ -209,19 +213,19 @@ def pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) 
 
 
 def max_pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Take the largest entries of windows, which fixes signs."""
+    """Rule of max pooling, which fixes signs."""
     return pool(dimensions, step, homogeneous(step, x))
 
 
 def resize(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Resize the places of a map: all axes after the second."""
+    """Rule of resizing a map, whose places are all axes after the second."""
     return pool(len(x.axes) - 2, step, x)
 
 
 def reduce_axes(
     step: Step, x: Labelled, dim: int | Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Labelled:
-    """Sum or average over axes: their order does not matter; their scale is fixed at 1."""
+    """Rule of sums and means over axes: the order of entries does not matter; the scale of these axes is fixed at 1."""
     rank = len(x.axes)
     dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     reduced = {d % rank for d in dims}
@@ -234,12 +238,12 @@ def reduce_axes(
 
 
 def take_extreme(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Take the largest or smallest entry over axes, as in `reduce_axes`, which fixes signs."""
+    """Rule of the largest or smallest entry over axes: as in `reduce_axes`, and signs are fixed."""
     return reduce_axes(step, homogeneous(step, x), *options, **named)
 
 
 def pad(step: Step, x: Labelled, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Labelled:
-    """Pad axes: zeros keep the scale. Zeros beside channels are pinned."""
+    """Rule of padding: padding with zeros keeps the scale. Zeros that are added to the channels are pinned."""
     if mode == "constant" and value:
         pointwise(step, x)
     axes = list(x.axes)

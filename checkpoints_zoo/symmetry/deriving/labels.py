@@ -23,7 +23,7 @@ from checkpoints_zoo.symmetry.deriving.scales import (
 
 
 class IncompatibleAxes(ValueError):
-    """No permutation group of this package fits two axes, or an axis and a cut."""
+    """Raised if no permutation group of this package fits two axes, or an axis and a cut."""
 
 
 @dataclass(eq=False)
@@ -33,13 +33,13 @@ class Space:
     Args:
         size: number of units.
         serial: serial number. If two spaces are joined, the older one stays.
-        name: name of the layer that opened it.
+        name: name of the layer that opened the space.
         pinned: whether the units keep their places.
         blocks: the space whose units are blocks of equally many consecutive units of this space; None: no blocks.
         is_blocks: whether this is the `blocks` of another space.
         stream: whether an addition joined the outputs of several layers.
-        writers: (order, tensor, axis) of the kernels that write it.
-        start: for a part of a space, the number of its first unit in the whole space.
+        writers: (order, tensor, axis) of each kernel that writes the units.
+        start: position of the first unit in the whole space, if this is a part of a space.
         replaced_by: the axis that replaces this space, once it was joined or cut.
     """
 
@@ -76,7 +76,7 @@ Axis = tuple[Segment, ...]
 
 
 def axis_length(axis: Axis) -> int:
-    """Return the number of entries of an axis."""
+    """Return the number of entries that an axis has."""
     return sum(segment.length for segment in axis)
 
 
@@ -201,7 +201,7 @@ def _segment_ends(axis: Axis) -> set[int]:
 
 
 def _join_segments(a: Segment, b: Segment) -> None:
-    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # an earlier pair may have replaced them
+    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # An earlier pair may have replaced these segments.
     if a.space is b.space and a.span == b.span:
         return
     pinned = a.space.pinned or b.space.pinned

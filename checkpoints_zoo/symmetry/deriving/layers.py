@@ -40,7 +40,7 @@ from checkpoints_zoo.symmetry.deriving.values import (
 
 
 def linear(step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None) -> Labelled:
-    """Contract the last axis with a kernel (out, in)."""
+    """Rule of linear layers: contract the last axis with a kernel (out, in)."""
     weight.role = "weight"
     contract_axes(x.axes[-1], weight.axes[-1])
     return Labelled((*x.axes[:-1], _add_bias(open_output(step, weight.axes[0]), bias, x.axes[:-1])))
@@ -55,9 +55,9 @@ def embedding(
     *options: Any,
     **named: Any,
 ) -> Labelled:
-    """Look up rows of a table: the rows keep their order, and their entries are the output units.
+    """Rule of embeddings: the rows of the table keep their order, and the entries of a row are the output units.
 
-    A largest norm fixes the scale up to its sign, because it shortens long rows when they are read.
+    The argument `max_norm` fixes the scale up to its sign, because long rows are shortened when they are read.
     """
     weight.role = "weight"
     pin_axis(weight.axes[0])
@@ -67,7 +67,8 @@ def embedding(
 
 
 def matmul(step: Step, x: Labelled, y: Labelled) -> Labelled:
-    """Contract the last axis of x with the second to last axis of y, and multiply all axes before them."""
+    """Rule of matrix products: contract the last axis of x with the second to last axis of y, and multiply all axes
+    before them."""
     if len(x.axes) < 2 or len(y.axes) < 2:
         step.refuse("a product with a vector")
     contract_axes(x.axes[-1], y.axes[-2])
@@ -83,7 +84,7 @@ def _axis(axes: tuple[Axis, ...], i: int) -> Axis | None:
 
 
 def _product(step: Step, one: Axis | None, other: Axis | None) -> Axis:
-    """Multiply two axes; one may be missing, or have a single entry."""
+    """Multiply two axes; one may be missing or have a single entry. Return the joint axis of both."""
     present = [axis for axis in (one, other) if axis is not None]
     long = [axis for axis in present if axis_length(axis) > 1] or present[-1:]
     for axis in present:
@@ -95,7 +96,8 @@ def _product(step: Step, one: Axis | None, other: Axis | None) -> Axis:
 def convolution(
     dimensions: int, step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None, groups: int = 1
 ) -> Labelled:
-    """Contract the channel axis with a kernel (out, in / groups, *window). The axes of places are pinned."""
+    """Rule of convolutions: contract the channel axis with a kernel (out, in / groups, *window). The axes of places in
+    the map are pinned."""
     channel = len(x.axes) - dimensions - 1
     for axis in (*x.axes[channel + 1 :], *weight.axes[2:]):
         pin_axis(axis)
@@ -114,7 +116,8 @@ def convolution(
 def transposed_convolution(
     dimensions: int, step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None, groups: int = 1
 ) -> Labelled:
-    """Contract the channel axis with a kernel (in, out, *window). The axes of places are pinned."""
+    """Rule of transposed convolutions: contract the channel axis with a kernel (in, out, *window). The axes of places
+    in the map are pinned."""
     if groups != 1:
         step.refuse(f"{groups} groups")
     channel = len(x.axes) - dimensions - 1
@@ -128,7 +131,8 @@ def transposed_convolution(
 
 
 def _add_bias(rows: Axis, bias: Labelled | None, others: tuple[Axis, ...]) -> Axis:
-    """Add a bias to an output axis; return the axis. The other axes share the bias, so they cannot scale."""
+    """Add a bias to an output axis; return the axis. The bias is the same for all entries of the other axes, so these
+    cannot scale."""
     if bias is None:
         return resolve_axis(rows)
     bias.role = "bias"
@@ -149,7 +153,7 @@ def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> 
         return open_output(step, weight.axes[0])
     assign_blocks(_single_space(step, weight.axes[0]), _blocks_of_axis(step, inputs, groups))
     rows = resolve_axis(weight.axes[0])
-    # The scale of a channel is the scale of all rows of its block.
+    # The scale of an input channel is the scale of all rows of its block.
     spread = (Segment(rows[0].space, rows[0].span, multiply_products({}, segment.scale)),)
     return multiply_axes(step, spread, rows, writes=True)
 
@@ -195,8 +199,8 @@ def remove_scale(step: Step, axis: Axis, exact: bool, *tensors: Labelled | None)
     """Record that a norm undoes the scale of an axis; return the axis without the scale, but with its sign.
 
     Args:
-        exact: whether the norm undoes it exactly, whatever its eps.
-        tensors: tensors of the norm, which give its name.
+        exact: whether the norm undoes the scale exactly, whatever its eps.
+        tensors: tensors of the norm layer, from which its name is taken.
     """
     layer = next((value.layer for value in tensors if value is not None and value.state), step.layer or step.operation)
     for segment in resolve_axis(axis):
@@ -209,8 +213,9 @@ def apply_affine(step: Step, axis: Axis, gain: Labelled | None, *offsets: Labell
     """Multiply an axis by a gain, and add offsets; return the axis.
 
     Args:
-        gain: (channel) or (1, channel, 1, 1).
-        offsets: (channel) or (1, channel, 1, 1). A threshold counts as an offset: max(sx, st) = s max(x, t).
+        gain: the gain, (channel) or (1, channel, 1, 1).
+        offsets: the offsets, (channel) or (1, channel, 1, 1) each. A threshold counts as an offset: max(sx, st) = s
+            max(x, t).
     """
     for value, role in ((gain, "gain"), *((offset, "offset") for offset in offsets)):
         if value is None:
@@ -239,7 +244,8 @@ def batch_norm(
     variance: Labelled | None,
     eps: float,
 ) -> Labelled:
-    """Normalise channels (axis 1) by running statistics, or by batch statistics if there are none."""
+    """Rule of batch norm: normalise channels (axis 1) by running statistics, or by batch statistics if there are
+    none."""
     for axis in (x.axes[0], *x.axes[2:]):
         pin_scale(axis)
     if mean is not None and variance is not None:
@@ -255,7 +261,8 @@ def batch_norm(
 
 
 def response_norm(step: Step, x: Labelled, gain: Labelled | None, *offsets: Labelled | None) -> Labelled:
-    """Normalise each channel (axis 1) over its map: filter response norm (Singh & Krishnan 2020), instance norm."""
+    """Rule of filter response norm (Singh & Krishnan 2020) and instance norm: normalise each channel (axis 1) over its
+    map."""
     for axis in (x.axes[0], *x.axes[2:]):
         pin_scale(axis)
     channels = remove_scale(step, x.axes[1], False, gain)
@@ -263,7 +270,8 @@ def response_norm(step: Step, x: Labelled, gain: Labelled | None, *offsets: Labe
 
 
 def group_norm(step: Step, x: Labelled, groups: int, gain: Labelled | None, offset: Labelled | None) -> Labelled:
-    """Normalise blocks of channels (axis 1): blocks move as wholes, and one scale a block is undone (Wu & He 2018)."""
+    """Rule of group norm (Wu & He 2018): blocks of channels (axis 1) move as wholes, and one scale of each block is
+    undone."""
     for axis in (x.axes[0], *x.axes[2:]):
         pin_scale(axis)
     if groups == 1:
@@ -285,24 +293,24 @@ def group_norm(step: Step, x: Labelled, groups: int, gain: Labelled | None, offs
 
 
 def layer_norm(step: Step, x: Labelled, count: int, gain: Labelled | None, offset: Labelled | None) -> Labelled:
-    """Normalise over the last `count` axes together (Ba et al. 2016)."""
+    """Rule of layer norm (Ba et al. 2016): normalise over the last `count` axes together."""
     rank = len(x.axes)
     return axes_norm(step, x, range(rank - count, rank), gain, offset)
 
 
 def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | None, offset: Labelled | None) -> Labelled:
-    """Normalise over several axes at once: their units move freely, and the norm undoes one scale for all of them.
+    """Rule of a norm over several axes at once: their units move freely, and the norm undoes one scale for all of them.
 
     Args:
         axes: numbers of the axes, in rising order.
-        gain, offset: tensors with the shape of these axes.
+        gain, offset: gain and offset of the norm, with the shape of these axes.
     """
     if len(axes) > 1:
         for i in axes:
             pin_scale(x.axes[i])
     _tie_axis(x.axes[axes[0]])
     result = [remove_scale(step, axis, False, gain) for axis in x.axes]
-    if offset is not None:  # the same offset is added to all entries of the other axes: their signs must stay
+    if offset is not None:  # The same offset is added to all entries of the other axes, so their signs must stay.
         for i in set(range(len(x.axes))) - set(axes):
             pin_scale(result[i])
     for value, role in ((gain, "gain"), (offset, "offset")):

@@ -15,7 +15,7 @@ from checkpoints_zoo.sources.source import select_members
 from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
-# Channels, height and width of the images of each architecture. Other sizes give the same table.
+# Architecture -> (channels, height, width) of its images. Images of other sizes would give the same symmetry table.
 IMAGES = {
     "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
     "optunet": (1, 28, 28), "mlp": (1, 8, 8),
@@ -23,11 +23,12 @@ IMAGES = {
 
 
 def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | None = None) -> Table:
-    """Derive the permutation and scaling symmetries of a network from its trace; return the table.
+    """Derive the permutation and scaling symmetries of a network from its trace; return the symmetry table.
 
     Args:
         network: name of a collection or an architecture, or any module (used in eval mode).
-        example: one batch of inputs, or a tuple of batches. Only shapes matter. None for a name.
+        example: one batch of inputs, or a tuple of batches. Only shapes matter. The example is None if the network is
+            given by a name.
 
     Raises:
         SymmetryError: the effect of an operation on permutations and scales is unknown. The error names the operation.

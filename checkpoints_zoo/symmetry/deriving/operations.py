@@ -1,7 +1,7 @@
-"""Tables of rules: one rule for each function, method and layer.
+"""Tables that give the rule of each function, method and layer.
 
-A function without a rule is refused, unless all its arguments are fixed. The full name of its class finds the rule of a
-layer. A layer without a rule is traced operation by operation; a layer of torch without a rule is refused.
+A function without a rule is refused, unless all its arguments are fixed. The rule of a layer is found by the full name
+of its class. A layer without a rule is traced operation by operation; a layer of torch without a rule is refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from checkpoints_zoo.symmetry.deriving import elementwise, layers, shapes
 from checkpoints_zoo.symmetry.deriving.values import Labelled, Step
 
 Rule = Callable[..., Any]
-LayerRule = Callable[..., Any]  # of (step, layer, tensor_of, *inputs)
-TensorOf = Callable[[str], Labelled | None]  # returns the tensor of a layer by its name
+LayerRule = Callable[..., Any]  # A rule of a layer is a function of (step, layer, tensor_of, *inputs).
+# Function that returns the tensor of a layer, given the tensor's name in the layer.
+TensorOf = Callable[[str], Labelled | None]
 
-# Names in torch, torch.nn.functional and Tensor. The same names with "_" work in place.
+# Rules of functions and methods by their names in torch, torch.nn.functional and Tensor. The functions named with a
+# final "_" work in place and have the same rules.
 _NAMES: dict[Rule, str] = {
     elementwise.homogeneous: "relu leaky_relu rrelu abs",
     elementwise.odd: "tanh sin erf softsign tanhshrink hardshrink softshrink",
@@ -134,7 +136,7 @@ def _functions() -> dict[Any, Rule]:
 
 FUNCTIONS = _functions()
 METHODS: dict[str, Rule] = _BY_NAME | {f"{name}_": rule for name, rule in _BY_NAME.items()}
-# Functions whose results are no tensors.
+# Names of functions whose results are no tensors.
 SILENT = {
     getattr, "size", "dim", "numel", "ndimension", torch._assert, "is_floating_point", "get_device", "element_size",
 }  # fmt: skip
@@ -172,7 +174,7 @@ def _required(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
 
 
 def _without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
-    """Return the rule of a layer without tensors from the rule of its function."""
+    """Turn the rule of a function into the rule of the layer (without tensors) that calls it; return the rule."""
     return lambda step, layer, tensor_of, *x: rule(step, *x, *options)
 
 
@@ -253,7 +255,8 @@ def _padding(mode: str) -> LayerRule:
     return lambda step, layer, tensor_of, x: elementwise.pad(step, x, layer.padding, mode, getattr(layer, "value", 0))
 
 
-# Rules of layers whose names end in 1d, 2d and 3d, by the name without this ending.
+# Rules of layers whose names end in 1d, 2d and 3d, by the name without this ending (the argument is the number of
+# dimensions).
 _BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
     "nn.Conv": lambda d: _convolution_layer(d, layers.convolution),
     "nn.ConvTranspose": lambda d: _convolution_layer(d, layers.transposed_convolution),

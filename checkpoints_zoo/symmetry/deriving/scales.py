@@ -1,9 +1,9 @@
-"""Scale factors and signs of a traced network: vectors of unknowns, with equations between their products.
+"""Scale factors and signs of a traced network: vectors of unknown numbers, with equations between their products.
 
 A scale is a product of powers of factors. Each equation is linear in the logarithms of the factors, and replaces one
 factor by a product of others. The factors that remain can be chosen freely. The same holds for signs, whose powers
-count modulo 2. A product holds both: scales are positive, so that an equation of products is one of scales and one of
-signs.
+count modulo 2. A product contains both kinds: since scales are positive, an equation of products is one equation of
+scales and one of signs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-Product = dict["Factor", Fraction]  # factor -> power; empty: the scale is 1
+Product = dict["Factor", Fraction]  # A product of powers of factors, factor -> exponent; an empty product is 1.
 ONE = Fraction(1)
 
 
@@ -21,17 +21,18 @@ class Factor:
     """A vector of positive scales, or of signs: entry e of a run of length L is multiplied by value e * count // L.
 
     Args:
-        count: number of values.
+        count: number of values of the factor.
         serial: serial number.
-        name: name of the layer that opened it.
-        weak: whether it scales no output of a layer alone. Equations replace weak factors first.
-        origin: the (tensor, axis) that it scales; None: it stands for a product.
+        name: name of the layer that opened the factor.
+        weak: whether there is no layer whose output is scaled by this factor alone. Equations replace weak factors
+            first.
+        origin: the (tensor, axis) that the factor scales; None if it stands for a product.
         norms: layer that undoes the factor -> whether it does so exactly.
         writers: (order, tensor, axis) of the tensors that it multiplies in the layer that opened it.
-        replaced_by: the product that replaces it.
-        start: for a part of a factor, the number of its first value in the whole factor.
-        pieces: its parts, by (start, stop) as fractions of the run.
-        sign: whether its values are 1 or -1, not positive scales.
+        replaced_by: the product of other factors that replaces this factor.
+        start: position of the first value in the whole factor, if this is a part of a factor.
+        pieces: parts of the factor, by (start, stop) as fractions of the run.
+        sign: whether the values are signs, 1 or -1, not positive scales.
     """
 
     count: int
@@ -99,7 +100,7 @@ def equate_products(one: Product, other: Product) -> None:
 
 
 def _replace_one(product: Product) -> None:
-    """Make a product 1: replace one of its factors by the inverse of the others."""
+    """Force a product to be 1 by replacing one of its factors by the inverse of the others."""
     pivot = max(product, key=lambda f: (f.weak, f.count, f.serial))
     power = product.pop(pivot)
     for factor in product:
@@ -113,7 +114,7 @@ def _replace_one(product: Product) -> None:
 
 
 def tie_values(factor: Factor, count: int) -> None:
-    """Make a factor constant on `count` equal blocks of its run."""
+    """Make a factor constant on each of `count` equally long blocks of its run."""
     factor.count = math.gcd(factor.count, count)
 
 
@@ -122,7 +123,7 @@ def factor_of_part(factor: Factor, start: Fraction, stop: Fraction) -> Factor:
     if stop - start == 1 or factor.count == 1:
         return factor
     if (factor.count * start).denominator > 1 or (factor.count * stop).denominator > 1:
-        factor.count = 1  # one value lies on both sides of the cut: keep one value for the whole run
+        factor.count = 1  # A single value lies on both sides of the cut, so the whole run gets one value.
         return factor
     if (start, stop) not in factor.pieces:
         first, last = int(factor.count * start), int(factor.count * stop)

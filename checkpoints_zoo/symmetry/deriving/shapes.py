@@ -23,7 +23,7 @@ from checkpoints_zoo.symmetry.deriving.values import Labelled, Step
 
 
 def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
-    """Merge and split axes by their lengths: the places of a map become the span of its channel."""
+    """Rule of reshape: merge and split axes by their lengths; the places of a map become the span of its channel."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *named.values())):
         return _fixed_view(step, x)
     old, new = list(x.axes), list(step.shape)
@@ -91,7 +91,7 @@ def permute_axes(step: Step, x: Labelled, *dims: Any) -> Labelled:
 
 
 def transpose(step: Step, x: Labelled, dim0: int = 0, dim1: int = 1) -> Labelled:
-    """Swap two axes; by default those of a matrix."""
+    """Rule of transpose: swap two axes, by default those of a matrix."""
     axes = list(x.axes)
     if len(axes) > 1:
         axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
@@ -99,7 +99,7 @@ def transpose(step: Step, x: Labelled, dim0: int = 0, dim1: int = 1) -> Labelled
 
 
 def expand(step: Step, x: Labelled, *sizes: Any) -> Labelled:
-    """Repeat axes of one entry."""
+    """Rule of expand, which repeats axes of one entry."""
     missing = len(step.shape) - len(x.axes)
     axes = [step.fixed_axis(size) for size in step.shape[:missing]]
     for axis, size in zip(x.axes, step.shape[missing:], strict=True):
@@ -110,7 +110,8 @@ def expand(step: Step, x: Labelled, *sizes: Any) -> Labelled:
 
 
 def concatenate(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labelled:
-    """Concatenate tensors along one axis. All other axes get one permutation and one scale."""
+    """Rule of concatenation of tensors along one axis. All other axes of the tensors get one permutation and one
+    scale."""
     first, *others = tensors
     dim %= len(first.axes)
     for i, axis in enumerate(first.axes):
@@ -122,14 +123,14 @@ def concatenate(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labell
 
 
 def stack(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labelled:
-    """Stack tensors along a new axis, whose entries are pinned."""
+    """Rule of stacking tensors along a new axis, whose entries are pinned."""
     dim %= len(step.shape)
     grown = [Labelled((*v.axes[:dim], step.fixed_axis(1), *v.axes[dim:])) for v in tensors]
     return concatenate(step, grown, dim)
 
 
 def split_into_parts(step: Step, x: Labelled, sizes: Any, dim: int = 0) -> tuple[Labelled, ...]:
-    """Cut an axis into consecutive parts; units do not move from one part to another."""
+    """Rule of splitting an axis into consecutive parts; units do not move from one part to another."""
     dim %= len(x.axes)
     rest, result = x.axes[dim], []
     for shape in step.shape:
@@ -139,7 +140,8 @@ def split_into_parts(step: Step, x: Labelled, sizes: Any, dim: int = 0) -> tuple
 
 
 def take_index(step: Step, x: Labelled, index: Any) -> Labelled:
-    """Take slices and single entries. Where units move, a slice has to be consecutive."""
+    """Rule of indexing, which takes slices and single entries. On axes whose units move, a slice has to be
+    consecutive."""
     index = list(index) if isinstance(index, tuple) else [index]
     if any(not (i is None or i is Ellipsis or type(i) in (int, slice)) for i in index):
         if x.is_fixed and all(i.is_fixed for i in index if isinstance(i, Labelled)):
@@ -172,7 +174,7 @@ def _slice_axis(step: Step, axis: Axis, part: slice) -> Axis:
 
 
 def narrow(step: Step, x: Labelled, dim: int, start: int, length: int) -> Labelled:
-    """Take consecutive entries of one axis."""
+    """Rule of narrow, which takes consecutive entries of one axis."""
     dim %= len(x.axes)
     axis = _slice_axis(step, x.axes[dim], slice(start, start + length))
     return Labelled((*x.axes[:dim], axis, *x.axes[dim + 1 :]))

@@ -44,8 +44,8 @@ def trace_labels(module: nn.Module, example: tuple[Tensor, ...]) -> dict[str, La
     """Run a module on an example in eval mode; return the labels of its parameters and buffers, by name.
 
     Args:
-        module: the module. It is not changed.
-        example: inputs. Only their shapes matter.
+        module: the module. The module is not changed.
+        example: inputs. Only the shapes of the inputs matter.
 
     Raises:
         SymmetryError: an operation has no rule, or the module cannot be traced.
@@ -77,7 +77,8 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _copied_data(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let tensors hold copies of their data; restore the data afterwards, since some operations change it in place."""
+    """While the `with` block runs, let tensors hold copies of their data, since some operations change data in place;
+    then restore it."""
     data = {id(tensor): (tensor, tensor.data) for tensor in tensors}
     try:
         for tensor, original in data.values():
@@ -104,7 +105,7 @@ def _record_graph(module: nn.Module) -> fx.Graph:
 class _Tracer(Tracer):
     """Record the operations of a module. Layers with a rule, and the layers of torch, are single operations."""
 
-    at = ""  # the path of the layer that is recorded now, or that failed
+    at = ""  # Path of the layer that is being recorded, or that failed.
 
     def record_call(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -170,7 +171,8 @@ class _LabelInterpreter(fx.Interpreter):
         return _apply_rule(step, node, arguments, named, result)
 
     def _keeps_values(self, node: fx.Node, result: Any) -> bool:
-        """Return whether the dtype of a result holds all values of its arguments: casts to others are no multiples."""
+        """Return whether the dtype of a result can hold all values of its arguments; a cast to a narrower dtype would
+        round."""
         arguments = [self.env[argument] for argument in node.all_input_nodes]
         dtypes = {a.dtype for a in arguments if isinstance(a, Tensor) and a.is_floating_point() and a.ndim}
         tensors = [t for t in (result if isinstance(result, tuple | list) else (result,)) if isinstance(t, Tensor)]
@@ -180,7 +182,7 @@ class _LabelInterpreter(fx.Interpreter):
         return self.env[node] if self.labels[node] is None else self.labels[node]
 
     def _state(self, step: Step, tensor: Tensor) -> Labelled:
-        """Return the label of a parameter or buffer. Any other tensor gets fixed axes."""
+        """Return the label of a parameter or buffer. Any tensor that is no parameter or buffer gets fixed axes."""
         if id(tensor) not in self.named:
             return Labelled(tuple(step.fixed_axis(size) for size in tensor.shape))
         if id(tensor) not in self.states:
@@ -282,7 +284,7 @@ def _result_shape(result: Any) -> Any:
 
 
 def _all_labels(arguments: Any) -> Iterator[Labelled]:
-    """Yield all labels within arguments."""
+    """Yield the labels of all tensors within nested arguments."""
     if isinstance(arguments, Labelled):
         yield arguments
     elif isinstance(arguments, dict):

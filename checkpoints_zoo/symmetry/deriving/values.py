@@ -1,4 +1,4 @@
-"""The input of rules: tensors with labelled axes, and the step of the trace."""
+"""The input of rules: tensors with labelled axes, and the present step of the trace."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Labelled:
     Args:
         axes: the labels.
         state: name of the parameter or buffer; "" for other tensors.
-        role: role in its layer: "weight", "bias", "gain", "offset", "mean", "variance"; "" before the first use.
+        role: role of the tensor in its layer: "weight", "bias", "gain", "offset", "mean", "variance"; "" before the
+            first use.
         shift: a scale multiplies value + shift (the eps of a variance).
         within: (blocks, axis) for a grouped kernel: the axis of all inputs; each block of rows reads one block of it.
     """
@@ -67,9 +68,9 @@ class Step:
     """One operation of the trace.
 
     Args:
-        operation: its name, for errors.
-        layer: path of the layer that runs it.
-        shape: shape of the result, or a tuple of shapes of several results.
+        operation: name of the operation, for error texts.
+        layer: path of the layer that runs the operation.
+        shape: shape of the result, or a tuple of shapes for several results.
         serials: serial numbers for all spaces and factors of the trace.
     """
 
@@ -139,7 +140,8 @@ def open_output(step: Step, axis: Axis) -> Axis:
 
 
 def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> Axis:
-    """Multiply an axis by a gain, entry by entry; return the product. A new gain opens a new factor.
+    """Multiply an axis by a gain, entry by entry; return the product. A gain that is used for the first time opens a
+    new factor.
 
     Args:
         writes: whether the gain is a kernel, which writes the units of the axis.
@@ -150,7 +152,7 @@ def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> A
         scale, signs = magnitudes_of(product), signs_of(product)
         new = [factor for factor in scale if factor.weak and factor.origin]
         if new and len(scale) > 1:
-            # The product gets a new factor: all later operations depend on it alone.
+            # The product gets a new factor, because all later operations depend on the product alone.
             output = Factor(b.length, next(step.serials), new[0].name, weak=False)
             output.writers = writers = _promote_factor(step, {new[0]: ONE})
             new[0].weak = True

@@ -1,0 +1,61 @@
+"""The change of a network's outputs under approximate scales, which norms undo only up to their eps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.symmetry.applying import rescale
+from checkpoints_zoo.symmetry.table import Table
+
+
+def approximate_changes(
+    table: Table, weights: Mapping[str, Tensor], module: nn.Module, inputs: Tensor, factor: float = 2.0
+) -> dict[str, float]:
+    """Measure how far each approximate scale changes the outputs; return scale -> relative change.
+
+    A norm without running statistics divides by sqrt(variance + eps). A factor s before it leaves
+    sqrt((variance + eps) / (variance + eps / s²)) of its outputs, which is 1 only where eps is small against the
+    variance. So the change depends on the weights and inputs: it is large where rows are small.
+
+    Args:
+        table: symmetry table of the network.
+        weights: state dict of one member.
+        module: the network; it is copied, and run in eval mode.
+        inputs: batch of inputs.
+        factor: value of all factors of a scale, one scale at a time; 1 / factor is tried as well.
+
+    Returns:
+        For each scale that is not exact, the largest change of an output, divided by the largest magnitude of all
+        outputs. Exact scales are left out.
+
+    Raises:
+        UsageError: a factor that is not positive and finite.
+
+    >>> from checkpoints_zoo.symmetry import symmetries
+    >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+    >>> images = torch.rand(4, 1, 8, 8)
+    >>> changes = approximate_changes(symmetries(net, images), net.state_dict(), net, images)
+    >>> list(changes), changes["0"] < 0.01
+    (['0'], True)
+    """
+    if not 0 < factor < float("inf"):
+        raise UsageError("factor", expected="a positive number", found=f"{factor:g}")
+    network, state = copy.deepcopy(module).eval(), dict(weights)
+    with torch.no_grad():
+        before: Tensor = functional_call(network, state, (inputs,))
+        largest = before.abs().max().item() or 1.0
+        changes = {}
+        for scale in (scale for scale in table.scales.values() if not scale.exact):
+            differences = []
+            for value in (factor, 1 / factor):
+                factors = torch.full((scale.size,), value, dtype=before.dtype, device=before.device)
+                after: Tensor = functional_call(network, rescale(table, state, {scale.name: factors}), (inputs,))
+                differences.append((after - before).abs().max().item() / largest)
+            changes[scale.name] = max(differences)
+    return changes
