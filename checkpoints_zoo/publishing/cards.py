@@ -517,9 +517,7 @@ def _left_out_sentences(s: Section) -> str:
         if not positions:
             continue
         reasons = Counter(s.column["reason"][i] or "" for i in positions).most_common()
-        reasons_given = [
-            f"{markdown_code(r) if r else 'no reason reasons_given'} ({n:,})" for r, n in reasons[:MOST_LISTED]
-        ]
+        reasons_given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
         more = sum(n for _, n in reasons[MOST_LISTED:])
         members = first_values(sorted({s.column["member"][i] for i in positions}))
         reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])
