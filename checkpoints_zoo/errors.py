@@ -51,7 +51,7 @@ class ZooError(Exception):
         self.path = None if path is None else str(path)
 
     def __str__(self) -> str:
-        thing, expected, found, do = (_cut(text) for text in (self.thing, self.expected, self.found, self.do))
+        thing, expected, found, do = (_shorten(text) for text in (self.thing, self.expected, self.found, self.do))
         clauses = [f"expected {expected}"] if expected else []
         clauses += [f"found {found.rstrip('. ')}"] if found else []  # Texts of other libraries may end in a dot.
         text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
@@ -59,7 +59,7 @@ class ZooError(Exception):
         return _escape_controls(f"{text}{_explain_equal_looks(text)}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.__dict__.copy())
+        return _rebuild_error, (type(self), self.__dict__.copy())
 
 
 def _explain_equal_looks(text: str) -> str:
@@ -81,12 +81,12 @@ def _escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     """Shorten a text to 1,000 characters by replacing its middle; return the text."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-195:]}"
 
 
-def _rebuild(kind: type[ZooError], facts: dict[str, str]) -> ZooError:
+def _rebuild_error(kind: type[ZooError], facts: dict[str, str]) -> ZooError:
     """Rebuild a pickled error with all its attributes; worker processes send their errors back pickled."""
     error = kind(facts["thing"])
     error.__dict__.update(facts)

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 _AS_STORED = View()  # The view that leaves weights as they are stored.
 # Public name of an attribute in version 0.1 -> its present name inside the package.
 _PRIVATE = {
-    "at": "__getitem__", "before": "_before", "commit": "_commit", "held_by": "_members_within", "keys": "_keys",
-    "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes", "read": "_read",
-    "skeleton": "_skeleton", "view": "_view",
+    "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_members_within",
+    "keys": "_keys", "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes",
+    "read": "_read", "skeleton": "_skeleton", "view": "_view",
 }  # fmt: skip
 
 
@@ -550,7 +550,7 @@ class Collection:
         # Refuse impossible options, and architectures without a symmetry table, now and not at the first batch.
         table = self.symmetry_table
         maps.check_scaling(table, scale, permute, streams, approximate)
-        return self._viewed(Canonical(scale, permute, streams, approximate))
+        return self._with_step(Canonical(scale, permute, streams, approximate))
 
     def align(self, to: int | str | Member | None = None) -> Collection:
         """Permute the units of members, when they are read, so that they match a reference; return a view of the
@@ -579,14 +579,14 @@ class Collection:
         if isinstance(to, str):
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
-            return self._viewed(AlignedToMean(self._match_mean))
+            return self._with_step(AlignedToMean(self._match_mean))
         if to is None:
             self._check_not_empty()
             to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
         unchanged = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
-        return self._viewed(Aligned(name, reference.state_dict, unchanged))
+        return self._with_step(Aligned(name, reference.state_dict, unchanged))
 
     def _match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
         """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
@@ -612,7 +612,7 @@ class Collection:
             rows, element = files.read_symmetries(Path(symmetries), self.rows)
             origin = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
-        return self._viewed(Transformed(rows, element, origin))
+        return self._with_step(Transformed(rows, element, origin))
 
     def symmetry(self, position: int) -> Element:
         """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value),
@@ -654,10 +654,10 @@ class Collection:
             files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 
-    def _viewed(self, step: Step) -> Collection:
+    def _with_step(self, step: Step) -> Collection:
         return self._select(list(range(len(self))), View((*self._view.steps, step)))
 
-    def _before(self) -> Collection:
+    def _without_last_step(self) -> Collection:
         """Return these members without the last step of their view, or unchanged if the view has no step."""
         return self._select(list(range(len(self))), View(self._view.steps[:-1]))
 

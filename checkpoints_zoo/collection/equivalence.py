@@ -147,14 +147,14 @@ def check_equivalence(
             raise UsageError(thing, expected="a number from 0", found=repr(value))
     batch = inputs if isinstance(inputs, tuple) else (inputs,)
     _check_inputs(batch)
-    one = _side_of(a, "a", module)
-    other = _side_of(b, "b", one.module)
+    one = _to_parameter_set(a, "a", module)
+    other = _to_parameter_set(b, "b", one.module)
     if (len(one.ids), one.stacked) != (len(other.ids), other.stacked):
         counts = [counted(len(s.ids), "member") if s.stacked else "one member alone" for s in (one, other)]
         raise UsageError("a and b", expected="one member each, or as many stacked ones", found=" and ".join(counts))
     on = check_device(device)
-    own = _Run(one.module, batch, on, None)
-    runs = [own] if eps is None else [own, _Run(one.module, batch, on, float(eps))]
+    own = _ModuleRun(one.module, batch, on, None)
+    runs = [own] if eps is None else [own, _ModuleRun(one.module, batch, on, float(eps))]
     differences: list[list[tuple[Tensor, Tensor]]] = []  # For each member, the output differences of each run.
     for number, states in enumerate(zip(one.states(), other.states(), strict=True)):
         if number == 0:
@@ -195,7 +195,7 @@ def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], batch: 
     return relative, absolute
 
 
-class _Side(NamedTuple):
+class _ParameterSet(NamedTuple):
     """One of the two compared sets of parameters, prepared for the comparison.
 
     Args:
@@ -245,7 +245,7 @@ class _Side(NamedTuple):
         return {name: state[name] for name in first.values()}
 
 
-def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Side:
+def _to_parameter_set(parameters: Parameters, name: str, module: nn.Module | None) -> _ParameterSet:
     """Convert parameters of any form for the comparison; return them with the module that computes their function.
 
     Args:
@@ -259,7 +259,9 @@ def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Si
     """
     if isinstance(parameters, Collection):
         size, module = parameters._members_within(_BATCH_BYTES), module or parameters._skeleton()
-        return _Side(name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size)))
+        return _ParameterSet(
+            name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size))
+        )
     tensors: Any = parameters
     if isinstance(parameters, Member):
         tensors, module = parameters.state_dict(), module or parameters.model()
@@ -276,7 +278,7 @@ def _side_of(parameters: Parameters, name: str, module: nn.Module | None) -> _Si
     count = _count_members(state, module, name)
     ids = tuple(range(count)) if count else (parameters.id if isinstance(parameters, Member) else 0,)
     stacked = state if count else {n: t[None] for n, t in state.items()}
-    return _Side(name, module, ids, bool(count), lambda: iter([stacked]))
+    return _ParameterSet(name, module, ids, bool(count), lambda: iter([stacked]))
 
 
 def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) -> int | None:
@@ -313,7 +315,7 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     return next(iter(counts), None)
 
 
-class _Run:
+class _ModuleRun:
     """A copy of a module that computes in float64, with the inputs that it is run on.
 
     Args:
@@ -359,7 +361,7 @@ class _Run:
             UsageError: the outputs differ from run to run, the module uses tensors outside its state dict, or it can't
                 process the inputs in float64.
         """
-        watcher = _Watcher(self.original, self.module)
+        watcher = _OperationWatcher(self.original, self.module)
         first = self._run(state, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
         check_same_outputs(self.module, first, self._run(state), 1e-10)
@@ -377,13 +379,13 @@ class _Run:
             raise DamagedError(f"outputs of {thing}", expected=expected, found=found, do=do if self.eps == 0 else "")
         return outputs
 
-    def _run(self, state: State, watcher: _Watcher | None = None) -> State:
+    def _run(self, state: State, watcher: _OperationWatcher | None = None) -> State:
         tensors = {n: _to_float64(t.to(self.device, copy=True)) for n, t in state.items()}
         try:
             if watcher is None:
-                return dict(_named_tensors(_call(self.module, tensors, self.inputs)))
+                return dict(_named_tensors(_call_module(self.module, tensors, self.inputs)))
             with watcher:
-                return dict(_named_tensors(_call(self.module, tensors, self.inputs)))
+                return dict(_named_tensors(_call_module(self.module, tensors, self.inputs)))
         except ZooError:
             raise
         except _FAILURES as error:
@@ -396,7 +398,9 @@ class _Run:
         dtype = input_dtype(dict(state))
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in self.inputs)
         try:
-            _call(_eval_copy(self.original, self.device), {n: t.to(self.device) for n, t in state.items()}, inputs)
+            _call_module(
+                _eval_copy(self.original, self.device), {n: t.to(self.device) for n, t in state.items()}, inputs
+            )
         except _FAILURES:
             raise UsageError("inputs", expected=f"one batch that {self.kind} takes", found=found) from error
         raise UsageError(
@@ -407,7 +411,7 @@ class _Run:
         ) from error
 
 
-def _call(module: nn.Module, state: State, inputs: tuple[Tensor, ...]) -> Any:
+def _call_module(module: nn.Module, state: State, inputs: tuple[Tensor, ...]) -> Any:
     with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
         return functional_call(module, dict(state), tuple(x.clone() for x in inputs))
 
@@ -452,7 +456,7 @@ def _named_tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         raise UsageError("outputs", expected="tensors, or tuples, lists and dicts of them", found=type(result).__name__)
 
 
-class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches every operation of a run: whether it narrows the dtype, and whether it reads a tensor outside the state
     dict.
 

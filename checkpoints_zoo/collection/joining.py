@@ -52,7 +52,7 @@ class JoinedSource(Source):
             run = manifest.take_rows(rows, list(positions))
             members = run.column(MEMBER).cast(part.rows.schema.field("member").type)
             layouts = pa.array([key.partition("/")[2] for key in run.column("layout").to_pylist()], pa.string())
-            run = _replaced(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
+            run = _replace_columns(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
             yield replace(part, rows=run)
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
@@ -109,7 +109,7 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
     ]
     first = flat[0]
     for other in flat[1:]:
-        _check_alike(first, other)
+        _check_compatible(first, other)
     places = [(part.source.label, part.commit, part.description.name) for part in flat]
     keys = [(place, key) for place, part in zip(places, flat, strict=True) for key in manifest.snapshot_keys(part.rows)]
     for place, (member, epoch) in keys:
@@ -134,11 +134,15 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
         "layout": pa.array(layouts, pa.string()),
     }
     return SelectedMembers(
-        JoinedSource(Path(), "joined", None, tuple(flat)), "", _described(flat), _replaced(rows, columns), len(rows)
+        JoinedSource(Path(), "joined", None, tuple(flat)),
+        "",
+        _described(flat),
+        _replace_columns(rows, columns),
+        len(rows),
     )
 
 
-def _replaced(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
     """Replace columns of a table, or append them; return the table."""
     for name, values in columns.items():
         at = rows.schema.get_field_index(name)
@@ -168,7 +172,7 @@ def _described(parts: Sequence[SelectedMembers]) -> Description:
     )
 
 
-def _all_arguments(description: Description) -> dict[str, Any]:
+def _arguments_with_defaults(description: Description) -> dict[str, Any]:
     """Return the arguments of a description's architecture, including default values that the description leaves
     out."""
     arguments = {name: tuple(v) if isinstance(v, list) else v for name, v in description.arguments.items()}
@@ -178,7 +182,7 @@ def _all_arguments(description: Description) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty} | arguments
 
 
-def _check_alike(one: SelectedMembers, other: SelectedMembers) -> None:
+def _check_compatible(one: SelectedMembers, other: SelectedMembers) -> None:
     """Check that two selections have the same network, preprocessing and classes.
 
     Raises:
@@ -188,7 +192,7 @@ def _check_alike(one: SelectedMembers, other: SelectedMembers) -> None:
     names = f"{first.name} and {second.name}"
 
     def network(description: Description) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in _all_arguments(description).items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in _arguments_with_defaults(description).items())
         return f"{description.architecture}({arguments})"
 
     facts = {

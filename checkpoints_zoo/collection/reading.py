@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
     check_against_files,
-    neighbours,
+    neighbour_groups,
     read_at,
     read_into,
     reused_buffer,
@@ -86,7 +86,7 @@ def stack(
         return stacked
     stacked = empty_stack(locations, dtypes, device)
     first = 0
-    for group in neighbours(locations, BUFFER_BYTES):
+    for group in neighbour_groups(locations, BUFFER_BYTES):
         rows = {n: tensor[first : first + len(group)] for n, tensor in stacked.items()}
         if group[0].layout.nbytes <= BUFFER_BYTES:
             _copy_members(group, specs, rows)

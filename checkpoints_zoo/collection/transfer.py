@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.shard_files import Location, neighbours, read_into
+from checkpoints_zoo.formats.shard_files import Location, neighbour_groups, read_into
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
 GROUP_BYTES = 2**26  # Number of bytes of neighbouring members that are converted together.
@@ -74,7 +74,7 @@ class _Stream:
 _streams: dict[torch.device, tuple[_Stream, _Stream]] = {}
 
 
-def _streams_of(device: torch.device) -> tuple[_Stream, _Stream]:
+def _device_streams(device: torch.device) -> tuple[_Stream, _Stream]:
     if device not in _streams:
         _streams[device] = _Stream(device), _Stream(device)
     return _streams[device]
@@ -83,7 +83,7 @@ def _streams_of(device: torch.device) -> tuple[_Stream, _Stream]:
 def allocation_stream(device: torch.device) -> AbstractContextManager[Any]:
     """While the `with` block runs, allocate tensors on the stream that `copy_to_device` writes on, so that it need not
     wait for other streams."""
-    return _streams_of(device)[1].running()
+    return _device_streams(device)[1].running()
 
 
 def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], stacked: Mapping[str, Tensor]) -> bool:
@@ -98,7 +98,7 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
         DamagedError: a file is shorter than the locations need.
     """
     device = next(iter(stacked.values())).device
-    send, cast = _streams_of(device)
+    send, cast = _device_streams(device)
     pieces = list(_split_into_pieces(locations))
     if not pieces:
         return True
@@ -142,7 +142,7 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
 
 def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
     first = 0
-    for group in neighbours(locations, GROUP_BYTES):
+    for group in neighbour_groups(locations, GROUP_BYTES):
         size = group[0].layout.nbytes * len(group)
         for start in range(0, size, PIECE_BYTES):
             yield _Piece(group, first, start, min(start + PIECE_BYTES, size), size)

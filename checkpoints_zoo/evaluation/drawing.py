@@ -89,11 +89,11 @@ def save(make: Callable[[], Figure], path: Path, title: str, members: str = "") 
     backend, metadata = PICTURES[kind]
     style = {**STYLE, "svg.hashsalt": title, "pdf.fonttype": 42}
     try:
-        with replace_file(path, "wb") as file, _drawing(style):
+        with replace_file(path, "wb") as file, _drawing_style(style):
             metadata = {**metadata, "Title": _printable(title)}
             if members:
                 metadata["Subject" if kind == ".pdf" else "Description"] = members
-            _prepared(make()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
+            _make_printable(make()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
@@ -111,8 +111,8 @@ def png_bytes(make: Callable[[], Figure], title: str) -> bytes:
     """
     backend, metadata = PICTURES[".png"]
     file = io.BytesIO()
-    with _drawing(STYLE):
-        _prepared(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
+    with _drawing_style(STYLE):
+        _make_printable(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
     return file.getvalue()
 
 
@@ -130,7 +130,7 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    with _drawing({**_SVG_STYLE, "svg.hashsalt": name}):
+    with _drawing_style({**_SVG_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
@@ -140,18 +140,18 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize(figure)
-        _prepared(figure).draw_without_rendering()
+        _make_printable(figure).draw_without_rendering()
         # The final layout must not choose other ticks, which could have wider labels.
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), MaxNLocator):
                 axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
         figure.savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
-    return _inline(text.getvalue(), name)
+    return _inline_element(text.getvalue(), name)
 
 
 @contextmanager
-def _drawing(style: Any) -> Iterator[None]:
+def _drawing_style(style: Any) -> Iterator[None]:
     """While the `with` block runs, draw with matplotlib's defaults and a style, without warnings about letters that the
     font lacks."""
     import matplotlib as mpl
@@ -163,7 +163,7 @@ def _drawing(style: Any) -> Iterator[None]:
         yield
 
 
-def _prepared(figure: Figure) -> Figure:
+def _make_printable(figure: Figure) -> Figure:
     """Make every text of a figure printable, and write powers of ten without mathematical markup; return the figure.
 
     Names in a figure come from files that anyone may have written.
@@ -226,7 +226,7 @@ def _rasterize(figure: Figure) -> None:
             marks.set_rasterized(True)
 
 
-def _inline(svg: str, name: str) -> str:
+def _inline_element(svg: str, name: str) -> str:
     """Turn matplotlib's SVG document into a short element for an HTML page; return it.
 
     The element has no prologue, metadata or global style; it has unique ids, the page's colours, and coordinates with
@@ -236,14 +236,14 @@ def _inline(svg: str, name: str) -> str:
     values = [value for element in root.iter() for value in element.attrib.values()]
     references = (match[1] for value in values if (match := re.fullmatch(r"(?:url\()?#(.+?)\)?", value)))
     ids = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(references))}
-    _tidy(root, ids)
+    _shorten_element(root, ids)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.tail = None
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
+def _shorten_element(element: ElementTree.Element, ids: dict[str, str]) -> None:
     """Shorten an SVG element and what is inside it, in place."""
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() if element.tag in ("text", "tspan") else None
@@ -259,7 +259,7 @@ def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
         elif value.startswith("url(#"):
             value = f"url(#{ids[value[5:-1]]})"
         elif key == "style":
-            value = _styled(value)
+            value = _rewrite_style(value)
         elif key == "href":
             value = value.replace("\n", "")
         else:
@@ -279,7 +279,7 @@ def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
         ):
             element.remove(child)
             continue
-        _tidy(child, ids)
+        _shorten_element(child, ids)
         child.tail = None
     if element.tag in ("g", "svg"):
         element[:] = [
@@ -287,7 +287,7 @@ def _tidy(element: ElementTree.Element, ids: dict[str, str]) -> None:
         ]
 
 
-def _styled(style: str) -> str:
+def _rewrite_style(style: str) -> str:
     """Write an SVG element's style with the page's colours and the page's font; return it."""
     style = re.sub(
         r"font: (?:(\w+) )?([\d.]+px)[^;]*",

@@ -246,7 +246,7 @@ def _check_held_out(
         trained_on,
     )
     if isinstance(members, Predictions) and not isinstance(held_out_set, Predictions):
-        raise _cannot_run(held_out_set, members)
+        raise _unusable_images_error(held_out_set, members)
     return held_out_set
 
 
@@ -292,7 +292,7 @@ def _ood_logits(
     else:
         ood_images = images.of(ood)
         if isinstance(members, Predictions):
-            raise _cannot_run(ood_images, members)
+            raise _unusable_images_error(ood_images, members)
         logits = _LabelledLogits(
             _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
         )
@@ -306,7 +306,7 @@ def _ood_logits(
     return logits
 
 
-def _cannot_run(data: ImageData, members: Predictions) -> UsageError:
+def _unusable_images_error(data: ImageData, members: Predictions) -> UsageError:
     return UsageError(
         f"images {data.name!r} for predictions {members.name}",
         expected="stored predictions on them, since there are no members to run",

@@ -65,7 +65,9 @@ def check_trained(held_out: str, trained: str, trained_on: Iterable[str]) -> Non
     """
     name, _, fingerprint = held_out.partition(" ")
     if name == trained or fingerprint in set(trained_on):
-        raise _refused(name, "the images that the members were trained on, where their confidence is too high")
+        raise _same_images_error(
+            name, "the images that the members were trained on, where their confidence is too high"
+        )
 
 
 def check_measured(held_out: str, measured: str) -> None:
@@ -78,10 +80,10 @@ def check_measured(held_out: str, measured: str) -> None:
         UsageError: both are the same images.
     """
     if held_out.partition(" ")[2] == measured.partition(" ")[2]:
-        raise _refused(held_out.partition(" ")[0], "the images that the members are measured on")
+        raise _same_images_error(held_out.partition(" ")[0], "the images that the members are measured on")
 
 
-def _refused(name: str, found: str) -> UsageError:
+def _same_images_error(name: str, found: str) -> UsageError:
     return UsageError(
         f"images {name} held out for the temperature",
         expected="images that the members were neither trained on nor are measured on",

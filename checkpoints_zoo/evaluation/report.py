@@ -148,7 +148,7 @@ class Report(Printed):
         """
         ordered = sorted(self.curve)
         few = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
-        return _text(self, few if sizes is None else list(sizes), list(figures))
+        return _report_text(self, few if sizes is None else list(sizes), list(figures))
 
     @property
     def limits(self) -> dict[str, Interval]:
@@ -267,7 +267,7 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
             }  # fmt: skip
 
 
-def _text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
+def _report_text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
     """Lay out a report and explain its intervals; return the text."""
     header = ["ensemble of", *(f"{size:,}" for size in sizes)]
     rows = []

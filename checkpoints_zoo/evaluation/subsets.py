@@ -363,7 +363,7 @@ class Population:
         """
         test = self.test
         uncertainty = test.uncertainty(subset, probs.amax(-1))
-        figures = self._of_probs(probs, uncertainty, None if ood is None else ood.uncertainty[row_in_group])
+        figures = self._probability_figures(probs, uncertainty, None if ood is None else ood.uncertainty[row_in_group])
         figures["nll"] = -test.log_probs_of_labels(subset).double().mean()
         figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - test.entropy[subset].mean()).clamp(
             min=0
@@ -378,13 +378,17 @@ class Population:
             # This is the same formula as for inputs out of distribution, so that equal inputs of both data sets get
             # equal values.
             uncertainty = _log_others(unscaled / temperature.to(probs.dtype))
-            figures = self._of_probs(log_probs.exp(), uncertainty, None if ood is None else ood.scaled[row_in_group])
+            figures = self._probability_figures(
+                log_probs.exp(), uncertainty, None if ood is None else ood.scaled[row_in_group]
+            )
             figures["nll"] = metrics.nll(log_probs, self.labels, check=False)
             figures[TEMPERATURE] = temperature
             row += [figures[n] for n in self.scaled_names]
         return torch.stack([x.double() for x in row])
 
-    def _of_probs(self, probs: Tensor, uncertainty: Tensor, ood_uncertainty: Tensor | None) -> dict[str, Tensor]:
+    def _probability_figures(
+        self, probs: Tensor, uncertainty: Tensor, ood_uncertainty: Tensor | None
+    ) -> dict[str, Tensor]:
         """Return the figures that depend on the probabilities alone.
 
         Args:

@@ -231,13 +231,13 @@ def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] 
     stored_name, stored_shape = stored or (name, shape)
     is_valid = (
         type(name) is type(dtype) is type(stored_name) is str
-        and good_shape(tuple(shape))
-        and good_shape(tuple(stored_shape))
+        and is_possible_shape(tuple(shape))
+        and is_possible_shape(tuple(stored_shape))
     )
     return (name, dtype, tuple(shape), stored_name, tuple(stored_shape)) if is_valid else None
 
 
-def good_shape(shape: tuple[Any, ...]) -> bool:
+def is_possible_shape(shape: tuple[Any, ...]) -> bool:
     """Say whether an array can have this shape, which comes from a file, without overflow of its size."""
     return (
         len(shape) <= MOST_AXES

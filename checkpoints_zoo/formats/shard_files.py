@@ -31,8 +31,8 @@ from checkpoints_zoo.formats.layout import (
     TensorSpec,
     content_hash,
     finite_problems,
-    good_shape,
     is_counter,
+    is_possible_shape,
 )
 
 HEADER_ALIGNMENT = 4096
@@ -108,7 +108,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
             ((*v["data_offsets"], name, v["dtype"], tuple(v["shape"])) for name, v in values.items()),
             key=lambda r: (r[0], r[1]),
         )
-        if not all(type(b) is int and type(e) is int and good_shape(shape) for b, e, _, _, shape in rows):
+        if not all(type(b) is int and type(e) is int and is_possible_shape(shape) for b, e, _, _, shape in rows):
             raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
@@ -225,7 +225,7 @@ def read_members(
     Raises:
         DamagedError: a file is shorter than the locations need.
     """
-    for group in neighbours(locations, buffer_bytes):
+    for group in neighbour_groups(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
         file_size = group[0].path.stat().st_size
         if file_size < group[0].offset + size:  # Check the size of the file before memory is allocated.
@@ -233,7 +233,7 @@ def read_members(
         yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
-def neighbours(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
+def neighbour_groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
     """Group members whose bytes follow each other in a file; yield groups of at most `most` bytes, or of one member."""
     group: list[Location] = []
     for x in locations:

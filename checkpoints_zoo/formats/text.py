@@ -65,7 +65,7 @@ def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
         return "(empty)"
     if "|" in line:
         return markdown_text(text, longest)
-    ticks = _ticks(line, 1)
+    ticks = _backtick_fence(line, 1)
     space = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{ticks}{space}{line}{space}{ticks}"
 
@@ -74,11 +74,11 @@ def markdown_block(text: str) -> str:
     """Write a text as a block of code in Markdown; return the block."""
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
     body = "\n".join(lines).strip("\n")
-    ticks = _ticks(body, 3)
+    ticks = _backtick_fence(body, 3)
     return f"{ticks}text\n{body}\n{ticks}"
 
 
-def _ticks(text: str, fewest: int) -> str:
+def _backtick_fence(text: str, fewest: int) -> str:
     """Return a row of backticks that is longer than any in the text."""
     return "`" * max(fewest, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 

@@ -163,7 +163,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
             found=str(step or "weights as they are stored"),
             do="Give members.align(...)",
         )
-    members, table = aligned._before(), aligned.symmetry_table
+    members, table = aligned._without_last_step(), aligned.symmetry_table
     size = members._members_within(_BATCH)
 
     def aligned_batches() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:

@@ -1,4 +1,4 @@
-"""Distances of members in weight space, kernels of these, the unbiased MMD² of two sets, and its permutation test.
+"""Distances of members in weight space, their kernels, the unbiased MMD² of two sets, and its permutation test.
 
 Axes: kernel and distance matrices (member, member), of both sets, the first set first.
 """
@@ -17,29 +17,31 @@ from torch import Tensor
 from checkpoints_zoo.errors import LayoutError, UsageError
 
 Stacked = Mapping[str, Tensor]
-Blocks = Callable[[int], Iterable[Stacked]]  # members from a position on, some at a time, always in the same order
+Blocks = Callable[
+    [int], Iterable[Stacked]
+]  # Function that yields members in blocks from a position on, always in the same order.
 Grid = Literal["pooled", "cross", "second"]
 
 ALL_TENSORS = "all"  # name of the group of all tensors
 KERNELS = ("gaussian", "laplace")
-BANDWIDTHS = 10  # of each kernel
-MAX_PAIRED = 500  # members of each set from which the paper's code takes bandwidths
+BANDWIDTHS = 10  # Number of bandwidths of each kernel.
+MAX_PAIRED = 500  # Number of members of each set from which the paper's code takes bandwidths.
 
-FLOAT64_COLUMNS = 1 << 14  # weights that are converted to float64 at once
-FLOAT32_SUM = 1 << 11  # absolute differences that are summed in float32
-ROUNDING = 64 * 2.2e-16  # times the squared norms: a smaller squared distance is rounding, and counts as 0
-TIE_TOLERANCE = 1e-9  # standardised statistics that differ by less are equal up to rounding
-FLAT_TOLERANCE = 1e-12  # times a kernel's largest value: a smaller standard deviation of MMD² is rounding
+FLOAT64_COLUMNS = 1 << 14  # Number of weights that are converted to float64 at once.
+FLOAT32_SUM = 1 << 11  # Number of absolute differences that are summed in float32.
+ROUNDING = 64 * 2.2e-16  # Share of the squared norms: a smaller squared distance is rounding, and is set to 0.
+TIE_TOLERANCE = 1e-9  # Standardised statistics that differ by less are equal up to rounding.
+FLAT_TOLERANCE = 1e-12  # Share of a kernel's largest value: a smaller standard deviation of MMD² is rounding.
 
 
 @dataclass(frozen=True)
 class Distances:
-    """How far apart members are in one group of tensors, (member, member) each, float64.
+    """Distances between members in one group of tensors, (member, member) each, float64.
 
     Args:
         weights: number of weights in the group.
         l2: squared Euclidean distances, Σ (a - b)².
-        l1: Σ |a - b|.
+        l1: sums of absolute differences, Σ |a - b|.
     """
 
     weights: int
@@ -53,14 +55,14 @@ def measure_distances(
     """Measure the distances of all pairs of members; return them by group, and for all groups' tensors as "all".
 
     Args:
-        blocks: gives the members from a position on. Two blocks and the next one are in memory at once; k blocks of
-            members are read k / 2 times each.
+        blocks: function that yields the members in blocks from a position on. Two blocks and the next one are in memory
+            at once; k blocks of members are read k / 2 times each.
         members: number of members.
         groups: name -> names of its tensors; a tensor may be in several.
         device: torch device for the computation; it needs float64.
 
     Raises:
-        LayoutError: members whose tensors are not those of the first ones, by name or shape.
+        LayoutError: some members have tensors with other names or shapes than the first members.
     """
     distances = {
         name: torch.zeros(2, members, members, dtype=torch.float64, device=device) for name in [*groups, ALL_TENSORS]
@@ -109,7 +111,7 @@ def _check_shapes(block: Stacked, names: Sequence[str], shapes: Mapping[str, tor
     """Check that a block's tensors are those of the first one.
 
     Raises:
-        LayoutError: they are not.
+        LayoutError: the tensors differ.
     """
     for name in names:
         if name not in shapes or name not in block or block[name].shape[1:] != shapes[name]:
@@ -138,7 +140,7 @@ def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str
         names: names of the tensors.
 
     Raises:
-        UsageError: another word, or a tensor that is not there.
+        UsageError: the groups are another word, or name a tensor that does not exist.
     """
     if isinstance(groups, str):
         known = {"layer": tensors_by_layer(names), "tensor": {name: [name] for name in names}}
@@ -158,11 +160,11 @@ def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str
 def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
     """Choose bandwidths as MMDAgg does; return a geometric grid (bandwidth), float64.
 
-    From half the smallest distance to twice the largest. A smallest one below 0.1 is replaced by the 5 % quantile, no
-    less than 0.1; a largest one below 0.3 by 0.3.
+    The grid goes from half the smallest distance to twice the largest. A smallest one below 0.1 is replaced by the 5 %
+    quantile, no less than 0.1; a largest one below 0.3 by 0.3.
 
     Args:
-        distances: (pair) between members.
+        distances: distances between members, (pair).
         count: number of bandwidths.
 
     >>> bandwidths(torch.tensor([1.0, 2.0, 4.0]), count=3).tolist()
@@ -182,7 +184,7 @@ def choose_kernels(
     """Return (kernel, bandwidth) of all kernels.
 
     Raises:
-        UsageError: no such grid or kernel, or a bandwidth that is not positive.
+        UsageError: the grid or a kernel is unknown, or a bandwidth is not positive.
     """
     if widths is not None:
         chosen = [(kernel, float(width)) for kernel, values in widths.items() for width in values]
@@ -216,11 +218,12 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
 def unbiased_mmd2(kernel: Tensor, chosen: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and the others, without bias; return it (choice), float64.
 
-    Mean of k over pairs within each set (a member is no pair with itself), less twice the mean over pairs across.
+    The estimate is the mean of k over pairs within each set (without pairs of a member with itself), minus twice the
+    mean over pairs between the sets.
 
     Args:
-        kernel: (member, member), symmetric.
-        chosen: (member, choice) of 0 and 1; each choice has as many.
+        kernel: values of the kernel, (member, member), symmetric.
+        chosen: 1 for chosen members, else 0, (member, choice); each choice has the same number of members.
 
     >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
     >>> f"{unbiased_mmd2(kernel, torch.tensor([[1], [1], [0], [0]])).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
@@ -242,8 +245,8 @@ def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], fi
 
     Args:
         distances: distances between all members, (member, member); the first set comes first.
-        kernels: (name, bandwidth) of each.
-        first: members of the first set.
+        kernels: (name, bandwidth) of each kernel.
+        first: number of members of the first set.
     """
     in_first = (torch.arange(len(distances.l2), device=distances.l2.device) < first).double()[:, None]
     return tuple(float(unbiased_mmd2(kernel_matrix(distances, *kernel), in_first)) for kernel in kernels)
@@ -270,14 +273,14 @@ def draw_permutations(first_units: int, second_units: int, permutations: int, se
 def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor) -> float:
     """Test the largest MMD² over the kernels, each standardised over permutations; return the p-value.
 
-    The sets as they are count among the permutations for the means and deviations, so that under the null all of them
-    are exchangeable and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). The
-    maximum over standardised kernels takes the place of MMDAgg's search for levels.
+    Means and deviations include the original split beside the permutations, so that under the null hypothesis all are
+    exchangeable and the p-value is exact (Hemerik & Goeman, Exact testing with random permutations, 2018). The maximum
+    over standardised kernels takes the place of MMDAgg's search for levels.
 
     Args:
         distances: distances between the compared members.
-        kernels: (name, bandwidth) of each.
-        chosen: (member, 1 + permutation), 1 for the members of the first set, else 0; column 0 is the original split.
+        kernels: (name, bandwidth) of each kernel.
+        chosen: 1 for the members of the first set, else 0, (member, 1 + permutation); column 0 is the original split.
     """
     largest = torch.full_like(chosen[0], -math.inf)
     for kernel, width in kernels:

@@ -34,11 +34,11 @@ class Barriers(Printed):
 
     Args:
         pairs: member ids of the two ends.
-        lambdas: (point,), from 0 to 1.
+        lambdas: positions on the line, from 0 to 1, (point,).
         losses: mean negative log-likelihood, nats, (pair, point).
-        accuracies: 0..1, (pair, point).
-        stored: losses of the two ends with the running statistics that they are stored with, nats, (pair, 2); without
-            running statistics these are the ends of `losses`.
+        accuracies: accuracies in 0..1, (pair, point).
+        stored: losses of the two ends with their stored running statistics, nats, (pair, 2); without running statistics
+            they equal the ends of `losses`.
         data: name and fingerprint of the images evaluated on.
         inputs: number of inputs.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
@@ -59,7 +59,7 @@ class Barriers(Printed):
         return f"{len(self)} pairs on {self.data.split(' ')[0]}, mean {self.mean} nats"
 
     def to_text(self) -> str:
-        """Return a table with one row a pair."""
+        """Return a table with one row per pair."""
         rows = [
             {"first": a, "second": b, "barrier (nats)": height}
             for (a, b), height in zip(self.pairs, self.barriers.tolist(), strict=True)
@@ -78,10 +78,10 @@ class Barriers(Printed):
     def mean(self) -> Interval:
         """Mean of the barriers, with its bootstrap interval over the pairs, or given the shared member."""
         mean = bootstrap_mean(self.barriers)
-        return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # no barrier is below 0
+        return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # a barrier is 0 or more
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a pair and point: first, second, lambda, loss, accuracy."""
+        """Return one row per pair and point: first, second, lambda, loss, accuracy."""
         import pandas as pd
 
         rows = [
@@ -117,7 +117,7 @@ def barrier(
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Barriers:
-    """Measure the loss on straight lines between members, as their views have them; return all lines.
+    """Measure the loss on straight lines between members; return the losses of all lines.
 
     `barrier(members)` measures the lines from one member of a collection to all others, `barrier(a, b)` the line
     between two members. `barrier(members)` is before alignment, `barrier(members.align(to=0))` after it.
@@ -138,8 +138,8 @@ def barrier(
         batch: images of a forward pass, at most.
 
     Raises:
-        UsageError: images without labels or of other classes, fewer than two points or members, members of different
-            networks.
+        UsageError: the images lack labels or have other classes, there are fewer than two points or members, or the
+            members have different networks.
         MemberNotFound: no member with the id `to`.
         DamagedError: some weights or logits are not finite.
 
@@ -167,7 +167,7 @@ def _check_ends(first: object, second: object, to: int | None) -> None:
     """Check that the arguments are two members, or a collection alone.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: the arguments are something else.
     """
     found = type(second).__name__
     if isinstance(first, Member):
@@ -191,7 +191,7 @@ def _ends(first: Member, second: Member, device: torch.device) -> tuple[Params, 
     """Read the weights of two members; return both, name -> (*shape).
 
     Raises:
-        UsageError: members of different networks.
+        UsageError: the members have different networks.
     """
     start, end = (_weights(member, device) for member in (first, second))
     shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (start, end)]
@@ -219,16 +219,16 @@ def _weights(member: Member, device: torch.device) -> dict[str, Tensor]:
 
 
 def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
-    """Return the networks (1 − λ)·first + λ·second, stacked: name -> (point, *shape); ends are exact.
+    """Return the networks (1 − λ)·first + λ·second, stacked: name -> (point, *shape); the two ends are exact.
 
     Running statistics are interpolated like weights and have to be estimated anew: see `statistics.reestimate`.
 
     Args:
-        first, second: name -> (*shape).
+        first, second: tensors of the two networks, name -> (*shape).
         lambdas: (point,).
 
     Raises:
-        UsageError: integers that differ.
+        UsageError: integer tensors differ.
 
     >>> interpolate({"w": torch.zeros(2)}, {"w": torch.ones(2)}, torch.tensor([0.0, 0.25]))["w"]
     tensor([[0.0000, 0.0000],

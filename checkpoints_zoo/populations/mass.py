@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BATCH = 1 << 28  # bytes of members that are read at once
+_BATCH = 1 << 28  # Bytes of members that are read at once.
 PANEL = (4.8, 4.0)  # inches
 
 
@@ -46,7 +46,7 @@ def minimal_mass(
     Raises:
         SymmetryError: the architecture's symmetries can't be derived.
         SelectionError, DamagedError, LayoutError, NetworkError: some members have no weights, or can't be read.
-        UsageError: no such scale or device.
+        UsageError: a scale or the device does not exist.
 
     >>> import checkpoints_zoo as zoo
     >>> masses = zoo.minimal_mass(zoo.load("convnet-digits", n=4))
@@ -97,7 +97,7 @@ def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, 
         epochs: epoch of each snapshot.
 
     Raises:
-        UsageError: another number of epochs.
+        UsageError: the number of epochs differs from the number of snapshots.
     """
     _check_epochs(masses, epochs)
     result = []
@@ -114,7 +114,7 @@ def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
     """Find each member's last snapshot; return their positions.
 
     Raises:
-        UsageError: another number of epochs.
+        UsageError: the number of epochs differs from the number of snapshots.
     """
     _check_epochs(masses, epochs)
     last: dict[int, int] = {}
@@ -158,7 +158,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
             snapshot.
 
     Raises:
-        UsageError: no members, a number of epochs that is not theirs, or a place that can't be written to.
+        UsageError: there are no members, the number of epochs is wrong, or the file can't be written.
     """
     path = path_of(path)
     if not len(masses) or (epochs is not None and len(epochs) != len(masses)):

@@ -47,7 +47,7 @@ ROUNDING = 1e-7  # of float32
 
 PANEL = (4.9, 3.9)  # inches
 BARS = 40  # of a histogram, at most
-DOTS = 3000  # pairs that are drawn as dots; more pairs are drawn as counts in hexagons
+DOTS = 3000  # Largest number of pairs that are drawn as dots; more pairs are drawn as counts in hexagons.
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,8 +59,9 @@ class Pairwise(Printed):
         citation: text that cites the members.
         ids: ids of the members, in the order of the matrices.
         data, ood: names and fingerprints of the images, ood "" without any.
-        inside, outside: the matrices; outside None without images out of distribution.
-        figures: name -> Interval by a jackknife over members, as pairs that share one are not independent.
+        inside, outside: matrices of the pairs' figures in and out of distribution; `outside` is None without images out
+            of distribution.
+        figures: name -> Interval by a jackknife over members, as pairs that share a member are not independent.
     """
 
     collection: str
@@ -96,7 +97,7 @@ class Pairwise(Printed):
         return figure_of(self.figures, figure)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
+        """Return one row per pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
         import pandas as pd
 
         first, second = upper_triangle(len(self.ids))
@@ -108,7 +109,7 @@ class Pairwise(Printed):
         return pd.DataFrame(columns)
 
     def to_json(self) -> str:
-        """Return the figures, not the pairs, as JSON text; what could not be computed is null."""
+        """Return the figures, without the pairs, as JSON text; figures that could not be computed are null."""
         rows: list[dict[str, object]] = []
         for name, x in self.figures.items():
             bounds = {"value": x.value, "low": x.low, "high": x.high}
@@ -120,10 +121,10 @@ class Pairwise(Printed):
         return json.dumps({**facts, **counts, "level": 0.95, "figures": rows}, indent=1)
 
     def write(self, path: str | Path) -> Path:
-        """Write one row a pair, as `to_frame` has them, as .parquet or .csv; return the file's path.
+        """Write the rows of `to_frame` as .parquet or .csv; return the file's path.
 
         Raises:
-            UsageError: another ending of the name.
+            UsageError: the path has another suffix.
             StorageError: the file can't be written.
         """
         return write_frame(self.to_frame(), path)
@@ -132,7 +133,7 @@ class Pairwise(Printed):
         """Draw histograms of both informations, one against the other, and disagreements into a PNG; return its path.
 
         Raises:
-            UsageError: one member, a path without the suffix .png, or a file that can't be written.
+            UsageError: there is only one member, a path without the suffix .png, or a file that can't be written.
         """
         path = path_of(path)
         if len(self.ids) < 2:
@@ -160,12 +161,13 @@ def pairwise(
         ood: images out of distribution, or the same members' stored predictions on them; None for none.
         device, dtype: torch device and dtype of the members' networks; pairs are computed on it in float32.
         batch: images a forward pass.
-        memory: bytes to compare in, beside the members' logits.
+        memory: bytes of memory for the comparison, beside the members' logits.
         seed: seed of the bootstrap intervals.
 
     Raises:
-        UsageError: one member, predictions of others, or images of a size the members can't take.
-        DamagedError: members whose weights or logits are not finite.
+        UsageError: there is only one member, the predictions are of other members, or the images have a size that the
+            members can't take.
+        DamagedError: some members have weights or logits that are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> pairs = zoo.pairwise(zoo.load("convnet-digits", n=8), "digits", ood="photos")
@@ -202,7 +204,7 @@ def pairwise(
 def summarise_pairs(
     inside: Pairs, outside: Pairs | None = None, *, ids: Sequence[int] | None = None, seed: int = 0
 ) -> Pairwise:
-    """Average over pairs that were compared; return them with their means and intervals.
+    """Average the figures of compared pairs; return the pairs with the means and their intervals.
 
     Args:
         inside, outside: results of `compare_pairs` for inputs in and out of distribution, of the same members.
@@ -210,7 +212,7 @@ def summarise_pairs(
         seed: seed of the bootstrap intervals.
 
     Raises:
-        UsageError: other numbers of members.
+        UsageError: the numbers of members differ.
 
     >>> import torch
     >>> logits = torch.randn(5, 20, 3, generator=torch.Generator().manual_seed(0))
@@ -239,18 +241,18 @@ def _matrices(inside: Pairs, outside: Pairs | None) -> dict[str, Tensor]:
 
 
 def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
-    """Average over pairs, and correlate; return the intervals by name."""
+    """Compute means over pairs, and the correlation; return figure -> interval."""
     members = len(next(iter(matrices.values())))
     at = upper_triangle(members)
     means = {name: float(matrix.double()[at].mean()) for name, matrix in matrices.items()}
-    # Differences from the means, so that sums of squares lose no digits to rounding.
+    # Sums are of differences from the means, so that sums of squares lose no digits to rounding.
     terms = {name: (matrix.double() - means[name]).fill_diagonal_(0) for name, matrix in matrices.items()}
     with_ood = "mi_ood" in terms
     if with_ood:
         x, y = terms["mi_id"], terms["mi_ood"]
         terms |= {"xx": x * x, "yy": y * y, "xy": x * y}
     stacked = torch.stack(list(terms.values()))
-    # A smaller variance is the rounding of a figure that is the same for all pairs.
+    # A smaller variance comes from rounding: the figure is the same for all pairs.
     least = [(ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices]
 
     def figure(chosen: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from checkpoints_zoo.predictions import Predictions
 if TYPE_CHECKING:
     import pandas as pd
 
-BLOCK_BYTES = 1 << 24  # of the mean probabilities of all subsets on a block of inputs
+BLOCK_BYTES = 1 << 24  # bytes of the mean probabilities of all subsets on a block of inputs
 FIGURES = {
     "agreement": ("0..1", "share of inputs to which both give the same class"),
     "total_variation": ("0..1", "half the sum over classes of |p - q|, mean over inputs"),
@@ -82,7 +82,7 @@ class PredictiveComparison(Printed):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure: figure, value, low, high, unit."""
+        """Return one row per figure: figure, value, low, high, unit."""
         import pandas as pd
 
         return pd.DataFrame(self._rows())
@@ -114,12 +114,13 @@ def compare_predictives(
             predictions. Labels are not used.
         device, dtype: torch device and dtype of the members' networks.
         batch: images a forward pass.
-        subsets: random halves of either set that the intervals come from.
+        subsets: number of random halves of either set from which the intervals are computed.
         seed: seed of the permutations.
 
     Raises:
-        UsageError: other classes, predictions on other images, or images of a size the members can't take.
-        DamagedError: members whose weights or logits are not finite.
+        UsageError: the classes differ, the predictions are on other images, or the images have a size that the members
+            can't take.
+        DamagedError: some members have weights or logits that are not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members = zoo.load("convnet-digits", n=16)
@@ -161,11 +162,11 @@ def compare_logits(
     Args:
         first, second: logits (member, input, class), on the same inputs.
         shared: whether some members are in both sets; if so, there are no intervals.
-        subsets: random halves of either set.
+        subsets: number of random halves of either set.
         seed: seed of the permutations.
 
     Raises:
-        UsageError: other inputs or classes.
+        UsageError: the numbers of inputs or classes differ.
 
     >>> logits = torch.tensor([[[4.0, 0.0], [0.0, 4.0]]])
     >>> compare_logits(logits, -logits)["agreement"].value
@@ -185,7 +186,7 @@ def compare_logits(
         means = [
             _mean_probabilities(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)
         ]
-        # The first row of either is of all its members.
+        # The first row of each set's subsets has all its members.
         for total, of_subsets, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
             total[:, 0] += (of_subsets.argmax(-1) == whole.argmax(-1)).sum(1)
             total[:, 1] += (of_subsets - whole).abs_().sum(-1).double().sum(1) / 2
@@ -225,7 +226,7 @@ def _weight_hashes(members: Collection | Predictions) -> set[object]:
 
 
 def _subset_weights(plan: Plan) -> Tensor:
-    """Return (subset, member), 1 for those that are in it."""
+    """Return 1 for each member of a subset, else 0, (subset, member)."""
     weights = torch.zeros(len(plan.chosen), plan.members)
     for row, chosen in zip(weights, plan.chosen, strict=True):
         row[chosen] = 1
@@ -236,19 +237,19 @@ def _mean_probabilities(logits: Logits, weights: Tensor, begin: int, end: int) -
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     probs = logits.block(begin, end, kind).softmax(-1)
-    # The sum is divided, not the weights: so the mean of equal probabilities is exactly their value.
+    # The sum is divided instead of the weights, so that the mean of equal probabilities is exactly their value.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
 
 
 def join_intervals(parts: Sequence[Interval]) -> Interval:
-    """Join intervals of one figure over independent sets of members or runs; return one, cut at 0 and 1.
+    """Join the intervals of one figure over independent sets of members or runs; return one interval, cut at 0 and 1.
 
-    The squares of half widths add up. The value is that of the first interval; without one of the intervals there is
-    no joint one.
+    The squares of half widths add up. The value is the value of the first interval; if one of the intervals is missing,
+    there is no joint interval.
 
     Args:
-        parts: the interval of each set, the others being whole.
+        parts: for each set, the interval over its members with all members of the other sets.
     """
     value, half = parts[0].value, 0.0
     for part in parts:

@@ -27,8 +27,9 @@ def has_statistics(skeleton: nn.Module) -> bool:
 def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
     """Estimate the running statistics of stacked networks on inputs; return the stack with them, other tensors shared.
 
-    The statistics become the mean over all batches of each batch's mean and unbiased variance, while the norms
-    normalise by the batch. This is what `torch.optim.swa_utils.update_bn` does, with dropout and the like off.
+    Running means and variances become the averages, over all batches, of each batch's mean and unbiased variance.
+    Meanwhile the norms normalise by batch statistics. This is what `torch.optim.swa_utils.update_bn` does, with dropout
+    and the like off.
 
     Args:
         skeleton: the networks' module, in eval mode; it is not changed.
@@ -36,7 +37,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
         inputs: preprocessed batches of two inputs or more, of about the same size.
 
     Raises:
-        UsageError: statistics of a layer that is no batch norm of torch, or no inputs.
+        UsageError: a layer that is no batch norm of torch has running statistics, or there are no inputs.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
     >>> stacked = {"0.running_mean": torch.zeros(1, 1), "0.running_var": torch.zeros(1, 1)}
@@ -63,7 +64,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
             device = next(iter(stacked.values())).device
             statistics[name] = torch.zeros(members, dtype=torch.int64, device=device)
     for norm in _norms(training):
-        norm.training, norm.momentum = True, None  # None: a cumulative average
+        norm.training, norm.momentum = True, None  # momentum None gives a cumulative average
     networks = modules.widen_norms({**stacked, **statistics})
     tied = modules.superseded_names(training)
     device, dtype = next(iter(networks.values())).device, modules.input_dtype(networks)
@@ -75,7 +76,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
     with torch.no_grad():
         for batch in inputs:
             for i in range(members):
-                # Views of the stack: the norms write into it.
+                # The norms get views of the stack, so they write into the stack.
                 state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
                 functional_call(training, state | unsaved, (batch,))
             batches += 1

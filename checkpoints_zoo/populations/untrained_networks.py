@@ -22,11 +22,11 @@ STACK_BYTES = 1 << 27  # bytes of networks that are in memory at once
 
 @dataclass(frozen=True)
 class InputBatches:
-    """Images as batches of inputs, of about the same size; every iteration starts anew.
+    """Images as batches of inputs, of about the same size; every iteration starts with the first image.
 
     Args:
         data: the images.
-        preprocess: turns images into inputs.
+        preprocess: preprocessing that turns images into inputs.
         device: torch device that inputs are moved to.
         batch: images a batch, at most.
     """
@@ -75,7 +75,7 @@ class Evaluator:
 
         Args:
             stacked: parameters and buffers, name -> (member, …).
-            anew: whether running statistics are estimated first; if not, the networks keep those in the stack.
+            anew: whether running statistics are estimated first; otherwise the stack's running statistics are used.
 
         Raises:
             DamagedError: some logits are not finite.

@@ -105,13 +105,13 @@ def predict(
             else None
         )
         hashes = _weight_hashes(members)
-        _check_before(before, facts, members, hashes)
+        _check_existing_set(before, facts, members, hashes)
         finished = FinishedMembers(folder, facts)
         stored = {} if before is None else dict.fromkeys(_keys(before))
         missing = [i for i, key in enumerate(members._keys) if key not in stored and not finished.has(key, hashes[key])]
         say(f"{facts.name}: {len(missing):,} of {len(members):,} members to run on {len(data_set):,} inputs …")
         for position, raw in _run_members(
-            PredictionRun(members, data_set, facts, hashes, dtype, batch), _consecutive(missing), runner
+            PredictionRun(members, data_set, facts, hashes, dtype, batch), _consecutive_ranges(missing), runner
         ):
             key = members._keys[position]
             finished.store(key, hashes[key], raw)
@@ -169,7 +169,7 @@ def _weight_hashes(members: Members) -> dict[Key, str]:
     return dict(zip(members._keys, claimed, strict=True))
 
 
-def _check_before(
+def _check_existing_set(
     before: PredictionSet | None, facts: SetDescription, members: Members, hashes: dict[Key, str]
 ) -> None:
     """Check that predictions of these members can be added to a set that exists already.
@@ -232,7 +232,7 @@ def _run_members(work: PredictionRun, runs: Iterable[range], runner: Engine) -> 
             yield from packed
 
 
-def _consecutive(positions: list[int]) -> Iterator[range]:
+def _consecutive_ranges(positions: list[int]) -> Iterator[range]:
     """Join consecutive positions into ranges; yield each range."""
     start = 0
     for at in range(1, len(positions) + 1):

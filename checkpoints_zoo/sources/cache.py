@@ -155,7 +155,7 @@ def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
     return disk.locked(place / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
-class Draft:
+class MemberDraft:
     """A member's file under a temporary name, while its bytes arrive.
 
     Args:

@@ -75,7 +75,7 @@ class _Download:
 
     wanted: WantedMember
     remote: RemoteFile
-    draft: cache.Draft
+    draft: cache.MemberDraft
 
 
 class _Stopped(Exception):
@@ -310,7 +310,7 @@ def _fetch_missing(
                     / "members"
                     / cache.member_file_name(remote.etag, x.offset, x.layout, head, x.name_in_archive)
                 )
-                parts.append(_Download(x, remote, cache.Draft(path, head, x.end - x.begin, x.bytes_before)))
+                parts.append(_Download(x, remote, cache.MemberDraft(path, head, x.end - x.begin, x.bytes_before)))
         if parts:
             cache.check_room(folder, sum(p.draft.size for p in parts))
             irregular = _read_ranges(parts, name, pool)

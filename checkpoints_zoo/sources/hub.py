@@ -464,7 +464,7 @@ def _bounded_bar(repo_path: str, what: str) -> type[Any]:
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    class Bounded(tqdm):
+    class BoundedBar(tqdm):
         """The client's progress bar, with a limit on the number of bytes."""
 
         came = 0
@@ -483,7 +483,7 @@ def _bounded_bar(repo_path: str, what: str) -> type[Any]:
             if repo_path.startswith(("manifests/", "predictions/")):
                 manifest.check_size(size, repo_path, what)
 
-    return Bounded
+    return BoundedBar
 
 
 def _hash_like(announced: str, path: Path) -> str:

@@ -452,7 +452,7 @@ def test_a_folder_that_has_others(tmp_path: Path) -> None:
         source_of(other, out)
     assert source_of(other, out, "theirs").ids == [0, 1]
     assert zoo.load("mine", source=out).ids == [0, 1]
-    with pytest.raises(UsageError, match="found one of other files, or of another net"):
+    with pytest.raises(UsageError, match="found one of other files, of files that changed, or of another net"):
         zoo.from_checkpoints(tmp_path / "in", lambda: Mlp(6), out=out, name="mine")
 
 

@@ -185,11 +185,14 @@ def test_members_of_something_else(tmp_path: Path) -> None:
     extra = folder / "run_3" / "model.safetensors"
     extra.parent.mkdir()
     extra.write_bytes(save(states(1, seed=1)[0]))
+    imported([folder], "nets")
+    assert zoo.load("nets", source=folder).ids == [0, 1, 2, 3]
+    extra.unlink()
     with pytest.raises(UsageError) as caught:
         ingest([folder], "nets")
     assert str(caught.value) == (
         f"manifest {folder}/manifests/nets.parquet: expected the members of {folder}, or no manifest of that name; "
-        "found 3 members, not 4. Give the collection another name or folder, or delete the manifest."
+        "found 4 members, not 3. Give the collection another name or folder, or delete the manifest."
     )
     out = tmp_path / "out"
     shutil.copytree(folder / "manifests", out / "manifests")

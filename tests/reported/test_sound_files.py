@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.interop.ingest import ingest
+from checkpoints_zoo.interop.ingest.networks import NetSpec
 
 State = dict[str, Tensor]
 
@@ -150,3 +154,66 @@ def test_seeds_of_32_bits(tmp_path: Path) -> None:
     assert zoo.load("mine", source=tmp_path / "out", where="seed > 3000000000").ids == [0]
     with pytest.raises(UsageError, match=r"column 'seed' of member 0: expected a whole number in \[0, 2³²\); found"):
         zoo.from_checkpoints(tmp_path, build, out=tmp_path / "out", name="other", columns={"seed": [2**32, 1]})
+
+
+def _folder_of(folder: Path, names: Sequence[str], suffix: str) -> dict[str, State]:
+    """Save a random net under each name; return name -> its state dict."""
+    folder.mkdir(exist_ok=True)
+    states = {}
+    for name in names:
+        torch.manual_seed(zlib.crc32(name.encode()))
+        states[name] = build().state_dict()
+        save = save_file if suffix == ".safetensors" else torch.save
+        save(states[name], folder / f"{name}{suffix}")
+    return states
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize(
+    ("first", "added", "ids"),
+    [
+        (["seed-3", "seed-12"], ["seed-7", "seed-40"], {"seed-3": 3, "seed-12": 12, "seed-7": 7, "seed-40": 40}),
+        (["b", "d"], ["a", "c"], {"b": 0, "d": 1, "a": 2, "c": 3}),
+    ],
+    ids=["numbers", "names"],
+)
+@pytest.mark.parametrize("copied", [True, False], ids=["copied", "in place"])
+def test_files_added_to_a_folder_extend_its_collection(
+    tmp_path: Path, suffix: str, first: list[str], added: list[str], ids: dict[str, int], copied: bool
+) -> None:
+    """Issue 16, item 6: members keep their ids, weights and columns; the new files get ids of their own."""
+    if suffix == ".pt" and not copied:
+        return  # such files are always copied
+    folder, out = tmp_path / "in", tmp_path / "out"
+
+    def import_folder() -> zoo.Collection:
+        if copied:
+            return zoo.from_checkpoints(folder, build, out=out, name="mine")
+        ingest([folder], "mine", hash=True, net=NetSpec(custom_name="Net"), build=build)
+        return zoo.load("mine", source=folder, architecture=build)
+
+    states = _folder_of(folder, first, suffix)
+    before = import_folder()
+    assert import_folder().manifest.equals(before.manifest)
+    states |= _folder_of(folder, added, suffix)
+    after = import_folder()
+    assert sorted(after.ids) == sorted(ids.values())
+    for name, member in ids.items():
+        stored = next(m for m in after if m.id == member).state_dict()
+        assert all(torch.equal(stored[key], tensor) for key, tensor in states[name].items())
+    assert zoo.verify(after) == []
+    assert import_folder().manifest.equals(after.manifest)
+    if copied:
+        shards = {path.relative_to(out).as_posix() for path in (out / "shards" / "mine").iterdir()}
+        assert shards == set(after.manifest["path"])
+
+
+def test_a_file_that_changed_is_another_import(tmp_path: Path) -> None:
+    """Issue 16, item 6: only files that are new extend a collection."""
+    _folder_of(tmp_path / "in", ["a", "b"], ".pt")
+    zoo.from_checkpoints(tmp_path / "in", build, out=tmp_path / "out", name="mine")
+    _folder_of(tmp_path / "in", ["c"], ".pt")
+    torch.save({key: tensor + 1 for key, tensor in build().state_dict().items()}, tmp_path / "in" / "a.pt")
+    os.utime(tmp_path / "in" / "a.pt", (1, 1))
+    with pytest.raises(UsageError, match="found one of other files, of files that changed, or of another net"):
+        zoo.from_checkpoints(tmp_path / "in", build, out=tmp_path / "out", name="mine")

@@ -14,12 +14,12 @@ INPUT_CLASS = ("input", "class")
 MEMBER_INPUT_CLASS = ("member", "input", "class")
 
 
-def refuse(thing: str, expected: str, found: str, do: str) -> ValueError:
+def argument_error(thing: str, expected: str, found: str, do: str) -> ValueError:
     """Build the error for a wrong argument, and return it for the caller to raise."""
     return ValueError(f"{thing}: expected {expected}; found {found}. {do}.")
 
 
-def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
+def check_floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
     """Check that a tensor has some axes, is float32 or float64, is not empty and has no NaN; return None.
 
     Args:
@@ -33,20 +33,20 @@ def floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> N
     shape = f"shape {tuple(values.shape)}"
     if axes is not None and values.ndim != len(axes):
         axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
-        raise refuse(thing, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
+        raise argument_error(thing, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
     _check_dense(thing, values)
     if values.ndim == 0:
-        raise refuse(thing, "an axis of classes", shape, "Give a tensor with a class axis")
+        raise argument_error(thing, "an axis of classes", shape, "Give a tensor with a class axis")
     if values.dtype not in (torch.float32, torch.float64):
-        raise refuse(thing, "dtype float32 or float64", _dtype_name(values), f"Convert it with {thing}.float()")
+        raise argument_error(thing, "dtype float32 or float64", _dtype_name(values), f"Convert it with {thing}.float()")
     if values.numel() == 0:
-        raise refuse(thing, "at least one value", shape, "Check what was selected before it")
+        raise argument_error(thing, "at least one value", shape, "Check what was selected before it")
     nans = int(values.isnan().sum())
     if nans:
-        raise refuse(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights of the members")
+        raise argument_error(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights of the members")
 
 
-def probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> None:
+def check_probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> None:
     """Check that probabilities have some axes, and sum to one over the last axis; return None.
 
     Args:
@@ -56,17 +56,17 @@ def probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> 
     Raises:
         ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
     """
-    floats("probs", probs, axes)
+    check_floats("probs", probs, axes)
     lowest = float(probs.min())
     if lowest < 0:
-        raise refuse("probs", "no negative value", f"{lowest:.4g}", "Logits need a softmax")
+        raise argument_error("probs", "no negative value", f"{lowest:.4g}", "Logits need a softmax")
     low, high = (float(bound) for bound in probs.sum(-1).aminmax())
     if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
         worst = high if high - 1 > 1 - low else low
-        raise refuse("probs", "a sum of 1 over the classes", f"{worst:.4g}", "Give all classes, normalised")
+        raise argument_error("probs", "a sum of 1 over the classes", f"{worst:.4g}", "Give all classes, normalised")
 
 
-def log_probabilities(log_probs: Tensor) -> None:
+def check_log_probabilities(log_probs: Tensor) -> None:
     """Check that log probabilities are (input, class) and sum to one when exponentiated; return None.
 
     Args:
@@ -75,15 +75,15 @@ def log_probabilities(log_probs: Tensor) -> None:
     Raises:
         ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
     """
-    floats("log_probs", log_probs, INPUT_CLASS)
+    check_floats("log_probs", log_probs, INPUT_CLASS)
     low, high = (float(bound) for bound in torch.logsumexp(log_probs, -1).exp().aminmax())
     if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
         worst = high if high - 1 > 1 - low else low
         do = "Give log_softmax of the logits, not logits or probabilities"
-        raise refuse("log_probs", "a sum of exp of 1 over the classes", f"{worst:.4g}", do)
+        raise argument_error("log_probs", "a sum of exp of 1 over the classes", f"{worst:.4g}", do)
 
 
-def classes_of(labels: Tensor, probs: Tensor) -> None:
+def check_labels(labels: Tensor, probs: Tensor) -> None:
     """Check that each input has one int64 label, which is the number of a class; return None.
 
     Args:
@@ -96,15 +96,15 @@ def classes_of(labels: Tensor, probs: Tensor) -> None:
     inputs, classes = probs.shape
     _one_per_input("labels", labels, inputs)
     if labels.dtype != torch.int64:
-        raise refuse("labels", "dtype int64", _dtype_name(labels), "Convert them with labels.long()")
+        raise argument_error("labels", "dtype int64", _dtype_name(labels), "Convert them with labels.long()")
     _same_device("labels", labels, probs)
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
         found = str(low if low < 0 else high)
-        raise refuse("labels", f"classes 0 to {classes - 1}", found, "Check the class order of the data set")
+        raise argument_error("labels", f"classes 0 to {classes - 1}", found, "Check the class order of the data set")
 
 
-def ood_scores(is_ood: Tensor, scores: Tensor) -> None:
+def check_ood_scores(is_ood: Tensor, scores: Tensor) -> None:
     """Check that each input has a score, and a bool that says whether it is OOD, and that both kinds occur; return
     None.
 
@@ -115,42 +115,42 @@ def ood_scores(is_ood: Tensor, scores: Tensor) -> None:
     Raises:
         ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
     """
-    floats("scores", scores, ("input",))
+    check_floats("scores", scores, ("input",))
     _one_per_input("is_ood", is_ood, len(scores))
     if is_ood.dtype != torch.bool:
-        raise refuse("is_ood", "dtype bool", _dtype_name(is_ood), "Convert it with is_ood.bool()")
+        raise argument_error("is_ood", "dtype bool", _dtype_name(is_ood), "Convert it with is_ood.bool()")
     _same_device("is_ood", is_ood, scores)
     positive = int(is_ood.sum())
     if positive in (0, len(is_ood)):
         found = f"{positive} of {len(is_ood)} out of distribution"
-        raise refuse("is_ood", "inputs of both kinds", found, "Join the scores of both data sets")
+        raise argument_error("is_ood", "inputs of both kinds", found, "Join the scores of both data sets")
 
 
-def at_least(thing: str, fewest: int, number: int) -> None:
+def check_at_least(thing: str, fewest: int, number: int) -> None:
     """Check that a number is at least `fewest`; return None.
 
     Raises:
         ValueError: the number is smaller.
     """
     if number < fewest:
-        raise refuse(thing, f"at least {fewest}", str(number), f"Give more {thing}")
+        raise argument_error(thing, f"at least {fewest}", str(number), f"Give more {thing}")
 
 
 def _one_per_input(thing: str, values: Tensor, inputs: int) -> None:
     _check_dense(thing, values)
     if values.shape != (inputs,):
-        raise refuse(thing, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input")
+        raise argument_error(thing, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input")
 
 
 def _check_dense(thing: str, values: Tensor) -> None:
     if values.layout != torch.strided:
         layout = str(values.layout).removeprefix("torch.")
-        raise refuse(thing, "a dense tensor", f"layout {layout}", f"Convert it with {thing}.to_dense()")
+        raise argument_error(thing, "a dense tensor", f"layout {layout}", f"Convert it with {thing}.to_dense()")
 
 
 def _same_device(thing: str, values: Tensor, other: Tensor) -> None:
     if values.device != other.device:
-        raise refuse(thing, f"device {other.device}", str(values.device), f"Move it there with {thing}.to")
+        raise argument_error(thing, f"device {other.device}", str(values.device), f"Move it there with {thing}.to")
 
 
 def _dtype_name(values: Tensor) -> str:

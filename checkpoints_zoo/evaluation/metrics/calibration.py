@@ -45,7 +45,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     confidence, top = probs.max(-1)
     # The mean of probabilities over members may be rounded to a number above 1.
     confidence = confidence.clamp(0, 1).float()
-    bin_of_input, correct = _bins_of(confidence, bins), (top == labels).float()
+    bin_of_input, correct = _bin_numbers(confidence, bins), (top == labels).float()
     # The sum is in float32 and in torchmetrics' order, so that it equals the values in manifests bit for bit.
     counts, confidence_sums, accuracy_sums = (
         confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
@@ -80,7 +80,7 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool =
     if check:
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
-    return _equal_mass(confidence[None], (top == labels)[None], bins)[0].to(probs.dtype)
+    return _equal_mass_errors(confidence[None], (top == labels)[None], bins)[0].to(probs.dtype)
 
 
 def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
@@ -111,7 +111,7 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     if check:
         _check_all(probs, labels, bins)
     is_class = F.one_hot(labels, probs.shape[-1]).T
-    return _equal_mass(probs.T.contiguous(), is_class, bins).mean().to(probs.dtype)
+    return _equal_mass_errors(probs.T.contiguous(), is_class, bins).mean().to(probs.dtype)
 
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Reliability:
@@ -136,26 +136,26 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
     if check:
         _check_all(probs, labels, bins)
     confidence, top = probs.max(-1)
-    bin_of_input = _bins_of(confidence, bins)
+    bin_of_input = _bin_numbers(confidence, bins)
     counts = torch.bincount(bin_of_input, minlength=bins)
     sums = torch.zeros(2, bins, dtype=probs.dtype, device=probs.device)
     sums.index_add_(1, bin_of_input, torch.stack([confidence, (top == labels).to(probs.dtype)]))
     return Reliability(sums[0] / counts, sums[1] / counts, counts)
 
 
-def _bins_of(confidence: Tensor, bins: int) -> Tensor:
+def _bin_numbers(confidence: Tensor, bins: int) -> Tensor:
     """Return the bin of each confidence, by the edges of torchmetrics in its dtype; 1 is in the last bin."""
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
     return (torch.bucketize(confidence.float(), edges, right=True) - 1).clamp_(max=bins - 1)
 
 
 def _check_all(probs: Tensor, labels: Tensor, bins: int) -> None:
-    _check.at_least("bins", 1, bins)
-    _check.probabilities(probs)
-    _check.classes_of(labels, probs)
+    _check.check_at_least("bins", 1, bins)
+    _check.check_probabilities(probs)
+    _check.check_labels(labels, probs)
 
 
-def _equal_mass(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
+def _equal_mass_errors(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
     """Sum |outcomes - probabilities| over bins of equal mass, and return the (column,) mean over inputs, float64.
 
     Args:
@@ -163,7 +163,7 @@ def _equal_mass(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
         outcomes: (column, input), 0 or 1.
         bins: number of bins.
     """
-    sorted_probs, order = _sorted(probabilities)
+    sorted_probs, order = _sort_probabilities(probabilities)
     gap = tie_means(sorted_probs, outcomes.gather(-1, order).double()) - sorted_probs.double()
     inputs = probabilities.shape[-1]
     ends = [inputs // bins * bin + min(bin, inputs % bins) for bin in range(bins + 1)]
@@ -172,7 +172,7 @@ def _equal_mass(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
     return sums.abs().sum(-1) / inputs
 
 
-def _sorted(probabilities: Tensor) -> tuple[Tensor, Tensor]:
+def _sort_probabilities(probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """Sort probabilities, and return them with their inputs' positions, (column, input) each; ties in any order."""
     if probabilities.dtype != torch.float32 or probabilities.device.type != "cpu":
         return torch.sort(probabilities)

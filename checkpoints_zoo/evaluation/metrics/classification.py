@@ -26,8 +26,8 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.5000)
     """
     if check:
-        _check.probabilities(probs)
-        _check.classes_of(labels, probs)
+        _check.check_probabilities(probs)
+        _check.check_labels(labels, probs)
     return (probs.argmax(-1) == labels).to(probs.dtype).mean()
 
 
@@ -50,8 +50,8 @@ def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.6931)
     """
     if check:
-        _check.log_probabilities(log_probs)
-        _check.classes_of(labels, log_probs)
+        _check.check_log_probabilities(log_probs)
+        _check.check_labels(labels, log_probs)
     return F.nll_loss(log_probs, labels)
 
 
@@ -74,7 +74,7 @@ def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     tensor(1.)
     """
     if check:
-        _check.probabilities(probs)
-        _check.classes_of(labels, probs)
+        _check.check_probabilities(probs)
+        _check.check_labels(labels, probs)
     indicator = F.one_hot(labels, probs.shape[-1]).to(probs.dtype)
     return (probs - indicator).square().sum(-1).mean()

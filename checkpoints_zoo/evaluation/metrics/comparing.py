@@ -51,8 +51,8 @@ def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Ten
 
 
 def _check_same_shape(probs: Tensor, others: Tensor) -> None:
-    _check.probabilities(probs)
-    _check.probabilities(others)
+    _check.check_probabilities(probs)
+    _check.check_probabilities(others)
     if probs.shape != others.shape:
         expected, found = f"shape {tuple(probs.shape)}, as probs", f"shape {tuple(others.shape)}"
-        raise _check.refuse("others", expected, found, "Give both on the same inputs and classes")
+        raise _check.argument_error("others", expected, found, "Give both on the same inputs and classes")

@@ -35,7 +35,7 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor([0.2500, 0.5000])
     """
     if check:
-        _check.probabilities(probs)
+        _check.check_probabilities(probs)
     largest, top = probs.max(-1, keepdim=True)
     others = probs.scatter(-1, top, 0.0).sum(-1)
     return torch.where(largest.squeeze(-1) > CLOSE_TO_1, others, 1 - largest.squeeze(-1))
@@ -57,7 +57,7 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     tensor(1.)
     """
     if check:
-        _check.ood_scores(is_ood, scores)
+        _check.check_ood_scores(is_ood, scores)
     positive, negative = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
     # An input in distribution counts once for each OOD input that scores lower, half for each that scores the same.
     below = torch.searchsorted(positive, negative).sum()
@@ -84,7 +84,7 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     tensor(1.)
     """
     if check:
-        _check.ood_scores(is_ood, scores)
+        _check.check_ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood).sort().values
     negative = scores.masked_select(~is_ood).sort().values
     # Each OOD input is one step in recall, at the precision of a threshold equal to its score.
@@ -112,7 +112,7 @@ def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.5000)
     """
     if check:
-        _check.ood_scores(is_ood, scores)
+        _check.check_ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood)
     # Leave out a twentieth of the OOD inputs, rounded down, so that recall is at least 95 %.
     threshold = positive.kthvalue(len(positive) // 20 + 1).values

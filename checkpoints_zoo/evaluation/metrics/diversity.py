@@ -23,7 +23,7 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor([0.6931, 0.0000])
     """
     if check:
-        _check.probabilities(probs, axes=None)
+        _check.check_probabilities(probs, axes=None)
     # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp only ensures that 0 *
     # log 0 is 0.
     return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
@@ -49,7 +49,7 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor([0.6931])
     """
     if check:
-        _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
+        _check.check_probabilities(probs, _check.MEMBER_INPUT_CLASS)
     total = entropy(probs.mean(0), check=False)
     return (total - entropy(probs, check=False).mean(0)).clamp_(min=0)
 
@@ -71,7 +71,7 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     tensor(0.6667)
     """
     if check:
-        _check.probabilities(probs, _check.MEMBER_INPUT_CLASS)
+        _check.check_probabilities(probs, _check.MEMBER_INPUT_CLASS)
     return disagreement_of_votes(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
 
 

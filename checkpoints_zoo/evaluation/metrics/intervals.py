@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.evaluation.metrics._check import at_least, floats, refuse
+from checkpoints_zoo.evaluation.metrics._check import argument_error, check_at_least, check_floats
 
 _LEVEL = 0.95
 _FEWEST = 3  # Smallest number of members for an interval.
@@ -68,8 +68,8 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     >>> print(f"{interval.low:.3f} {interval.value:.3f} {interval.high:.3f}")
     0.889 0.930 0.971
     """
-    floats("values", values, ("member",))
-    at_least("resamples", 1, resamples)
+    check_floats("values", values, ("member",))
+    check_at_least("resamples", 1, resamples)
     members = len(values)
     values = values.detach().to("cpu", torch.float64)
     mean = float(values.mean())
@@ -160,8 +160,8 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
     `subset_band`."""
     if not 1 <= size < members:
         do = "Use jackknife for all members"
-        raise refuse("size", f"1 to {members - 1} of {members} members", str(size), do)
-    chosen, complete = _subsets(members, size, seed, subsets)
+        raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), do)
+    chosen, complete = _draw_subsets(members, size, seed, subsets)
     widen = math.sqrt((1 + size / members) / (1 - size / members))
     return Plan(members, list(chosen), complete, widen, whole=False)
 
@@ -170,14 +170,14 @@ def jackknife_plan(
     members: int, seed: int = 0, subsets: int = 200, delete: int | None = None, *, skewness: bool = False
 ) -> Plan:
     """Draw the subsets that `jackknife` measures, and return them; arguments and errors are those of `jackknife`."""
-    at_least("members", 1, members)
+    check_at_least("members", 1, members)
     if delete is not None and not 1 <= delete < members:
-        raise refuse("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
+        raise argument_error("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
     all_members = torch.arange(members)
     if members < _FEWEST:
         return Plan(members, [all_members], True, 0.0, whole=True)
     left_out = members // 2 if delete is None else delete
-    chosen, complete = _subsets(members, members - left_out, seed, subsets)
+    chosen, complete = _draw_subsets(members, members - left_out, seed, subsets)
     widen = math.sqrt((members - left_out) / left_out)
     single = [all_members[all_members != i] for i in range(members)] if skewness and members <= MOST_LEFT_OUT else []
     return Plan(members, [all_members, *chosen, *single], complete, widen, whole=True, left_out=len(single))
@@ -226,10 +226,10 @@ def jackknife(
     return plan.intervals(_measure_subsets(figure, plan.chosen))
 
 
-def _subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
+def _draw_subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
     """Draw random subsets of members, or list all subsets if there are few; return them, (subset, size), and whether
     they are all."""
-    at_least("subsets", 2, subsets)
+    check_at_least("subsets", 2, subsets)
     if size == 1 or math.comb(members, size) <= subsets:
         return torch.tensor(list(itertools.combinations(range(members), size))), True
     keys = torch.rand(subsets, members, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -244,7 +244,7 @@ def _measure_subsets(figure: Callable[[Tensor], Tensor], chosen: Sequence[Tensor
         values = figure(positions).detach()
         if values.ndim != 1 or (measured and values.shape != measured[0].shape):
             found = f"shape {tuple(values.shape)}"
-            raise refuse("figure", "(figure,) values, as many each time", found, "Stack its figures")
+            raise argument_error("figure", "(figure,) values, as many each time", found, "Stack its figures")
         measured.append(values)
     return torch.stack(measured).to("cpu", torch.float64)
 

@@ -37,8 +37,8 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     tensor(0.6667)
     """
     if check:
-        _check.log_probabilities(log_probs)
-        _check.classes_of(labels, log_probs)
+        _check.check_log_probabilities(log_probs)
+        _check.check_labels(labels, log_probs)
     values = log_probs.double()
     # Subtract the largest log probability, so that no exponential overflows; log 0 becomes the log of the smallest
     # positive float64.

@@ -32,8 +32,8 @@ def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, ch
     tensor(0.0833)
     """
     if check:
-        _check.probabilities(probs)
-        _check.classes_of(labels, probs)
+        _check.check_probabilities(probs)
+        _check.check_labels(labels, probs)
     ordered, order = (ood_score(probs, check=False) if uncertainty is None else uncertainty).sort()
     errors = tie_means(ordered[None], (probs.argmax(-1) != labels)[order].double()[None])[0]
     inputs = len(errors)

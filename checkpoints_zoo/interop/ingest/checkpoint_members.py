@@ -10,6 +10,7 @@ names OUT/.import/NAME/KEY/index.json             index of the archive, written 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -134,17 +135,23 @@ def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     return remote.size, read_range
 
 
-def number_members(group: MemberGroup, paths: Sequence[str]) -> MemberGroup:
+def number_members(group: MemberGroup, paths: Sequence[str], earlier: Mapping[str, int]) -> MemberGroup:
     """Number the members of a folder by their file names; return them with the numbers.
 
     Args:
         group: members of the folder, one a file.
         paths: paths of the files, in order.
+        earlier: path -> member of the files that were imported before. They keep their numbers, and if the numbers of
+            all files would change some of them, the other files get the next free numbers.
     """
     names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
-    known = set(names)
-    usable = [path for path in paths if path in known]
+    present = set(names)
+    usable = [path for path in paths if path in present]
     ids = dict(zip(usable, number_files(usable), strict=True))
+    known = {path: member for path, member in earlier.items() if path in ids}
+    if any(ids[path] != member for path, member in known.items()):
+        free = itertools.count(max(known.values()) + 1)
+        ids = {path: known[path] if path in known else next(free) for path in usable}
     return replace(group, numbers=[ids[name] for name in names])
 
 

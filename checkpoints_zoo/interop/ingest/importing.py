@@ -96,9 +96,9 @@ def ingest(
 
         check_device(device)
     origin = _find_origin(sources, name, out, reshard, say, FileFilter(files, strict))
-    options = ImportOptions(net, build, columns, strict)
     root = Path(reshard if reshard is not None else out if out is not None else origin.root).expanduser().absolute()
     target, copy_root = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
+    options = ImportOptions(net, build, columns, strict, _earlier_members(target, name, copied=reshard is not None))
     if dry_run and origin.gzips:
         return plan_of_gzips(name, origin, str(root))
     if dry_run:
@@ -107,12 +107,12 @@ def ingest(
     locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
     with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
-        fingerprint = "" if reshard is None else shards.import_fingerprint(origin, net, build)
+        record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:
-            shards.check_same_import(target, name, fingerprint)
+            shards.check_same_import(target, name, record)
         staging_folder, staged = shards.import_folder(root, name), dict[str, archives.Index]()
         if origin.gzips:
-            shards.record_import(target, name, fingerprint)
+            shards.record_import(target, name, record)
             staged = checkpoint_members.stage_gzips(origin, staging_folder, say)
         survey = survey_origin(origin, name, staged, False, user_facts, like, options, copy_root, say)
         test_images = None if evaluate is None else images_for(evaluate, survey.description, build)
@@ -120,7 +120,7 @@ def ingest(
             survey.write(target)
         else:
             description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
-            shards.record_import(target, name, fingerprint)
+            shards.record_import(target, name, record)
             origin = survey.origin  # safetensors files with more tensors than the net's are read as state dicts
             reader = shards.MemberReader(
                 origin,
@@ -134,6 +134,16 @@ def ingest(
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
         return _summary(target, name)
+
+
+def _earlier_members(target: FolderSource, name: str, copied: bool) -> dict[str, int]:
+    """Return path -> member of the files that an earlier import into a folder has; {} for archives and without one."""
+    if not target.manifest_path(name).is_file():
+        return {}
+    if copied:
+        return {path: member for member, path in user_columns.read_files(target.root, name).items()}
+    rows = target.read_collection(name)[1].select(["member", "path"]).to_pylist()
+    return {row["path"]: row["member"] for row in rows if row["path"] is not None and "!" not in row["path"]}
 
 
 def _find_origin(

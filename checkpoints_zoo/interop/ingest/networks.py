@@ -11,7 +11,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, Recognised, unwrap_names
+from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, RecognisedNetwork, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,7 +60,7 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
     if net.custom_name is not None and build is not None:
         _check_custom_name(net)
         custom_shapes = tensor_shapes(net, build)
-        return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), custom_shapes)
+        return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), custom_shapes)
     if net.custom_name is not None:
         _check_custom_name(net)
         counts = Counter(id(m.head) for group in groups for m in group.members)
@@ -69,10 +69,10 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
         expected = (
             {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
         )
-        return lambda head: _fit(head, net, Recognised(net.custom_name or "", {}, {}), expected)
+        return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), expected)
     if net.architecture is None:
         return lambda head: _recognise(head, net)
-    known = Recognised(net.architecture, dict(net.arguments), {})
+    known = RecognisedNetwork(net.architecture, dict(net.arguments), {})
     if net.architecture in UPSTREAM:
         return lambda head: _recognise_or_fit(head, net, known)
     shapes = tensor_shapes(net, None)
@@ -120,7 +120,7 @@ def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Sha
     return {name.removeprefix(prefix): (dtype, shape) for name, dtype, shape in head.tensors}
 
 
-def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
+def _recognise(head: MemberHeader, net: NetSpec) -> tuple[RecognisedNetwork, Layout]:
     recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
     different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
     if net.architecture not in (None, recognised.architecture) or different:
@@ -132,7 +132,9 @@ def _recognise(head: MemberHeader, net: NetSpec) -> tuple[Recognised, Layout]:
     return recognised, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognise_or_fit(head: MemberHeader, net: NetSpec, recognised: Recognised) -> tuple[Recognised, Layout]:
+def _recognise_or_fit(
+    head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork
+) -> tuple[RecognisedNetwork, Layout]:
     """Recognise a net of torch-uncertainty by its tensor names; otherwise fit the tensors to the arguments."""
     try:
         return _recognise(head, net)
@@ -163,8 +165,8 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
 
 
 def _fit(
-    head: MemberHeader, net: NetSpec, recognised: Recognised, expected: Mapping[str, Shape]
-) -> tuple[Recognised, Layout]:
+    head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork, expected: Mapping[str, Shape]
+) -> tuple[RecognisedNetwork, Layout]:
     """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.
 
     Raises:

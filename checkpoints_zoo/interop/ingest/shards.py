@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
@@ -107,14 +108,30 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     report, total = measuring.progress_reporter(say, name, sum(map(len, missing.values()))), 0
     for (key, number), group in missing.items():
         for row in _shard(reader, group, number, key, layouts[key], target):
-            finished[row["member"]] = row
+            finished[row["member"]] = _with_figures(row, finished.get(row["member"]))
         _write_manifest(list(finished.values()), description, target)
+        _remove_old_shards(target, name, number, finished.values())
         for row in group:
             if "!" in row["path"]:
                 reader.find_file(row["path"]).unlink(missing_ok=True)  # the shard has the member's bytes now
         total += len(group)
         report(total)
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
+
+
+def _with_figures(row: Row, earlier: Row | None) -> Row:
+    """Return a row with the values that an earlier row of the same weights has and it lacks, such as figures."""
+    if earlier is None or earlier["sha256"] != row["sha256"]:
+        return row
+    return row | {name: value for name, value in earlier.items() if row.get(name) is None}
+
+
+def _remove_old_shards(target: FolderSource, name: str, number: int, rows: Iterable[Row]) -> None:
+    """Delete shards of a number that no row names: a shard that gets more members is written anew."""
+    named = {row["path"] for row in rows}
+    for path in (target.root / "shards" / name).glob(f"{number:05d}-*.safetensors"):
+        if path.relative_to(target.root).as_posix() not in named:
+            path.unlink()
 
 
 def _written_rows(target: FolderSource, name: str) -> dict[int, Row]:
@@ -169,24 +186,28 @@ def remove_temporary_files(root: Path, name: str) -> None:
             path.unlink()
 
 
-def check_same_import(target: FolderSource, name: str, import_fingerprint: str) -> None:
+def check_same_import(target: FolderSource, name: str, record: ImportRecord) -> None:
     """Check that a folder has no collection of this name, except one of this import; delete staged files of others.
+
+    An import of the same files and of others beside them is the same import: it adds members.
 
     Raises:
         UsageError: the folder has another collection of this name.
     """
-    record = _record_path(target, name)
+    path = _record_path(target, name)
     try:
-        begun = catalog.read_json(record) if record.is_file() else None
+        begun = catalog.read_json(path) if path.is_file() else None
     except FormatError:
         begun = None
-    if begun == {"import": import_fingerprint}:
+    if isinstance(begun, dict) and (begun.get("import") == record.fingerprint or record.extends(begun)):
         return
     if target.manifest_path(name).is_file():
         raise UsageError(
             f"collection {name} in folder {target.root}",
             expected="none, or one that an import of these same files has begun",
-            found="one that was not imported" if begun is None else "one of other files, or of another net",
+            found="one that was not imported"
+            if begun is None
+            else "one of other files, of files that changed, or of another net",
             do=f"Give another folder or name, or delete manifests/{name}.parquet there",
             collection=name,
             path=target.root,
@@ -194,21 +215,52 @@ def check_same_import(target: FolderSource, name: str, import_fingerprint: str) 
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
 
 
-def record_import(target: FolderSource, name: str, import_fingerprint: str) -> None:
+def record_import(target: FolderSource, name: str, record: ImportRecord) -> None:
     """Record in a folder which import writes a collection."""
-    catalog.write_json({"import": import_fingerprint}, _record_path(target, name))
+    catalog.write_json(record.to_json(), _record_path(target, name))
 
 
 def _record_path(target: FolderSource, name: str) -> Path:
     return import_folder(target.root, name).with_name(f"{name}.json")
 
 
-def import_fingerprint(origin: Origin, net: NetSpec, build: Build | None = None) -> str:
-    """Hash the files (with sizes and times, or the commit) and the net of an import; return 64 hex digits."""
-    repo = str(origin.repo) if origin.repo else ""
-    files = [[p, *([] if origin.repo else _file_stamp(origin.root / p))] for p in origin.paths]
-    shapes = [] if build is None else [tensor_shapes(net, build)]
-    return hashlib.sha256(json.dumps([repo, files, asdict(net), *shapes], sort_keys=True).encode()).hexdigest()
+@dataclass(frozen=True)
+class ImportRecord:
+    """What an import copies: the hash of its files and net, the hash of the net alone, and the stamp of each file.
+
+    Args:
+        fingerprint: hash of the files (with sizes and times, or the commit) and the net, 64 hex digits.
+        net: hash of the net, 64 hex digits.
+        files: path -> size and time of files on this machine that have one member each; {} of others, such as archives.
+    """
+
+    fingerprint: str
+    net: str
+    files: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, origin: Origin, net: NetSpec, build: Build | None = None) -> ImportRecord:
+        """Return the record of an import."""
+        repo = str(origin.repo) if origin.repo else ""
+        stamps = {p: [] if origin.repo else _file_stamp(origin.root / p) for p in origin.paths}
+        spec = [asdict(net), *([] if build is None else [tensor_shapes(net, build)])]
+        fingerprint = _json_hash([repo, [[path, *stamp] for path, stamp in stamps.items()], *spec])
+        return cls(fingerprint, _json_hash(spec), {} if origin.repo or origin.archives else stamps)
+
+    def extends(self, begun: Mapping[str, Any]) -> bool:
+        """Say whether an import of the same net has all files of an earlier one, unchanged."""
+        files = begun.get("files")
+        if not isinstance(files, dict) or not files or begun.get("net") != self.net:
+            return False
+        return all(list(self.files.get(path, ())) == stamp for path, stamp in files.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values."""
+        return {"import": self.fingerprint, "net": self.net, "files": {p: list(s) for p, s in self.files.items()}}
+
+
+def _json_hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _file_stamp(path: Path) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,16 @@ from checkpoints_zoo.sources.source import FolderSource
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The user's options on the members: net, function that builds it, columns, and whether every file must fit."""
+    """The user's options on the members: net, function that builds it, columns, and whether every file must fit.
+
+    `earlier`: path -> member of the files that an earlier import of the same folder has.
+    """
 
     net: NetSpec
     build: Build | None
     columns: ColumnReader | None
     strict: bool
+    earlier: Mapping[str, int] = field(default_factory=dict)
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
         """Return where the state dicts are in files of torch.save; None for other files."""
@@ -78,7 +82,9 @@ def survey_origin(
         checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
     )
     if origin.files:
-        in_place = checkpoint_members.number_members(checkpoint_members.members_of_files(origin, say), origin.files)
+        in_place = checkpoint_members.number_members(
+            checkpoint_members.members_of_files(origin, say), origin.files, options.earlier
+        )
         if copy_root is not None and origin.repo is None and _need_selection(in_place, options):
             origin = replace(
                 origin, files=(), pickles=origin.files
@@ -86,7 +92,11 @@ def survey_origin(
         else:
             lots.append(in_place)
     if within := options.state_dict_place(origin):
-        lots.append(checkpoint_members.number_members(pickles.members_of_pickles(origin, within), origin.pickles))
+        lots.append(
+            checkpoint_members.number_members(
+                pickles.members_of_pickles(origin, within), origin.pickles, options.earlier
+            )
+        )
     recogniser = make_recogniser(options.net, lots, options.build)
     if options.strict:
         checkpoint_members.check_all_fit(origin.label, lots, recogniser)
@@ -146,10 +156,10 @@ class Survey:
         return make_plan(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
-        """Return the survey with rows and facts of an existing manifest of the same members.
+        """Return the survey with rows and facts of an existing manifest; members of new files are added to it.
 
         Raises:
-            UsageError: there is a manifest of that name with other members.
+            UsageError: there is a manifest of that name, and not all of its members are in the survey.
         """
         path = source.manifest_path(self.description.name)
         if not path.is_file():
@@ -165,32 +175,44 @@ class Survey:
                 path=path,
             )
         description = with_earlier_facts(self.description, self.user_facts, self.like, old)
-        return replace(self, description=replace(description, layouts=old.layouts), rows=rows)
+        layouts = {**self.description.layouts, **old.layouts}
+        return replace(self, description=replace(description, layouts=layouts), rows=_with_new_rows(rows, self.rows))
 
     def write(self, target: FolderSource) -> None:
-        """Write description and manifest; an existing manifest of the same members stays."""
+        """Write description and manifest; rows of an existing manifest stay."""
         current, name = self.with_existing_manifest(target), self.description.name
+        path = target.manifest_path(name)
+        is_changed = not path.is_file() or target.read_collection(name)[1].num_rows < current.rows.num_rows
         manifest.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
-        if current is self:
+        if is_changed:
             manifest.write_manifest(current.rows, target.manifest_path(name))
 
 
 def _manifest_difference(new: Survey, old: Description, rows: pa.Table) -> str:
-    """Return how an existing manifest differs from a survey; "" if its members are the same."""
+    """Return how an existing manifest differs from a survey; "" if all its members are in the survey unchanged."""
     if old.base != new.description.base:
         return f"members in {old.base or 'this folder'}, not in {new.description.base or 'this folder'}"
     if (old.architecture, dict(old.arguments)) != (new.description.architecture, dict(new.description.arguments)):
         return f"members of {old.architecture} with {dict(old.arguments)}"
     columns = ("member", "epoch", "path", "offset", "nbytes")
     mine, theirs = (list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (new.rows, rows))
-    if len(mine) != len(theirs):
+    added = len(mine) - len(theirs)
+    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in mine)):
         return f"{len(theirs):,} members, not {len(mine):,}"
-    layout_keys = zip(new.rows.column("layout").to_pylist(), rows.column("layout").to_pylist(), strict=True)
-    for ours, theirs_row, (key, old_key) in zip(mine, theirs, layout_keys, strict=True):
-        if ours != theirs_row or (key and new.description.layouts[key] != old.layouts[old_key]):
-            return f"member {theirs_row[0]} elsewhere or of other tensors"
+    layout_of = dict(zip(mine, new.rows.column("layout").to_pylist(), strict=True))
+    for row, old_key in zip(theirs, rows.column("layout").to_pylist(), strict=True):
+        key = layout_of.get(row)
+        if row not in layout_of or (key and new.description.layouts[key] != old.layouts[old_key]):
+            return f"member {row[0]} elsewhere or of other tensors"
     return ""
+
+
+def _with_new_rows(old: pa.Table, surveyed: pa.Table) -> pa.Table:
+    """Add the surveyed rows of members that a manifest lacks; return all rows, in the order of their ids."""
+    known = set(old.column("member").to_pylist())
+    new = [row for row in surveyed.to_pylist() if row["member"] not in known]
+    return manifest.build_manifest([*old.to_pylist(), *new]) if new else old
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Members are never unpacked into files, so no name in an archive becomes a path.
 
 from __future__ import annotations
 
-from checkpoints_zoo.sources.archives.contents import Entry, Index, MemberHeader, Other, numbers_in
+from checkpoints_zoo.sources.archives.contents import Entry, Index, MemberHeader, OtherFile, numbers_in
 from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
     IdentifyNet,
     MemberGroup,
@@ -31,7 +31,7 @@ __all__ = [
     "MemberGroup",
     "MemberHeader",
     "MemberRange",
-    "Other",
+    "OtherFile",
     "archive_group",
     "index_archive",
     "index_file",

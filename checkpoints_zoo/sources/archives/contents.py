@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, good_shape
+from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, is_possible_shape
 from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
 from checkpoints_zoo.sources.archives.tar import BLOCK, ReadExactly, TarHeader, leads_out
 
@@ -59,7 +59,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class OtherFile:
     """A file of the archive that is no member, or a damaged member (`member` is true), with the reason (`why`)."""
 
     name: str
@@ -85,7 +85,7 @@ class Index:
     kind: str
     heads: tuple[MemberHeader, ...] = ()
     entries: tuple[Entry, ...] = ()
-    others: tuple[Other, ...] = ()
+    others: tuple[OtherFile, ...] = ()
 
     @cached_property
     def _by_offset(self) -> dict[int, Entry]:
@@ -126,7 +126,7 @@ class Index:
         try:
             heads = tuple(MemberHeader(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
             entries = tuple(Entry(*entry) for entry in values["entries"])
-            others = tuple(Other(*other) for other in values["others"])
+            others = tuple(OtherFile(*other) for other in values["others"])
             index = cls(values["name"], values["size"], values["kind"], heads, entries, others)
             is_valid = values["version"] == VERSION and type(values["version"]) is int and index._is_sound()
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -141,7 +141,7 @@ class Index:
         for head in self.heads:
             if type(head.lead) is not int or not 10 <= head.lead <= MOST_LEAD or not head.tensors:
                 return False
-            if not all(type(n) is str and d in ELEMENT_BYTES and good_shape(s) for n, d, s in head.tensors):
+            if not all(type(n) is str and d in ELEMENT_BYTES and is_possible_shape(s) for n, d, s in head.tensors):
                 return False
         if not (type(self.name) is str and type(self.size) is int and self.kind in ("tar", "gzip")):
             return False
@@ -168,7 +168,7 @@ class Contents:
     archive: str
     heads: list[MemberHeader] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    others: list[Other] = field(default_factory=list)
+    others: list[OtherFile] = field(default_factory=list)
     _known: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def add(self, file: TarHeader, take: ReadExactly) -> Entry | None:
@@ -179,12 +179,12 @@ class Contents:
             take: function (offset, length) -> bytes that reads the archive.
         """
         if why := _reason_not_member(file):
-            self.others.append(Other(file.name, why, False))
+            self.others.append(OtherFile(file.name, why, False))
             return None
         named = file.name.lower().endswith(".safetensors")
         first = take(file.data, min(file.size, 512 if named else 9))
         if first[8:9] != b"{" and not named:
-            self.others.append(Other(file.name, "no safetensors file", False))
+            self.others.append(OtherFile(file.name, "no safetensors file", False))
             return None
         path = f"{file.name!r} in {self.archive}"
         try:
@@ -192,14 +192,14 @@ class Contents:
             if lead > MOST_LEAD:
                 raise DamagedError(f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{lead:,}")
         except DamagedError as error:
-            self.others.append(Other(file.name, str(error), named))
+            self.others.append(OtherFile(file.name, str(error), named))
             return None
         # An error of this read means that the archive is damaged.
         raw = first if len(first) >= lead else take(file.data, lead)
         try:
             head = self._head(raw, lead, file.size, path)
         except DamagedError as error:
-            self.others.append(Other(file.name, str(error), named))
+            self.others.append(OtherFile(file.name, str(error), named))
             return None
         self.entries.append(Entry(file.name, file.start, file.data, head, True))
         return self.entries[-1]
@@ -221,7 +221,7 @@ class Contents:
         """Return the index. If several files have the same name, the last one wins, as when a tar is unpacked."""
         last = {e.name: e for e in self.entries}
         twice = [e for e in self.entries if last[e.name] is not e]
-        others = [Other(e.name, "a later file has the same name", False) for e in twice]
+        others = [OtherFile(e.name, "a later file has the same name", False) for e in twice]
         entries = tuple(e for e in self.entries if last[e.name] is e)
         return Index(self.archive, size, "tar", tuple(self.heads), entries, (*self.others, *others))
 

@@ -131,7 +131,7 @@ UPSTREAM: dict[str, KeyMap] = {
 }
 
 
-class Recognised(NamedTuple):
+class RecognisedNetwork(NamedTuple):
     """The network that was recognised from the tensors of a member.
 
     Args:
@@ -146,7 +146,7 @@ class Recognised(NamedTuple):
     tensors: dict[str, tuple[str, Shape]]
 
 
-def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
+def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> RecognisedNetwork:
     """Recognise one of upstream's networks by its tensors; return it with the tensors under our names.
 
     Args:
@@ -171,7 +171,7 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> Recognised:
             names_that_differ, phrase = compare_shapes(shapes, expected)
             if not names_that_differ:
                 _check_floats(renamed)
-                return Recognised(architecture, arguments, renamed)
+                return RecognisedNetwork(architecture, arguments, renamed)
             tried.append((names_that_differ, f"{phrase}, against {architecture}"))
     names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
     raise LayoutError(

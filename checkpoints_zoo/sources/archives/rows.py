@@ -16,7 +16,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
 from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of
-from checkpoints_zoo.sources.archives.keymaps import Recognised, recognise, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import RecognisedNetwork, recognise, tensor_shapes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,10 +56,10 @@ class MemberGroup:
 
 # Function that recognises the network of a header's tensors; it returns the network and the layout, or raises
 # LayoutError.
-IdentifyNet = Callable[[MemberHeader], tuple[Recognised, Layout]]
+IdentifyNet = Callable[[MemberHeader], tuple[RecognisedNetwork, Layout]]
 
 
-def layout_of_head(head: MemberHeader) -> tuple[Recognised, Layout]:
+def layout_of_head(head: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
     """Recognise the network of a header's tensors; return it, and the layout under our names.
 
     Raises:
@@ -149,7 +149,7 @@ def rows_of_groups(
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
 
 
-def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[Recognised, Layout] | LayoutError:
+def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[RecognisedNetwork, Layout] | LayoutError:
     try:
         return identify(head)
     except LayoutError as error:
@@ -157,7 +157,7 @@ def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[Recognised, La
 
 
 def _shared_columns(
-    net: tuple[Recognised, Layout] | LayoutError, majority: Recognised, layouts: dict[str, Layout]
+    net: tuple[RecognisedNetwork, Layout] | LayoutError, majority: RecognisedNetwork, layouts: dict[str, Layout]
 ) -> dict[str, Any]:
     """Return the manifest values that all members with one header share; add the header's layout to `layouts`."""
     if isinstance(net, LayoutError):
@@ -173,11 +173,13 @@ def _new_row(number: int) -> dict[str, Any]:
     return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
-def _majority_net(counts: Mapping[int, int], nets: Mapping[int, tuple[Recognised, Layout] | LayoutError]) -> Recognised:
+def _majority_net(
+    counts: Mapping[int, int], nets: Mapping[int, tuple[RecognisedNetwork, Layout] | LayoutError]
+) -> RecognisedNetwork:
     """Return the network that most members have, given the number of members of each header."""
     if not counts:
         raise DamagedError("archives or folder", expected="members", found="none")
-    votes: dict[str, tuple[int, Recognised]] = {}
+    votes: dict[str, tuple[int, RecognisedNetwork]] = {}
     for head, count in counts.items():
         net = nets[head]
         if not isinstance(net, LayoutError):

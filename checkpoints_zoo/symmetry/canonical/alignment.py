@@ -145,7 +145,9 @@ def match_mean(
         for name, tensor in params.items():
             placed = permute(table, {name: tensor}, moved.permutations)[name]
             mean[name] = (
-                _sum(placed).div(members).to(compute_dtype(placed.dtype)) if tensor.is_floating_point() else placed[0]
+                _sum_over_members(placed).div(members).to(compute_dtype(placed.dtype))
+                if tensor.is_floating_point()
+                else placed[0]
             )
     return moved, mean
 
@@ -195,7 +197,7 @@ def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -
         total[name].add_(tensor, alpha=sign)
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def _sum_over_members(tensor: Tensor) -> Tensor:
     """Return the sum over members in float64, without a float64 copy of all members."""
     total = torch.zeros_like(tensor[0], dtype=torch.float64)
     for member in tensor:

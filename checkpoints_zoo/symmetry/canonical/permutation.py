@@ -86,7 +86,7 @@ def sort_units(
     with torch.no_grad():
         members = Members(table, {name: params[name].detach() for name in moving}, free, tolerance=tolerance)
         order = (
-            _sort_remaining(members, False, _turns(table, free), key)
+            _sort_remaining(members, False, _sorting_turns(table, free), key)
             if count
             else _no_orders(table, free, members.device)
         )
@@ -107,22 +107,22 @@ def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
     return frozenset(name for name in table.groups if name not in excluded)
 
 
-def _turns(table: Table, free: frozenset[str]) -> list[list[str]]:
+def _sorting_turns(table: Table, free: frozenset[str]) -> list[list[str]]:
     """Return the groups in sorting order. A group without writers is sorted together with the first group inside it."""
     turns: list[list[str]] = []
     placed: set[str] = set()
     for name in table.groups:
         if name in free and name not in placed:
-            turns.append(_chain(table, name) if not table.groups[name].writers else [name])
+            turns.append(_groups_of_turn(table, name) if not table.groups[name].writers else [name])
             placed.update(turns[-1])
     return turns
 
 
-def _chain(table: Table, name: str) -> list[str]:
+def _groups_of_turn(table: Table, name: str) -> list[str]:
     """Return a group and the groups inside its blocks, down to the first with writers; the group alone if none."""
     for other in table.groups.values():
         if other.mover == name:
-            below = [other.name] if other.writers else _chain(table, other.name)
+            below = [other.name] if other.writers else _groups_of_turn(table, other.name)
             if table.groups[below[-1]].writers:
                 return [name, *below]
     return [name]
