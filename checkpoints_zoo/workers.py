@@ -326,10 +326,10 @@ class _WorkerPool:
 
     def wait_for_answers(self) -> list[_Worker]:
         """Wait until a worker answers or dies; return the workers that answered or died."""
-        waiters: dict[Any, _Worker] = {}
+        waiting_workers: dict[Any, _Worker] = {}
         for worker in self.busy:
-            waiters[worker.connection] = waiters[worker.process.sentinel] = worker
-        return list(dict.fromkeys(waiters[x] for x in wait(list(waiters))))
+            waiting_workers[worker.connection] = waiting_workers[worker.process.sentinel] = worker
+        return list(dict.fromkeys(waiting_workers[x] for x in wait(list(waiting_workers))))
 
     def discard(self, worker: _Worker) -> str:
         """Remove a dead worker; return a phrase that says why it died."""
@@ -556,17 +556,19 @@ class RayCluster:
                 _run_job_on_node
             )
             shared = ray.put(raw_work)
-            queue, running = _JobQueue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
+            queue, running_jobs = _JobQueue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
             try:
                 while True:
-                    while queue.accepts_jobs and len(running) < self._free_slots(ray) and (start := queue.next_job()):
+                    while (
+                        queue.accepts_jobs and len(running_jobs) < self._free_slots(ray) and (start := queue.next_job())
+                    ):
                         argument = pickle_for_worker(start[0].argument)
-                        running[remote.remote(shared, argument, self.device, self.cpus)] = start
-                    if not running:
+                        running_jobs[remote.remote(shared, argument, self.device, self.cpus)] = start
+                    if not running_jobs:
                         break
-                    ready, _ = ray.wait(list(running), num_returns=1, timeout=POLL_S)
+                    ready, _ = ray.wait(list(running_jobs), num_returns=1, timeout=POLL_S)
                     for reference in ready:
-                        job, tries = running.pop(reference)
+                        job, tries = running_jobs.pop(reference)
                         try:
                             raw, where = ray.get(reference)
                         except ray.exceptions.RayTaskError:
@@ -579,7 +581,7 @@ class RayCluster:
                             yield from queue.read_answer(job, raw, where)
                 queue.raise_failure()
             finally:
-                for reference in running:
+                for reference in running_jobs:
                     ray.cancel(reference, force=True)
 
     def _free_slots(self, ray: Any) -> int:

@@ -385,13 +385,13 @@ class Collection:
         if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
         target = check_device(device)
-        firsts = range(0, len(self), count)
+        batch_starts = range(0, len(self), count)
         # All members are fetched together before the first batch is read.
         located = self._locations()
-        parts = [self._select(list(range(len(self)))[first : first + count]) for first in firsts]
+        parts = [self._select(list(range(len(self)))[first : first + count]) for first in batch_starts]
 
         def read(i: int) -> dict[str, Tensor]:
-            first = firsts[i]
+            first = batch_starts[i]
             return parts[i]._read(target, dtype, locations=located[first : first + count])
 
         return zip([part.ids for part in parts], reading.prefetched(read, len(parts)), strict=True)
@@ -584,15 +584,15 @@ class Collection:
             self._check_not_empty()
             to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
-        unchanged = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
+        reference_keys = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
-        return self._with_step(Aligned(name, reference.state_dict, unchanged))
+        return self._with_step(Aligned(name, reference.state_dict, reference_keys))
 
     def _match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
         """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
         stacked = self._read(torch.device("cpu"), None)
-        matched = alignment.match_mean(self.symmetry_table, stacked)[0].permutations
-        return {key: {name: p[row].cpu() for name, p in matched.items()} for row, key in enumerate(self._keys)}
+        permutations = alignment.match_mean(self.symmetry_table, stacked)[0].permutations
+        return {key: {name: p[row].cpu() for name, p in permutations.items()} for row, key in enumerate(self._keys)}
 
     def transform(self, symmetries: Element | str | Path) -> Collection:
         """Apply symmetries to the weights as they are read; return a view of the members.
@@ -607,12 +607,12 @@ class Collection:
                 weights.
         """
         if isinstance(symmetries, Element):
-            rows, element, origin = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
+            rows, element, file_name = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
         else:
             rows, element = files.read_symmetries(Path(symmetries), self.rows)
-            origin = Path(symmetries).name
+            file_name = Path(symmetries).name
         check_element(self.symmetry_table, element, len(rows))
-        return self._with_step(Transformed(rows, element, origin))
+        return self._with_step(Transformed(rows, element, file_name))
 
     def symmetry(self, position: int) -> Element:
         """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value),

@@ -28,11 +28,13 @@ def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor
     Raises:
         UsageError: a name is no numeric column, or the column is null in a row.
     """
-    known = [field.name for field in rows.schema if str(field.type) in ("int32", "int64", "double", "bool")]
+    numeric_columns = [field.name for field in rows.schema if str(field.type) in ("int32", "int64", "double", "bool")]
     table = torch.empty(rows.num_rows, len(names), dtype=torch.float64)
     for column, name in enumerate(names):
-        if name not in known:
-            raise UsageError(f"label {name!r}", expected=f"a numeric column ({', '.join(known)})", found="none such")
+        if name not in numeric_columns:
+            raise UsageError(
+                f"label {name!r}", expected=f"a numeric column ({', '.join(numeric_columns)})", found="none such"
+            )
         values = rows.column(name).to_pylist()
         if None in values:
             raise UsageError(

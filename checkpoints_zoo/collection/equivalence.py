@@ -142,9 +142,9 @@ def check_equivalence(
     >>> check_equivalence(net, swapped, None, torch.tensor([[-1.0], [2.0]])).largest < 1e-15
     True
     """
-    for thing, value in (("tolerance", tolerance), ("eps", 0.0 if eps is None else eps)):
+    for argument_name, value in (("tolerance", tolerance), ("eps", 0.0 if eps is None else eps)):
         if not (math.isfinite(value) and value >= 0):
-            raise UsageError(thing, expected="a number from 0", found=repr(value))
+            raise UsageError(argument_name, expected="a number from 0", found=repr(value))
     batch = inputs if isinstance(inputs, tuple) else (inputs,)
     _check_inputs(batch)
     one = _to_parameter_set(a, "a", module)
@@ -162,8 +162,10 @@ def check_equivalence(
         names = [side.member_name(number) for side in (one, other)]
         outputs = [[run.outputs(s, name) for s, name in zip(states, names, strict=True)] for run in runs]
         differences.append([_differences(left, right, own.batch) for left, right in outputs])
-    relative, absolute = (torch.stack(parts) for parts in zip(*(by_run[-1] for by_run in differences), strict=True))
-    change = None if eps is None else torch.stack([by_run[0][0] for by_run in differences])
+    relative, absolute = (
+        torch.stack(parts) for parts in zip(*(run_differences[-1] for run_differences in differences), strict=True)
+    )
+    change = None if eps is None else torch.stack([run_differences[0][0] for run_differences in differences])
     return Equivalence(one.ids, relative, absolute, tolerance, runs[-1].eps, runs[-1].changed, change, own.narrow)
 
 
@@ -228,16 +230,16 @@ class _ParameterSet(NamedTuple):
                 yield self._checked({n: t[i] for n, t in part.items()}, self.member_name(number))
                 number += 1
 
-    def _checked(self, state: State, thing: str) -> State:
+    def _checked(self, state: State, subject: str) -> State:
         for name, tensor in state.items():
             if not bool(tensor.isfinite().all()):
                 expected, found = "finite weights", "infinite ones or NaN"
-                raise DamagedError(f"tensor {name!r} of {thing}", expected=expected, found=found, tensor=name)
+                raise DamagedError(f"tensor {name!r} of {subject}", expected=expected, found=found, tensor=name)
         first = {name: known for name, known in first_names(self.module).items() if name in state}
         for name, known in first.items():
             if known != name and not torch.equal(state[known], state[name]):
                 raise LayoutError(
-                    f"tensors {known!r} and {name!r} of {thing}",
+                    f"tensors {known!r} and {name!r} of {subject}",
                     expected="one value: they are one tensor of the module",
                     found="two",
                     tensor=name,
@@ -291,15 +293,15 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     """
     expected = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
     shapes = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
-    both = [n for n in expected if n in shapes]
-    stacked = bool(both) and all(len(shapes[n]) == len(expected[n]) + 1 for n in both)
-    counts = {shapes[n][0]: n for n in both} if stacked else {}
-    names, phrase = compare_shapes({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
+    shared_names = [n for n in expected if n in shapes]
+    stacked = bool(shared_names) and all(len(shapes[n]) == len(expected[n]) + 1 for n in shared_names)
+    counts = {shapes[n][0]: n for n in shared_names} if stacked else {}
+    names, problem_text = compare_shapes({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
     if names:
         raise LayoutError(
             f"tensors of {side}",
             expected=f"the {len(expected)} tensors of {type(module).__name__} by name and shape",
-            found=phrase,
+            found=problem_text,
             tensor=names[0],
         )
     if len(counts) > 1:
@@ -366,7 +368,7 @@ class _ModuleRun:
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
         check_same_outputs(self.module, first, self._run(state), 1e-10)
 
-    def outputs(self, state: State, thing: str) -> State:
+    def outputs(self, state: State, subject: str) -> State:
         """Run the module with a member's tensors; return the outputs by name, in float64.
 
         Raises:
@@ -374,9 +376,11 @@ class _ModuleRun:
         """
         outputs = self._run(state)
         if not all(bool(tensor.isfinite().all()) for tensor in outputs.values()):
-            do = "At eps = 0 what is all zeros is divided by zero: give a small eps, such as 1e-20"
+            advice = "At eps = 0 what is all zeros is divided by zero: give a small eps, such as 1e-20"
             expected, found = "finite numbers", "infinite ones or NaN"
-            raise DamagedError(f"outputs of {thing}", expected=expected, found=found, do=do if self.eps == 0 else "")
+            raise DamagedError(
+                f"outputs of {subject}", expected=expected, found=found, do=advice if self.eps == 0 else ""
+            )
         return outputs
 
     def _run(self, state: State, watcher: _OperationWatcher | None = None) -> State:
@@ -428,18 +432,18 @@ def _eval_copy(module: nn.Module, device: torch.device) -> nn.Module:
     without memory."""
     kind = type(module).__name__
     try:
-        twin = copy.deepcopy(module)
+        module_copy = copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
         found = str(error).partition("\n")[0]
         raise UsageError(f"module {kind}", expected="one that can be copied", found=found) from error
-    twin.eval()
-    twin._apply(lambda t: t if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
-    for name, layer in twin.named_modules():
+    module_copy.eval()
+    module_copy._apply(lambda t: t if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
+    for name, layer in module_copy.named_modules():
         if layer.training:
             expected = "eval mode, without dropout and batch statistics"
             found = f"layer {name!r} still in training mode after .eval()"
             raise UsageError(f"module {kind}", expected=expected, found=found)
-    return twin
+    return module_copy
 
 
 def _named_tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -80,9 +80,9 @@ class JoinedSource(Source):
     def local_path(self, inside: str) -> Path:
         raise self._no_manifest(f"file {inside}")
 
-    def _no_manifest(self, thing: str) -> SourceNotFound:
+    def _no_manifest(self, fact_name: str) -> SourceNotFound:
         return SourceNotFound(
-            thing,
+            fact_name,
             expected="members of one source",
             found=f"members joined from {self.display_name}",
             do="Do this with each of the joined collections",
@@ -110,8 +110,12 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
     first = flat[0]
     for other in flat[1:]:
         _check_compatible(first, other)
-    places = [(part.source.label, part.commit, part.description.name) for part in flat]
-    keys = [(place, key) for place, part in zip(places, flat, strict=True) for key in manifest.snapshot_keys(part.rows)]
+    part_sources = [(part.source.label, part.commit, part.description.name) for part in flat]
+    keys = [
+        (place, key)
+        for place, part in zip(part_sources, flat, strict=True)
+        for key in manifest.snapshot_keys(part.rows)
+    ]
     for place, (member, epoch) in keys:
         if keys.count((place, (member, epoch))) > 1:
             raise UsageError(
@@ -119,7 +123,7 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
                 do="Select members that are not in the other collection",
             )  # fmt: skip
     tables = [part.rows for part in flat]
-    if len(set(places)) == 1:
+    if len(set(part_sources)) == 1:
         return replace(first, rows=pa.concat_tables(tables).combine_chunks())
     ids: dict[tuple[tuple[str, str, str], int], int] = {}
     for place, (member, _) in keys:
@@ -145,8 +149,12 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
 def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
     """Replace columns of a table, or append them; return the table."""
     for name, values in columns.items():
-        at = rows.schema.get_field_index(name)
-        rows = rows.append_column(name, values) if at < 0 else rows.set_column(at, rows.schema.field(at), values)
+        column_index = rows.schema.get_field_index(name)
+        rows = (
+            rows.append_column(name, values)
+            if column_index < 0
+            else rows.set_column(column_index, rows.schema.field(column_index), values)
+        )
     return rows
 
 
@@ -200,11 +208,11 @@ def _check_compatible(one: SelectedMembers, other: SelectedMembers) -> None:
         "classes": (", ".join(first.classes[:12]), ", ".join(second.classes[:12])),
         "preprocessing": (repr(dict(first.preprocessing)), repr(dict(second.preprocessing))),
     }
-    same = {"classes": first.classes == second.classes}
-    for thing, (expected, found) in facts.items():
-        if expected != found or not same.get(thing, True):
+    same_fields = {"classes": first.classes == second.classes}
+    for fact_name, (expected, found) in facts.items():
+        if expected != found or not same_fields.get(fact_name, True):
             raise UsageError(
-                f"{thing} of {names}, to join them",
+                f"{fact_name} of {names}, to join them",
                 expected=f"{expected}, as {first.name} has",
                 found=found,
                 do="Join collections of one network, on the same inputs and classes",
@@ -215,11 +223,11 @@ def _check_compatible(one: SelectedMembers, other: SelectedMembers) -> None:
         for key in sorted(set(part.rows.column("layout").to_pylist()) - {None})
     ]
     for known in shapes[1:]:
-        wrong, phrase = compare_shapes(known, shapes[0])
-        if wrong:
+        wrong_names, problem_text = compare_shapes(known, shapes[0])
+        if wrong_names:
             raise LayoutError(
                 f"tensors of {names}, to join them",
                 expected=f"the {len(shapes[0])} tensors of {first.name} by name and shape",
-                found=phrase,
-                tensor=wrong[0],
+                found=problem_text,
+                tensor=wrong_names[0],
             )

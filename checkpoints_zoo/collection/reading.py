@@ -31,6 +31,7 @@ from checkpoints_zoo.formats.shard_files import (
 from checkpoints_zoo.networks.device import check_device, check_memory
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
+GROUP_BYTES = 2**24  # Bytes of members that are read into one buffer and converted together.
 READERS = 2  # Number of threads that read large members; more threads are not faster.
 
 
@@ -74,8 +75,8 @@ def stack(
             if check:
                 check_finite(views, locations)
             return views
-    large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
-    if large and unchanged and names is None and device.type == "cpu":
+    is_large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
+    if is_large and unchanged and names is None and device.type == "cpu":
         check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
         return _read_large_members(locations, specs)
     if device.type == "cuda" and names is None:
@@ -86,7 +87,7 @@ def stack(
         return stacked
     stacked = empty_stack(locations, dtypes, device)
     first = 0
-    for group in neighbour_groups(locations, BUFFER_BYTES):
+    for group in _group_by_layout(locations):
         rows = {n: tensor[first : first + len(group)] for n, tensor in stacked.items()}
         if group[0].layout.nbytes <= BUFFER_BYTES:
             _copy_members(group, specs, rows)
@@ -133,11 +134,11 @@ def even_spacing(locations: Sequence[Location]) -> int:
     if len(locations) == 1:
         return first.layout.nbytes
     distance = locations[1].offset - first.offset
-    even = all(
+    is_even = all(
         x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * distance
         for i, x in enumerate(locations)
     )
-    return distance if even and distance > 0 else 0
+    return distance if is_even and distance > 0 else 0
 
 
 def _strides(t: TensorSpec) -> tuple[int, ...]:
@@ -206,19 +207,38 @@ def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int
     return runs
 
 
+def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
+    """Group successive members of one layout; yield groups of at most GROUP_BYTES, or of one large member."""
+    group: list[Location] = []
+    for location in locations:
+        layout = location.layout
+        most = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
+        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > most):
+            yield group
+            group = []
+        group.append(location)
+    if group:
+        yield group
+
+
 def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
-    """Read neighbouring members in one piece and convert it into the stacked tensors."""
+    """Read members of one layout into one buffer and convert each tensor of all of them at once."""
     layout = group[0].layout
     if not layout.nbytes:
         return
-    raw = torch.frombuffer(
-        read_into(group[0], group[0].offset, reused_buffer(layout.nbytes * len(group))), dtype=torch.uint8
-    )
+    distance = -(-layout.nbytes // 8) * 8  # aligned for every dtype
+    buffer = reused_buffer(distance * len(group))
+    first = 0
+    for run in neighbour_groups(group, GROUP_BYTES if distance == layout.nbytes else 0):
+        begin = first * distance
+        read_into(run[0], run[0].offset, buffer[begin : begin + layout.nbytes * len(run)])
+        first += len(run)
+    raw = torch.frombuffer(buffer, dtype=torch.uint8)
     stored = {tensor.name: tensor for tensor in layout.tensors}
     for spec in specs:
         tensor = stored[spec.name]
         if tensor.nbytes:
-            _convert(transfer.strided_view(raw, tensor, len(group), layout.nbytes), rows[tensor.name])
+            _convert(transfer.strided_view(raw, tensor, len(group), distance), rows[tensor.name])
             check_finite({tensor.name: rows[tensor.name]}, group)
 
 

@@ -98,44 +98,44 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
         DamagedError: a file is shorter than the locations need.
     """
     device = next(iter(stacked.values())).device
-    send, cast = _device_streams(device)
+    send, convert_stream = _device_streams(device)
     pieces = list(_split_into_pieces(locations))
     if not pieces:
         return True
     size = max(p.stop - p.start for p in pieces)
     pinned = [torch.empty(size, dtype=torch.uint8, pin_memory=send.stream is not None) for _ in pieces[: 2 * READERS]]
-    free: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in pinned)
-    reading: deque[tuple[_Piece, Tensor, Future[Any]]] = deque()
-    waiting, flags = deque(pieces), []
+    free_buffers: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in pinned)
+    pending_reads: deque[tuple[_Piece, Tensor, Future[Any]]] = deque()
+    waiting_pieces, flags = deque(pieces), []
     # Bytes of the last groups on the device, each with the event of its conversion.
     staged: deque[tuple[Tensor, Any]] = deque()
     with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-send") as readers:
         try:
-            while waiting or reading:
-                while waiting and free:
-                    piece, (buffer, sent) = waiting.popleft(), free.popleft()
-                    reading.append((piece, buffer, readers.submit(_read, piece, buffer, sent)))
-                piece, buffer, done = reading.popleft()
+            while waiting_pieces or pending_reads:
+                while waiting_pieces and free_buffers:
+                    piece, (buffer, sent_event) = waiting_pieces.popleft(), free_buffers.popleft()
+                    pending_reads.append((piece, buffer, readers.submit(_read, piece, buffer, sent_event)))
+                piece, buffer, done = pending_reads.popleft()
                 done.result()
                 if piece.start == 0:
                     raw = _staging_memory(staged, piece.size, device, send)
                 with send.running():
                     raw[piece.start : piece.stop].copy_(buffer[: piece.stop - piece.start], non_blocking=True)
-                    sent = send.mark()
-                free.append((buffer, sent))
+                    sent_event = send.mark()
+                free_buffers.append((buffer, sent_event))
                 if piece.stop == piece.size:
-                    cast.after(sent)
-                    with cast.running():
+                    convert_stream.after(sent_event)
+                    with convert_stream.running():
                         flags += _convert(piece, raw, specs, stacked)
-                        staged.append((raw, cast.mark()))
-            with cast.running():
+                        staged.append((raw, convert_stream.mark()))
+            with convert_stream.running():
                 return bool(torch.stack(flags).all()) if flags else True
         finally:
-            for _, _, future in reading:
+            for _, _, future in pending_reads:
                 future.cancel()
             send.finish()
-            cast.finish()
-            if cast.stream is not None:
+            convert_stream.finish()
+            if convert_stream.stream is not None:
                 for tensor in stacked.values():
                     tensor.record_stream(torch.cuda.current_stream(device))
 
@@ -149,10 +149,10 @@ def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
         first += len(group)
 
 
-def _read(piece: _Piece, buffer: Tensor, sent: Any) -> None:
+def _read(piece: _Piece, buffer: Tensor, sent_event: Any) -> None:
     """Read a piece into a buffer, after the buffer's previous piece has been sent."""
-    if sent is not None:
-        sent.synchronize()
+    if sent_event is not None:
+        sent_event.synchronize()
     view: Any = buffer[: piece.stop - piece.start].numpy()
     read_into(piece.group[0], piece.group[0].offset + piece.start, memoryview(view))
 

@@ -75,8 +75,8 @@ class Aligned:
         if missing:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.target().items()}
-            unmatched = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
-            matched = alignment.match_weights(table, unmatched, reference).permutations
+            unmatched_params = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
+            matched = alignment.match_weights(table, unmatched_params, reference).permutations
             for row, i in enumerate(missing):
                 self._permutations[keys[i]] = {name: p[row].cpu() for name, p in matched.items()}
         return _apply_permutations(table, params, [self._permutations[key] for key in keys])
@@ -145,9 +145,9 @@ class Transformed:
                     member=member,
                 )
         rows = torch.tensor([self.rows[key] for key in keys])
-        wide = {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
+        wide_params = {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
         element = self.element.select(rows)
-        return apply(table, wide if self.scales else params, element), element
+        return apply(table, wide_params if self.scales else params, element), element
 
     def __str__(self) -> str:
         return f"symmetries of {self.origin}"
@@ -173,11 +173,11 @@ class View:
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         """Apply all steps to stacked members; return the members, and the symmetry that was applied to each."""
-        applied = Element()
+        applied_element = Element()
         for step in self.steps:
             params, element = step(table, keys, params)
-            applied = compose(table, applied, element)
-        return params, applied
+            applied_element = compose(table, applied_element, element)
+        return params, applied_element
 
     def stack(
         self,

@@ -44,9 +44,9 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
     Raises:
         UsageError: the images have no labels, or their classes have no names or are not the collection's.
     """
-    ordered = in_order(data, description.classes)
-    if ordered.labels is not None and tuple(ordered.classes) == description.classes:
-        return ordered, ordered.labels
+    ordered_data = in_order(data, description.classes)
+    if ordered_data.labels is not None and tuple(ordered_data.classes) == description.classes:
+        return ordered_data, ordered_data.labels
     ellipsis = ", …" if len(description.classes) > 12 else ""
     advice = "Give the test set of the collection, or other images of its classes"
     if data.labels is None:
@@ -55,8 +55,9 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
         found = "labels that are numbers of classes without names"
         advice = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
     else:
-        unknown = match_classes(data.classes, description.classes)[0]
-        found = f"{first_few([repr(name) for name in unknown], 3)} among the {len(data.classes)} classes of the images"
+        unknown_classes = match_classes(data.classes, description.classes)[0]
+        unknown = first_few([repr(name) for name in unknown_classes], 3)
+        found = f"{unknown} among the {len(data.classes)} classes of the images"
         advice = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
     raise UsageError(
         f"images {data.name!r} for {description.name}",

@@ -311,8 +311,8 @@ def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(panel[0] * panels, panel[1]), dpi=DPI, layout=spaced)
+    layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(panel[0] * panels, panel[1]), dpi=DPI, layout=layout_engine)
     figure.suptitle(title, fontsize=12, fontweight="bold")
     figure.supxlabel(note, fontsize=8, color=GREY)
     return figure
@@ -329,13 +329,13 @@ def histogram_edges(values: Sequence[float]) -> list[float]:
     low, high = min(values), max(values)
     size = max(abs(low), abs(high))
     if high - low <= 1e-9 * size:
-        half = max(size / 2000, 1e-6)
-        return [low - half, high + half]
-    distinct = sorted(set(values))
-    step = min(b - a for a, b in pairwise(distinct))
+        half_width = max(size / 2000, 1e-6)
+        return [low - half_width, high + half_width]
+    distinct_values = sorted(set(values))
+    step = min(b - a for a, b in pairwise(distinct_values))
     steps = (high - low) / step
-    if steps <= 10_000 and all(abs((v - low) / step - round((v - low) / step)) < 1e-3 for v in distinct):
+    if steps <= 10_000 and all(abs((v - low) / step - round((v - low) / step)) < 1e-3 for v in distinct_values):
         steps_per_bar = math.ceil((round(steps) + 1) / BARS)
         return [low + step * (steps_per_bar * i - 0.5) for i in range(2 + round(steps) // steps_per_bar)]
-    bars = min(BARS, max(5, math.ceil(math.sqrt(len(values)))))
-    return [low + (high - low) * i / bars for i in range(bars)] + [high]
+    bar_count = min(BARS, max(5, math.ceil(math.sqrt(len(values)))))
+    return [low + (high - low) * i / bar_count for i in range(bar_count)] + [high]

@@ -109,37 +109,37 @@ class Growth:
             # within.
             remainder, noise = 1 - self.spread**2, self.noise[-1]
             root = math.sqrt(max(0.0, within**2 - remainder * (within**2 - noise**2)))
-            least = (within + root) / remainder if remainder > 0 else math.inf
+            least_size = (within + root) / remainder if remainder > 0 else math.inf
             low = self._first_size(
-                [x - w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / least
+                [x - w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / least_size
             )
             if within > noise:
-                most = (within**2 - noise**2) / (within + root)
+                most_size = (within**2 - noise**2) / (within + root)
                 high = self._first_size(
-                    [x + w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / most
+                    [x + w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / most_size
                 )
         members = self.sizes[-1]
         return Needed(figure, within, needed if needed <= members else None, low, high, members, needed)
 
-    def _first_size(self, distances: Sequence[float], within: float, beyond: float) -> int:
+    def _first_size(self, distances: Sequence[float], within: float, size_multiple: float) -> int:
         """Return the least size from which on all distances are at most `within`.
 
         Args:
             distances: distance from the limit of each size in `sizes`.
             within: largest allowed distance from the limit.
-            beyond: needed size as a multiple of the number of all members, if these are not enough.
+            size_multiple: needed size as a multiple of the number of all members, if these are not enough.
         """
-        largest = -math.inf
+        largest_distance = -math.inf
         larger: tuple[int, float] | None = None
         for size, distance in zip(reversed(self.sizes), reversed(distances), strict=True):
-            previous, largest = largest, max(largest, distance)
-            if largest > within:
+            previous_distance, largest_distance = largest_distance, max(largest_distance, distance)
+            if largest_distance > within:
                 if larger is None:
-                    return _round_up(size * max(beyond, 1.0))
+                    return _round_up(size * max(size_multiple, 1.0))
                 # Interpolate linearly in 1/k between this size and the next larger one.
-                share = (within - previous) / (largest - previous)
+                share = (within - previous_distance) / (largest_distance - previous_distance)
                 return min(larger[0], _round_up(1 / ((1 - share) / larger[0] + share / size)))
-            larger = (size, largest)
+            larger = (size, largest_distance)
         return self.sizes[0]
 
 
@@ -182,18 +182,18 @@ def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> 
     if figure not in known:
         found = "a mean over pairs, the same for every size" if figure in CONSTANT else "none such"
         raise UsageError(f"limit of figure {figure!r}", expected=f"one of {', '.join(known)}", found=found)
-    percent = isinstance(within, str) and within.endswith("%")
+    is_percent = isinstance(within, str) and within.endswith("%")
     try:
-        amount = float(within.removesuffix("%")) if isinstance(within, str) else float(within)
+        distance = float(within.removesuffix("%")) if isinstance(within, str) else float(within)
     except (TypeError, ValueError):
-        amount = math.nan
-    if not 0 < amount < math.inf:
+        distance = math.nan
+    if not 0 < distance < math.inf:
         raise UsageError(
             f"distance of {figure} from its limit",
             expected='a number above 0, or a percentage of the limit such as "5%"',
             found=repr(within)[:80],
         )
-    return amount, percent
+    return distance, is_percent
 
 
 def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]]) -> Growth:
@@ -215,9 +215,9 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
     """
     members = len(singles)
     plan, values = curve[members]
-    all_members, halves = values[0], values[plan.random]
+    all_members, half_sizes = values[0], values[plan.random]
     measured = {size: subsets for size, subsets in curve.items() if 1 < size < members}
-    if len(halves):
+    if len(half_sizes):
         measured.setdefault(len(plan.chosen[1]), (plan, values))
     averages = {size: _mean_of_size(singles, *subsets) for size, subsets in sorted(measured.items())}
     means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in averages.items()}}
@@ -232,21 +232,21 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
         limit, noise = _fit_limit(means, residuals, members, float(all_members), error)
         distances = [x - limit for x in (*means.values(), float(all_members))]
     limit_interval, spread = Interval(limit, None, None), None
-    if len(halves):
+    if len(half_sizes):
         single_means = torch.stack([singles[subset].mean() for subset in plan.chosen[1:]])
         subset_sizes = values.new_tensor([len(subset) for subset in plan.chosen[1:]])
         gains = (single_means - values[1:]) * subset_sizes / (subset_sizes - 1)
         limits = values[1:] - gains / subset_sizes
-        mean_gain = gains[: len(halves)].mean()
+        mean_gain = gains[: len(half_sizes)].mean()
         limit_interval, gain_interval = plan.intervals(
             torch.stack([torch.cat([values.new_tensor([limit]), limits]), torch.cat([mean_gain[None], gains])], 1)
         )
         if gain_interval.high is not None:
             spread = (gain_interval.high - gain_interval.value) / max(abs(gain_interval.value), 1e-300)
         if limit_interval.low is not None and limit_interval.high is not None:
-            below = max(math.hypot(limit - limit_interval.low, noise[-1]), noise[0])
-            above = max(math.hypot(limit_interval.high - limit, noise[-1]), noise[0])
-            limit_interval = Interval(limit, limit - below, limit + above)
+            below_limit = max(math.hypot(limit - limit_interval.low, noise[-1]), noise[0])
+            above_limit = max(math.hypot(limit_interval.high - limit, noise[-1]), noise[0])
+            limit_interval = Interval(limit, limit - below_limit, limit + above_limit)
     return Growth((*means, members), tuple(distances), limit_interval, spread, tuple(noise))
 
 
@@ -261,7 +261,7 @@ def _mean_of_size(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, T
         plan: the subsets.
         values: (subset,) value of the figure for each subset of the plan; only random subsets are averaged.
     """
-    if plan.complete:
+    if plan.is_complete:
         return float(values[plan.random].mean()), values.new_zeros(1)
     chosen, values = plan.chosen[plan.random], values[plan.random]
     single_means = torch.stack([singles[subset].mean() for subset in chosen])
@@ -288,13 +288,15 @@ def _fit_limit(
     sizes = sizes if len(sizes) > 1 else list(means)
     size_tensor = torch.tensor(sizes, dtype=torch.float64)
     powers = torch.arange(1, 1 + min(2, len(sizes)), dtype=torch.float64)
-    last = members**-powers
+    last_power = members**-powers
     weight = size_tensor.sqrt()[:, None]
     # The distance of all members from the limit is the sum of share * (mean of a size - figure of all members).
-    weights = (last @ torch.linalg.pinv(weight * (size_tensor[:, None] ** -powers - last)) * weight[:, 0]).tolist()
+    weights = (
+        last_power @ torch.linalg.pinv(weight * (size_tensor[:, None] ** -powers - last_power)) * weight[:, 0]
+    ).tolist()
     shares = dict(zip(sizes, weights, strict=True))
-    beyond = sum(share * (means[size] - all_members) for size, share in shares.items())
-    total = sum(shares.values())
+    extrapolated_gain = sum(share * (means[size] - all_members) for size, share in shares.items())
+    total_share = sum(shares.values())
     noise = []
     for size in (*means, members):
         parts = {other: share + (size == other) for other, share in shares.items()}
@@ -303,6 +305,6 @@ def _fit_limit(
         rest = torch.zeros(1, dtype=torch.float64)
         for other, part in parts.items():
             rest = rest + part * residuals[other]
-        drawn = _NORMAL * float(rest.square().mean()) ** 0.5 / len(rest) ** 0.5
-        noise.append(math.hypot(drawn, (total + (size < members)) * error))
-    return all_members - beyond, noise
+        sampling_error = _NORMAL * float(rest.square().mean()) ** 0.5 / len(rest) ** 0.5
+        noise.append(math.hypot(sampling_error, (total_share + (size < members)) * error))
+    return all_members - extrapolated_gain, noise

@@ -147,8 +147,8 @@ class Report(Printed):
             figures: names of the figures in the rows.
         """
         ordered = sorted(self.curve)
-        few = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
-        return _report_text(self, few if sizes is None else list(sizes), list(figures))
+        few_sizes = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+        return _report_text(self, few_sizes if sizes is None else list(sizes), list(figures))
 
     @property
     def limits(self) -> dict[str, Interval]:
@@ -329,21 +329,21 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
     by_chance: list[str] = []
     calibration: list[str] = []
     others: list[str] = []
-    for name, full in report.ensemble.items():
+    for name, full_value in report.ensemble.items():
         sign = {"higher": 1, "lower": -1}.get(KNOWN[name].better)
         if sign is None or name not in report.growth:
             continue
         values = {size: sign * figures[name].value for size, figures in report.curve.items() if name in figures}
-        best = max(values, key=lambda size: values[size])
-        if best == report.members or values[best] - values[report.members] <= FAINTEST:
+        best_size = max(values, key=lambda size: values[size])
+        if best_size == report.members or values[best_size] - values[report.members] <= FAINTEST:
             continue
-        bound = full.high if sign > 0 else full.low
-        if bound is None or values[best] <= sign * bound:
-            by_chance.append(f"{KNOWN[name].title} (for {counted(best, 'member')})")
+        bound = full_value.high if sign > 0 else full_value.low
+        if bound is None or values[best_size] <= sign * bound:
+            by_chance.append(f"{KNOWN[name].title} (for {counted(best_size, 'member')})")
             continue
         scale = KNOWN[name].scale
-        ends = f"{report.curve[best][name].value * scale:.3g}", f"{full.value * scale:.3g}"
-        text = f"{KNOWN[name].title} ({ends[0]} for {counted(best, 'member')}, {ends[1]} for all)"
+        ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
+        text = f"{KNOWN[name].title} ({ends[0]} for {counted(best_size, 'member')}, {ends[1]} for all)"
         (calibration if name in CALIBRATION else others).append(text)
     if calibration:
         yield (
@@ -383,10 +383,10 @@ def draw(report: Report) -> Figure:
     if report.calibrated is not None:
         key = bars.get_legend()
         label = f"scaled by T = {as_text(report.calibrated.temperature)}\nECE {as_text(report.calibrated['ece'])}"
-        box = bars.legend(
+        legend_box = bars.legend(
             bars.lines[-1:], [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none"
         )
-        box.set_in_layout(False)
+        legend_box.set_in_layout(False)
         if key is not None:  # The second legend has replaced the first one, so add that again.
             bars.add_artist(key)
     # The legend stands above the axes, since bars may be anywhere inside.
@@ -437,17 +437,19 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     from matplotlib.colors import to_rgba
 
     bins = reliability_bins(report)
-    filled, width = [b for b, n in enumerate(bins["inputs"]) if n], 1 / len(bins["inputs"])
-    middles = [(b + 0.5) * width for b in filled]
-    confidence, accuracy, inputs = ([bins[n][b] for b in filled] for n in ("confidence", "accuracy", "inputs"))
+    filled_bins, width = [b for b, n in enumerate(bins["inputs"]) if n], 1 / len(bins["inputs"])
+    bin_middles = [(b + 0.5) * width for b in filled_bins]
+    confidence, accuracy, inputs = ([bins[n][b] for b in filled_bins] for n in ("confidence", "accuracy", "inputs"))
     gaps = [c - a for c, a in zip(confidence, accuracy, strict=True)]
     opacities = [0.85 if n >= FEW_INPUTS else 0.2 for n in inputs]
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
-    axes.bar(middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8)
-    axes.bar(middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities])
+    axes.bar(
+        bin_middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8
+    )
+    axes.bar(bin_middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities])
     # The legend would show the first bar, which may be pale.
-    pale = f" (pale: under {FEW_INPUTS} inputs)" if min(inputs) < FEW_INPUTS else ""
-    axes.plot([], [], "s", color=to_rgba(BLUE, 0.85), markersize=8, label=f"accuracy{pale}")
+    pale_note = f" (pale: under {FEW_INPUTS} inputs)" if min(inputs) < FEW_INPUTS else ""
+    axes.plot([], [], "s", color=to_rgba(BLUE, 0.85), markersize=8, label=f"accuracy{pale_note}")
     axes.plot([], [], "s", color=to_rgba(RED, 0.85), markersize=5, label="gap to confidence")
     if pooled is not None:
         points = _filled_points(pooled)
@@ -465,11 +467,11 @@ def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     least = 1.0
     for i, (inputs, colour, label) in enumerate(series):
         width, total = 1 / len(inputs), sum(inputs)
-        filled = [b for b, n in enumerate(inputs) if n]
-        shares = [100 * inputs[b] / total for b in filled]
-        lefts = [(b + i / len(series)) * width for b in filled]
+        filled_bins = [b for b, n in enumerate(inputs) if n]
+        shares = [100 * inputs[b] / total for b in filled_bins]
+        bar_lefts = [(b + i / len(series)) * width for b in filled_bins]
         axes.bar(
-            lefts, shares, width / len(series), align="edge", color=colour, edgecolor="white", linewidth=0.5,
+            bar_lefts, shares, width / len(series), align="edge", color=colour, edgecolor="white", linewidth=0.5,
             label=label,
         )  # fmt: skip
         least = min(least, *shares)
@@ -489,8 +491,8 @@ def reliability_bins(report: Report, scaled: bool = False) -> Bins:
 
 def _filled_points(bins: Bins) -> tuple[list[float], list[float]]:
     """Return confidence and accuracy of the bins that hold inputs."""
-    filled = [b for b, n in enumerate(bins["inputs"]) if n]
-    return [bins["confidence"][b] for b in filled], [bins["accuracy"][b] for b in filled]
+    filled_bins = [b for b, n in enumerate(bins["inputs"]) if n]
+    return [bins["confidence"][b] for b in filled_bins], [bins["accuracy"][b] for b in filled_bins]
 
 
 def draw_scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
@@ -523,19 +525,19 @@ def draw_member_values(
         edges: edges of the histogram's bars.
     """
     scale = KNOWN[figure].scale
-    mean, everyone = report.member[figure], report.ensemble[figure]
-    heights, *_ = axes.hist(
+    mean, ensemble_value = report.member[figure], report.ensemble[figure]
+    bar_heights, *_ = axes.hist(
         values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=counted(report.members, "member")
     )
-    labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(everyone, scale)}"
+    labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_value, scale)}"
     axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
-    axes.axvline(everyone.value * scale, ymax=0.72, color=RED, linewidth=2, label=labels[1])
+    axes.axvline(ensemble_value.value * scale, ymax=0.72, color=RED, linewidth=2, label=labels[1])
     axes.set(xlabel=KNOWN[figure].label, ylabel="members")
-    axes.set_ylim(0, float(max(heights)) * 1.5)
-    ends = min(edges[0], everyone.value * scale), max(edges[-1], everyone.value * scale)
-    margin = 0.05 * (ends[1] - ends[0])
-    right = ends[1] + margin
-    axes.set_xlim(ends[0] - margin, min(right, max(ends[1], 100)) if scale == 100 else right)
+    axes.set_ylim(0, float(max(bar_heights)) * 1.5)
+    ends = min(edges[0], ensemble_value.value * scale), max(edges[-1], ensemble_value.value * scale)
+    axis_margin = 0.05 * (ends[1] - ends[0])
+    right = ends[1] + axis_margin
+    axes.set_xlim(ends[0] - axis_margin, min(right, max(ends[1], 100)) if scale == 100 else right)
     axes.locator_params(axis="y", integer=True)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.legend(loc="upper left")
@@ -558,9 +560,9 @@ def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
     edges = np.geomspace(lowest, all_values.max() * 1.02, 41).tolist()
     top = 0.0
     for name, description, colour in (s for s in sets if s[0] in values):
-        clipped = np.clip(values[name], lowest, None)
+        clipped_values = np.clip(values[name], lowest, None)
         shares, _, _ = axes.hist(
-            clipped, edges, weights=np.full(len(clipped), 1 / len(clipped)), histtype="stepfilled",
+            clipped_values, edges, weights=np.full(len(clipped_values), 1 / len(clipped_values)), histtype="stepfilled",
             facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
             label=f"{description}, mean {as_text(report.ensemble[name])}",
         )  # fmt: skip
@@ -629,8 +631,8 @@ def draw_curve(report: Report, axes: Axes, name: str) -> None:
         _draw_limit(axes, scaled.growth, name, scale, GREEN)
     for kind, needed in report.answers():
         if needed.figure == name and needed.members is not None:
-            what = f"within {needed.within:.3g}{f', {kind}' if kind else ''}: {needed}"
-            axes.axvline(needed.members, color=GREEN if kind else BLUE, linestyle=":", linewidth=1.5, label=what)
+            answer_text = f"within {needed.within:.3g}{f', {kind}' if kind else ''}: {needed}"
+            axes.axvline(needed.members, color=GREEN if kind else BLUE, linestyle=":", linewidth=1.5, label=answer_text)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks := _spaced_ticks(sizes), [f"{size:,}" for size in ticks])
     axes.minorticks_off()
@@ -671,11 +673,11 @@ def _draw_line(
         axes.fill_between(
             band_sizes, low, high, color=colour, alpha=0.18, linewidth=0, label=None if label else "a fresh ensemble"
         )
-    full = figures[members][name]
-    if full.low is not None and full.high is not None:
-        ends = [[(full.value - full.low) * scale], [(full.high - full.value) * scale]]
+    full_value = figures[members][name]
+    if full_value.low is not None and full_value.high is not None:
+        ends = [[(full_value.value - full_value.low) * scale], [(full_value.high - full_value.value) * scale]]
         axes.errorbar(
-            [members], [full.value * scale], ends, color=full_colour, marker="D", markersize=4, capsize=4,
+            [members], [full_value.value * scale], ends, color=full_colour, marker="D", markersize=4, capsize=4,
             linewidth=1.6, label=None if label else "all members",
         )  # fmt: skip
 

@@ -219,10 +219,10 @@ class DataSetLogits:
         """
         uncertainty = torch.log1p(-largest.double().clamp(max=1))
         # Where 1 − p is so small, all members agree on the class, and 1 − p is the mean of the members' values.
-        close = largest > 1 - 0.5 / len(members)
-        if bool(close.any()):
-            own = self.log_others[:, close].index_select(0, members).double()
-            uncertainty[close] = own.logsumexp(0) - math.log(len(members))
+        is_near_1 = largest > 1 - 0.5 / len(members)
+        if bool(is_near_1.any()):
+            own = self.log_others[:, is_near_1].index_select(0, members).double()
+            uncertainty[is_near_1] = own.logsumexp(0) - math.log(len(members))
         return uncertainty.to(self.dtype)
 
     def disagreement(self, members: Tensor) -> Tensor:
@@ -254,10 +254,15 @@ class DataSetLogits:
         if self.labels is None:
             return log_probs
         labels = self.labels.unsqueeze(-1)
-        exact, rounded = self.log_probs_of_labels(members).unsqueeze(-1), log_probs.gather(-1, labels)
+        exact_log_probs, rounded_log_probs = (
+            self.log_probs_of_labels(members).unsqueeze(-1),
+            log_probs.gather(-1, labels),
+        )
         # Replace the value only where it underflows, because elsewhere another rounding could break a tie between the
         # label and a class.
-        return log_probs.scatter_(-1, labels, torch.where(probs.gather(-1, labels) < least, exact, rounded))
+        return log_probs.scatter_(
+            -1, labels, torch.where(probs.gather(-1, labels) < least, exact_log_probs, rounded_log_probs)
+        )
 
 
 class Population:

@@ -30,8 +30,8 @@ def as_text(interval: Interval, scale: float = 1) -> str:
         return "-"
     if interval.low is None or interval.high is None or interval.high - interval.low < FAINTEST:
         return f"{round(value, 7):.4g}"
-    half = (interval.high - interval.low) * scale / 2
-    places = [1 - math.floor(math.log10(half)), 3 - math.floor(math.log10(max(abs(value), half)))]
+    half_width = (interval.high - interval.low) * scale / 2
+    places = [1 - math.floor(math.log10(half_width)), 3 - math.floor(math.log10(max(abs(value), half_width)))]
     digits = max(0, min(places))
     return f"{value:.{digits}f} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
 

@@ -85,14 +85,14 @@ class Layout:
         tensors: descriptions of the tensors, in the order of their bytes.
         counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
         pad: number of zero bytes after the last tensor.
-        lead: size in bytes of the safetensors header right before the tensors of a member in an archive; 0 in a shard,
-            where all members share one header.
+        header_nbytes: size in bytes of the safetensors header right before the tensors of a member in an archive; 0 in
+            a shard, where all members share one header.
     """
 
     tensors: tuple[TensorSpec, ...]
     counters: tuple[str, ...] = ()
     pad: int = 0
-    lead: int = 0
+    header_nbytes: int = 0
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, str, tuple[int, ...]]], counters: Iterable[str] = ()) -> Layout:
@@ -114,7 +114,7 @@ class Layout:
 
     @classmethod
     def of_stored(
-        cls, tensors: Iterable[tuple[str, str, Shape, str, Shape]], counters: Iterable[str], lead: int
+        cls, tensors: Iterable[tuple[str, str, Shape, str, Shape]], counters: Iterable[str], header_nbytes: int
     ) -> Layout:
         """Describe a member that is a separate safetensors file, in the order of that file; return the layout.
 
@@ -122,16 +122,16 @@ class Layout:
             tensors: (name, dtype, shape, name in the file, shape in the file) of each tensor, in the order of their
                 bytes.
             counters: names of integer counters that the file lacks; they are rebuilt as zero.
-            lead: size of the file's header in bytes.
+            header_nbytes: size of the file's header in bytes.
 
         Raises:
             UsageError: for the same reasons as in `Layout.of`.
         """
-        return cls._packed(tensors, tuple(counters), 0, lead)
+        return cls._packed(tensors, tuple(counters), 0, header_nbytes)
 
     @classmethod
     def _packed(
-        cls, ordered: Iterable[tuple[Any, ...]], counters: tuple[str, ...], pad: int | None, lead: int = 0
+        cls, ordered: Iterable[tuple[Any, ...]], counters: tuple[str, ...], pad: int | None, header_nbytes: int = 0
     ) -> Layout:
         specs, offset = [], 0
         for name, dtype, shape, *stored in ordered:
@@ -154,7 +154,7 @@ class Layout:
         if not specs or len({s.name for s in specs} | set(counters)) < len(specs) + len(counters):
             found = "a name twice" if specs else "no tensors"
             raise UsageError("layout", expected="one tensor or more, every name once", found=found)
-        return cls(tuple(specs), counters, -offset % ALIGNMENT if pad is None else pad, lead)
+        return cls(tuple(specs), counters, -offset % ALIGNMENT if pad is None else pad, header_nbytes)
 
     @cached_property
     def payload(self) -> int:
@@ -193,7 +193,7 @@ class Layout:
                 stored_shape = t.shape if t.stored_shape is None else t.stored_shape
                 tensors[-1] += [t.stored or t.name, list(stored_shape)]
         values = {"tensors": tensors, "counters": list(self.counters), "pad": self.pad}
-        return values | ({"lead": self.lead} if self.lead else {})
+        return values | ({"lead": self.header_nbytes} if self.header_nbytes else {})
 
     @classmethod
     def from_json(cls, values: Any) -> Layout:
@@ -204,17 +204,17 @@ class Layout:
         """
         try:
             tensors = [_tensor(*tensor) for tensor in values["tensors"]]
-            counters, pad, lead = values["counters"], values["pad"], values.get("lead", 0)
+            counters, pad, header_nbytes = values["counters"], values["pad"], values.get("lead", 0)
             is_valid = (
                 None not in tensors
-                and type(lead) is int
-                and 0 <= lead < LARGEST
+                and type(header_nbytes) is int
+                and 0 <= header_nbytes < LARGEST
                 and type(counters) is list
                 and all(type(c) is str and is_counter(c) for c in counters)
                 and type(pad) is int
                 and 0 <= pad < ALIGNMENT
             )
-            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, lead) if is_valid else None
+            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, header_nbytes) if is_valid else None
         except UsageError as error:
             raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -255,15 +255,15 @@ def compare_shapes(
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
     """
     missing = [n for n in expected if n not in actual]
-    extra = [n for n in actual if n not in expected]
-    misshapen = [n for n, s in expected.items() if n in actual and actual[n] != s]
-    misshapen_texts = [f"{n} {list(actual[n])} for {list(expected[n])}" for n in misshapen]
+    extra_names = [n for n in actual if n not in expected]
+    misshapen_names = [n for n, s in expected.items() if n in actual and actual[n] != s]
+    misshapen_texts = [f"{n} {list(actual[n])} for {list(expected[n])}" for n in misshapen_names]
     phrases = [
         f"{kind} {first_few(names, 5)}"
-        for kind, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen_texts))
+        for kind, names in (("missing", missing), ("extra", extra_names), ("misshapen", misshapen_texts))
         if names
     ]
-    return missing + extra + misshapen, "; ".join(phrases)
+    return missing + extra_names + misshapen_names, "; ".join(phrases)
 
 
 def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:

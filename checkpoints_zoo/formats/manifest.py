@@ -124,9 +124,9 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
         with pq.ParquetFile(content, **options) as file:
             names = file.schema_arrow.names
             _check_version(file.schema_arrow.metadata or {}, int(schema.metadata[b"schema_version"]), path)
-            if repeated := [n for n in schema.names if names.count(n) > 1]:
+            if repeated_names := [n for n in schema.names if names.count(n) > 1]:
                 raise FormatError(
-                    f"manifest {path}", expected="each column once", found=f"{repeated[0]!r} twice", path=path
+                    f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
             table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
         table.validate(full=True)  # This finds text that is no UTF-8, and other damage.
@@ -203,15 +203,15 @@ def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
         if nulls and (status == "ok" or len(nulls) < len(LOCATION)):
             raise wrong(FormatError, row, f"a value for {nulls[0]}", "null")
     seen: set[tuple[int, int]] = set()
-    finals: set[int] = set()
+    final_ids: set[int] = set()
     for row, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
         if member < 0 or epoch < 0:
             raise wrong(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in seen or (columns["final"][row] and member in finals):
+        if (member, epoch) in seen or (columns["final"][row] and member in final_ids):
             raise wrong(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
         seen.add((member, epoch))
         if columns["final"][row]:
-            finals.add(member)
+            final_ids.add(member)
     for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
         raise wrong(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
     for path_in_source in {columns["path"][row] for row in located}:
@@ -326,12 +326,12 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
         raise _unpacked_size_error(f"{sum(sizes):,}, by its footer", path)
 
 
-def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
+def check_texts(column: pa.ChunkedArray, text_bytes: int, path: Path) -> int:
     """Check the total length of a column's texts, unpacked; return the bytes of all columns so far.
 
     Args:
         column: column of texts, in Arrow's dictionary encoding.
-        spent: number of unpacked bytes of the columns before this one.
+        text_bytes: number of unpacked bytes of the columns before this one.
         path: path of the Parquet file.
 
     Raises:
@@ -339,10 +339,10 @@ def check_texts(column: pa.ChunkedArray, spent: int, path: Path) -> int:
     """
     for chunk in column.chunks:
         lengths = pc.binary_length(chunk.dictionary).cast("int64")
-        spent += int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
-        if spent > LARGEST_COLUMNS:
-            raise _unpacked_size_error(f"{spent:,} or more", path)
-    return spent
+        text_bytes += int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
+        if text_bytes > LARGEST_COLUMNS:
+            raise _unpacked_size_error(f"{text_bytes:,} or more", path)
+    return text_bytes
 
 
 def check_json(values: Any, path: Path) -> None:
@@ -351,16 +351,16 @@ def check_json(values: Any, path: Path) -> None:
     Raises:
         FormatError: a text or a list is too long.
     """
-    pending = [values]
-    while pending:
-        value = pending.pop()
+    pending_values = [values]
+    while pending_values:
+        value = pending_values.pop()
         limit, unit = (LONGEST_TEXT, "characters") if isinstance(value, str) else (LONGEST_LIST, "values in a list")
         if isinstance(value, str | list | dict) and len(value) > limit:
             raise _limit_error(f"description {path}", f"at most {limit:,} {unit}", f"{len(value):,}", path)
         if isinstance(value, dict):
-            pending += [*value, *value.values()]
+            pending_values += [*value, *value.values()]
         elif isinstance(value, list):
-            pending += value
+            pending_values += value
 
 
 def _unpacked_size_error(found: str, path: Path) -> FormatError:

@@ -47,8 +47,10 @@ def text_table(rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
     if not rows:
         return ""
     shown = rows[:most]
-    numbers = {i for i, key in enumerate(rows[0]) if all(isinstance(row[key], int | float | None) for row in shown)}
-    text = align_columns([list(rows[0]), *([_cell(row[key]) for key in rows[0]] for row in shown)], numbers)
+    number_columns = {
+        i for i, key in enumerate(rows[0]) if all(isinstance(row[key], int | float | None) for row in shown)
+    }
+    text = align_columns([list(rows[0]), *([_cell(row[key]) for key in rows[0]] for row in shown)], number_columns)
     return text if len(rows) <= most else f"{text}\nand {len(rows) - most:,} rows more"
 
 

@@ -74,10 +74,10 @@ def select_rows(
     requested, n = n, whole_number(n)
     if n is None or not 1 <= n <= chosen.num_rows:
         found = "no n beside `sample`" if requested is None else f"n={requested!r}"
-        narrowed = f" {'with ' + where if where else ''}".rstrip()
+        condition_text = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
             f"number of members of {name}",
-            expected=f"n from 1 to {chosen.num_rows:,}, as many as there are{narrowed}",
+            expected=f"n from 1 to {chosen.num_rows:,}, as many as there are{condition_text}",
             found=found,
             collection=name,
         )
@@ -95,13 +95,13 @@ def select_rows(
 def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
     used_columns = columns_in(where) if where is not None else ()
     status, final = rows.column("status").to_pylist(), rows.column("final").to_pylist()
-    keep = [
+    positions = [
         at
         for at in range(rows.num_rows)
         if (status[at] == "ok" or "status" in used_columns)
         and (final[at] or snapshots or "epoch" in used_columns or "final" in used_columns)
     ]
-    candidates = manifest.take_rows(rows, keep)
+    candidates = manifest.take_rows(rows, positions)
     if not candidates.num_rows:
         raise SelectionError(
             f"selection of {name}",
@@ -135,19 +135,19 @@ def _find_positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]
             )
         positions.append(position)
     if len(set(positions)) < len(positions):
-        twice = keys[next(i for i, position_of in enumerate(positions) if position_of in positions[:i])]
+        repeated_key = keys[next(i for i, position_of in enumerate(positions) if position_of in positions[:i])]
         raise SelectionError(
-            f"selection of {name}", expected="each member once", found=f"member {format_ids([twice])} twice"
+            f"selection of {name}", expected="each member once", found=f"member {format_ids([repeated_key])} twice"
         )
     return positions
 
 
 def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
     """Return the error for an id that no row has."""
-    members_there = sorted(set(rows.column("member").to_pylist()))
-    expected = f"an id among {format_ids([(m, None) for m in members_there])}"
+    present_ids = sorted(set(rows.column("member").to_pylist()))
+    expected = f"an id among {format_ids([(m, None) for m in present_ids])}"
     found = repr(member)
-    if epoch is not None and member in members_there:
+    if epoch is not None and member in present_ids:
         pairs = zip(rows.column("member").to_pylist(), rows.column("epoch").to_pylist(), strict=True)
         expected = f"an epoch among {', '.join(str(e) for m, e in pairs if m == member)}"
         found = str(epoch)

@@ -112,7 +112,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
             raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damaged("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
-    tensors, at, room = {}, 0, size - 8 - length
+    tensors, at, data_bytes = {}, 0, size - 8 - length
     for begin, end, name, dtype, shape in rows:
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
             raise damaged(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
@@ -122,11 +122,11 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         if begin != at:
             kind = "overlaps" if begin < at else "leaves a hole after"
             raise damaged(f"offsets that start at {at}", f"[{begin}, {end}], which {kind} the tensor before", name)
-        if end > room:
-            raise damaged(f"offsets within the {room:,} bytes of tensors", f"[{begin}, {end}]", name)
+        if end > data_bytes:
+            raise damaged(f"offsets within the {data_bytes:,} bytes of tensors", f"[{begin}, {end}]", name)
         tensors[name], at = (dtype, shape, begin, end), end
-    if at != room:
-        raise damaged(f"{at:,} bytes of tensors", f"{room:,}: the file is cut, or more was appended")
+    if at != data_bytes:
+        raise damaged(f"{at:,} bytes of tensors", f"{data_bytes:,}: the file is cut, or more was appended")
     return Header(tensors, 8 + length, metadata)
 
 
@@ -163,26 +163,26 @@ def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
     """Compare the header in front of an archive's member with its layout.
 
     Args:
-        raw: bytes of the header; there are `layout.lead` of them.
+        raw: bytes of the header; there are `layout.header_nbytes` of them.
         layout: layout of the member.
         path: the member's name in error texts.
 
     Raises:
         DamagedError: the bytes are no safetensors header, or a tensor differs; the error names the first one.
     """
-    header = parse_header(raw, layout.lead + layout.nbytes, path)
-    actual = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
+    header = parse_header(raw, layout.header_nbytes + layout.nbytes, path)
+    actual_tensors = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
     expected = {}
     for t in layout.tensors:
         shape = t.shape if t.stored_shape is None else t.stored_shape
         expected[t.stored or t.name] = t.dtype, shape, t.offset
-    if actual == expected and header.data_start == layout.lead:
+    if actual_tensors == expected and header.data_start == layout.header_nbytes:
         return
-    name = next((n for n in {**expected, **actual} if actual.get(n) != expected.get(n)), None)
+    name = next((n for n in {**expected, **actual_tensors} if actual_tensors.get(n) != expected.get(n)), None)
     raise DamagedError(
         f"header of {path}",
-        expected=f"tensors that begin at byte {layout.lead}" if name is None else _tensor_text(name, expected),
-        found=f"byte {header.data_start}" if name is None else _tensor_text(name, actual),
+        expected=f"tensors that begin at byte {layout.header_nbytes}" if name is None else _tensor_text(name, expected),
+        found=f"byte {header.data_start}" if name is None else _tensor_text(name, actual_tensors),
         do="Index the archive again",
         tensor=name,
         path=path,
@@ -238,8 +238,8 @@ def neighbour_groups(locations: Sequence[Location], most: int) -> Iterator[list[
     group: list[Location] = []
     for x in locations:
         last = group[-1] if group else x
-        joins = x.layout is last.layout and x.path == last.path and x.offset == last.offset + last.layout.nbytes
-        if group and not (joins and (len(group) + 1) * x.layout.nbytes <= most):
+        is_adjacent = x.layout is last.layout and x.path == last.path and x.offset == last.offset + last.layout.nbytes
+        if group and not (is_adjacent and (len(group) + 1) * x.layout.nbytes <= most):
             yield group
             group = []
         group.append(x)
@@ -497,19 +497,19 @@ def check_against_files(locations: Sequence[Location]) -> None:
     expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
     right_headers: set[tuple[int, bytes]] = set()
     for x in locations:
-        if x.layout.lead:
+        if x.layout.header_nbytes:
             _check_member_header(x, right_headers)
             continue
         if x.path not in headers:
             headers[x.path] = _read_header_once(x.path, file_stamp(x.path))
-        get, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
+        get_tensor, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
         if id(x.layout) not in expected:
             expected[id(x.layout)] = [
                 (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in x.layout.tensors
             ]
         for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
-            if get(prefix + name) != (dtype, shape, base + begin, base + end):
-                raise _misplaced_error(x, x.layout.tensors[at], get(prefix + name), base + begin)
+            if get_tensor(prefix + name) != (dtype, shape, base + begin, base + end):
+                raise _misplaced_error(x, x.layout.tensors[at], get_tensor(prefix + name), base + begin)
 
 
 @lru_cache(maxsize=64)
@@ -533,7 +533,7 @@ def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> 
             once.
     """
     layout = x.layout
-    begin, size = x.offset - layout.lead, x.path.stat().st_size
+    begin, size = x.offset - layout.header_nbytes, x.path.stat().st_size
     if begin < 0 or x.offset + layout.nbytes > size:
         raise DamagedError(
             f"member {x.member} in file {x.path}",
@@ -543,7 +543,7 @@ def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> 
             member=x.member,
             path=x.path,
         )
-    raw = bytes(read_into(x, begin, reused_buffer(layout.lead)))
+    raw = bytes(read_into(x, begin, reused_buffer(layout.header_nbytes)))
     if (id(layout), raw) not in right_headers:
         check_own_header(raw, layout, f"member {x.member} in file {x.path}")
         right_headers.add((id(layout), raw))

@@ -66,16 +66,16 @@ def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
     if "|" in line:
         return markdown_text(text, longest)
     ticks = _backtick_fence(line, 1)
-    space = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{ticks}{space}{line}{space}{ticks}"
+    padding = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{ticks}{padding}{line}{padding}{ticks}"
 
 
 def markdown_block(text: str) -> str:
     """Write a text as a block of code in Markdown; return the block."""
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
-    body = "\n".join(lines).strip("\n")
-    ticks = _backtick_fence(body, 3)
-    return f"{ticks}text\n{body}\n{ticks}"
+    block = "\n".join(lines).strip("\n")
+    ticks = _backtick_fence(block, 3)
+    return f"{ticks}text\n{block}\n{ticks}"
 
 
 def _backtick_fence(text: str, fewest: int) -> str:
@@ -121,8 +121,8 @@ def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
     """
     counts = Counter(v for v in values if v is not None)
     ordered = sorted(counts)
-    without = len(values) - counts.total()
-    missing = f" ({counted(without, noun)} without)" if without else ""
+    missing_count = len(values) - counts.total()
+    missing = f" ({counted(missing_count, noun)} without)" if missing_count else ""
     if len(ordered) == 1:
         return f"{markdown_code(_value(ordered[0]))}{missing}"
     if len(ordered) <= MOST_LISTED:

@@ -75,10 +75,10 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
     import duckdb
 
     with _connect() as connection:
-        tree, uses = _parsed(connection, condition)
-        names = list(dict.fromkeys(name for name, _ in uses))
+        tree, column_uses = _parsed(connection, condition)
+        names = list(dict.fromkeys(name for name, _ in column_uses))
         for name in names:
-            _check_column(table, condition, name, (name, True) in uses)
+            _check_column(table, condition, name, (name, True) in column_uses)
         # Names that differ only in case are one column to DuckDB.
         if len({name.lower() for name in names}) < len(names):
             raise _error(condition, "names of columns that differ in more than case", ", ".join(names))
@@ -91,18 +91,20 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
             result.fetchall()
             statement = json.dumps(tree).replace("'", "''")
             result = connection.execute(f"FROM json_execute_serialized_sql('{statement}')")
-            met = [value is True for (value,) in result.fetchall()]
+            is_met = [value is True for (value,) in result.fetchall()]
         except duckdb.Error as error:
             found = _shorten_message(str(error).partition(": ")[2])
-            holds = "; ".join(f"{name} holds {_CONTENTS.get(_duckdb_type(table, name), 'numbers')}" for name in names)
-            raise _error(condition, "values that fit the columns", found, holds) from error
-    if not any(met):
+            contents_text = "; ".join(
+                f"{name} holds {_CONTENTS.get(_duckdb_type(table, name), 'numbers')}" for name in names
+            )
+            raise _error(condition, "values that fit the columns", found, contents_text) from error
+    if not any(is_met):
         hints = list(dict.fromkeys(_column_ranges(table, tree)))
         if _divides(tree):
             hints.append("a division by zero is null")
         do = "; ".join(hints)
         raise _error(condition, "a row that meets it", f"none of {table.num_rows:,}", do)
-    return np.flatnonzero(met).astype(np.int64)
+    return np.flatnonzero(is_met).astype(np.int64)
 
 
 def columns_in(condition: str) -> tuple[str, ...]:
@@ -150,19 +152,21 @@ def _parsed(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[t
     if re.search("[\0\ud800-\udfff]", condition):
         raise _error(condition, _EXAMPLE, "a NUL or half a surrogate pair")
     try:
-        (bare, tree), (alone, inside) = (_parse_frame(connection, part, condition) for part in _FRAMES)
-        message = bare["error_message"] if bare["error"] and bare["error_type"] == "parser" else ""
+        (bare_frame, tree), (condition_frame, inside) = (_parse_frame(connection, part, condition) for part in _FRAMES)
+        message = bare_frame["error_message"] if bare_frame["error"] and bare_frame["error_type"] == "parser" else ""
         if message.startswith(("Max expression depth", "memory exhausted")):
             raise RecursionError
         if message:
             # `offset` is the only column of the manifest whose name is a reserved word of SQL.
             do = 'Write the column "offset" with double quotes' if 'near "offset"' in message.lower() else ""
             raise _error(condition, _EXAMPLE, _shorten_message(message), do)
-        if inside != [tree] or [bare, alone] != [_parse_frame(connection, part, "TRUE")[0] for part in _FRAMES]:
+        if inside != [tree] or [bare_frame, condition_frame] != [
+            _parse_frame(connection, part, "TRUE")[0] for part in _FRAMES
+        ]:
             found = "a parameter, a second statement, or a clause such as ORDER BY or LIMIT"
             raise _error(condition, "one expression, alone", found)
-        alone["statements"][0]["node"]["select_list"] = inside
-        return alone, list(_column_uses(tree, condition))
+        condition_frame["statements"][0]["node"]["select_list"] = inside
+        return condition_frame, list(_column_uses(tree, condition))
     except RecursionError:
         raise _error(condition, f"at most {DEEPEST} expressions inside each other", "more") from None
 
@@ -190,20 +194,22 @@ def _without_positions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return node
 
 
-def _column_uses(node: Any, condition: str, depth: int = 0, asks: bool = False) -> Iterator[tuple[str, bool]]:
+def _column_uses(
+    node: Any, condition: str, depth: int = 0, inside_null_test: bool = False
+) -> Iterator[tuple[str, bool]]:
     """Check a node and all nodes below it; yield the name of each used column, and whether the condition handles its
     nulls."""
     if depth > DEEPEST:
         raise RecursionError
     if "class" in node:
-        if refused := _forbidden_part(node):
+        if refused_part := _forbidden_part(node):
             do = "For more, choose ids from `Collection.manifest` and pass them as `members`"
-            raise _error(condition, _ALLOWED, refused, do)
+            raise _error(condition, _ALLOWED, refused_part, do)
         if node["class"] == "COLUMN_REF":
-            yield node["column_names"][0], asks
-        depth, asks = depth + 1, asks or node["type"] in _ASKS_NULL
+            yield node["column_names"][0], inside_null_test
+        depth, inside_null_test = depth + 1, inside_null_test or node["type"] in _ASKS_NULL
     for child in _children(node):
-        yield from _column_uses(child, condition, depth, asks)
+        yield from _column_uses(child, condition, depth, inside_null_test)
 
 
 def _children(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -233,9 +239,9 @@ def _forbidden_part(node: dict[str, Any]) -> str:
         return f"{name}() with DISTINCT, ORDER BY or FILTER"
     # The time of LIKE grows as the text's length to the power of the number of % signs, and with the pattern's length.
     pattern = operands[1].get("value", {}).get("value") if name in _LIKE and len(operands) > 1 else ""
-    fine = isinstance(pattern, str) and pattern.count("%") < 4 and len(pattern) <= LONGEST_PATTERN
+    is_allowed = isinstance(pattern, str) and pattern.count("%") < 4 and len(pattern) <= LONGEST_PATTERN
     problem = f"LIKE with a pattern that is no text, has more than three %, or over {LONGEST_PATTERN} characters"
-    return "" if fine else problem
+    return "" if is_allowed else problem
 
 
 def _duckdb_type(table: pa.Table, name: str) -> str:
@@ -258,8 +264,8 @@ def _check_column(table: pa.Table, condition: str, name: str, asks_null: bool) -
         found = f"{name} of type {table.schema.field(name).type}"
         raise _error(condition, "columns of numbers, text, true or false, or times", found)
     if not asks_null and table.num_rows and table.column(name).null_count == table.num_rows:
-        how = {"sha256": "--hash"}.get(name, "--evaluate DATA" if name.startswith(("eval_", "test_")) else "")
-        do = f"`zoo-cli import SOURCE {how}` fills it" if how else "Choose rows by another column"
+        import_option = {"sha256": "--hash"}.get(name, "--evaluate DATA" if name.startswith(("eval_", "test_")) else "")
+        do = f"`zoo-cli import SOURCE {import_option}` fills it" if import_option else "Choose rows by another column"
         raise SelectionError(f"column {name} is null in every row of this source", do=do)
 
 
@@ -270,8 +276,8 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[st
     for name in names:
         kind, column, title = _duckdb_type(table, name), table.column(name), name.replace('"', '""')
         values = json.dumps((column.cast(pa.string()) if kind in _TIMES else column).to_pylist())
-        quoted = values.replace("'", "''")
-        columns.append(f"""unnest(from_json_strict('{quoted}', '["{kind}"]')) AS "{title}\"""")
+        quoted_values = values.replace("'", "''")
+        columns.append(f"""unnest(from_json_strict('{quoted_values}', '["{kind}"]')) AS "{title}\"""")
     connection.execute(f"CREATE TABLE rows AS SELECT {', '.join(columns)}")
 
 

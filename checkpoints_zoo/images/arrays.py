@@ -48,14 +48,14 @@ def read_arrays(
     for piece in _iterate(images, data_name):
         image_name = f"input {buffer.count:,} of {data_name}"
         image, label, label_column = _split_image_and_label(piece, columns, kinds, image_name)
-        before = buffer.count
+        count_before = buffer.count
         if isinstance(image, Image.Image):
             if dtype != PIXEL_DTYPE:
                 raise UsageError(image_name, expected="float32 inputs", found="an image of Pillow", do=_ADVICE[dtype])
             buffer.add_picture(image, image_name)
         else:
             buffer.add_arrays(_check_array(image, dtype, channels_last, image_name), image_name)
-        labels.add(label, buffer.count - before, image_name)
+        labels.add(label, buffer.count - count_before, image_name)
     return RawImages(buffer.finish(), labels.finish(), _class_names(images, label_column))
 
 

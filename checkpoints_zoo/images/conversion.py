@@ -87,10 +87,10 @@ def of(
             return _convert(_load_by_name(given, split), pixel_format, classes, renamed, name, None)
         return _convert(given, pixel_format, classes, renamed, name, split)
     if place is not None:
-        raw, stem = read_place(place, split, columns, pixel_format)
+        raw, base_name = read_place(place, split, columns, pixel_format)
     else:
-        raw, stem = arrays.read_arrays(given, columns, pixel_format, arrays.PIXEL_DTYPE, channels_last), "images"
-    return ImageData(**_image_data_fields(raw, image_data_name(name, stem), split, classes, renamed))
+        raw, base_name = arrays.read_arrays(given, columns, pixel_format, arrays.PIXEL_DTYPE, channels_last), "images"
+    return ImageData(**_image_data_fields(raw, image_data_name(name, base_name), split, classes, renamed))
 
 
 def prepared(
@@ -277,8 +277,8 @@ def _rename_classes(classes: tuple[str, ...], renamed: Mapping[str, str] | None,
     if unknown:
         expected = f"class names of the data ({', '.join(classes[:12]) or 'none'})"
         raise UsageError(f"renamed classes of {data_name}", expected=expected, found=repr(unknown[0])[:80])
-    if not_text := [name for name in (renamed or {}).values() if type(name) is not str]:
-        raise UsageError(f"renamed classes of {data_name}", expected="names", found=repr(not_text[0])[:80])
+    if wrong_names := [name for name in (renamed or {}).values() if type(name) is not str]:
+        raise UsageError(f"renamed classes of {data_name}", expected="names", found=repr(wrong_names[0])[:80])
     names = tuple((renamed or {}).get(name, name) for name in classes)
     duplicates = [name for name in names if names.count(name) > 1]
     if duplicates:
@@ -288,15 +288,15 @@ def _rename_classes(classes: tuple[str, ...], renamed: Mapping[str, str] | None,
     return names
 
 
-def image_data_name(requested: str | None, stem: str) -> str:
+def image_data_name(requested: str | None, base_name: str) -> str:
     """Return a name for images: the requested name, or a name derived from their path or address.
 
     Raises:
         UsageError: the name can't be a file name, or is the name of a data set.
     """
     if requested is None:
-        stem = _make_name(stem) or "images"
-        return f"own-{stem}" if stem in DATASETS else stem
+        base_name = _make_name(base_name) or "images"
+        return f"own-{base_name}" if base_name in DATASETS else base_name
     if type(requested) is not str or not _NAME.fullmatch(requested) or requested in DATASETS:
         expected = "at most 80 lower-case letters, digits, '.', '_' and '-', and not the name of a data set"
         raise UsageError("name of images", expected=expected, found=repr(requested)[:100])
@@ -315,6 +315,6 @@ def check_split_name(split: str) -> str:
     return split
 
 
-def _make_name(stem: str) -> str:
+def _make_name(base_name: str) -> str:
     """Make a name from a text by replacing the characters that names may not have; return it, "" if nothing is left."""
-    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:72]
+    return re.sub(r"[^a-z0-9._-]+", "-", base_name.lower()).strip("-._")[:72]

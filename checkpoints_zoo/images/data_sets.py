@@ -289,9 +289,9 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
     from huggingface_hub import is_offline_mode
 
     stem = f"{hub_set.folder}/{hub_set.splits[split]}"
-    numbered = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
+    numbered_name = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
     paths = hub.list_files(repo, hub_set.folder)
-    found = [(int(match[1]), int(match[2]), path) for path in paths if (match := numbered.fullmatch(path))]
+    found = [(int(match[1]), int(match[2]), path) for path in paths if (match := numbered_name.fullmatch(path))]
     if found and [number for number, _, _ in sorted(found)] == list(range(found[0][1])):
         return [path for _, _, path in sorted(found)]
     expected = f"files {stem}-00000-of-{found[0][1] if found else 1:05}.parquet"
@@ -317,12 +317,12 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) ->
             if not hub.has_file(repo, card):
                 continue
             try:
-                described = datasets.info.DatasetInfosDict.from_directory(hub.fetch_file(repo, card).parent)
+                info_by_config = datasets.info.DatasetInfosDict.from_directory(hub.fetch_file(repo, card).parent)
             except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
                 found = f"{type(error).__name__}: {error}"[:200]
                 raise FormatError(data_name, expected=f"a card {card}", found=found) from error
-            only_config = next(iter(described.values())) if len(described) == 1 else None
-            config = described.get(hub_set.config, only_config)
+            only_config = next(iter(info_by_config.values())) if len(info_by_config) == 1 else None
+            config = info_by_config.get(hub_set.config, only_config)
             if config is not None and config.features is not None:
                 features = config.features
                 break
@@ -347,14 +347,14 @@ def _has_columns(features: object, hub_set: HubSet) -> bool:
 
 def _class_order(names: Sequence[str], hub_set: HubSet, data_name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Compare the repo's class names with ours; return the position of each in our order, (class,)."""
-    spelling = {repo_name: name for name, repo_name in hub_set.spelled.items()}
-    corrected = tuple(spelling.get(name, name) for name in names)
-    if corrected in hub_set.orders():
-        return np.array([hub_set.classes.index(name) for name in corrected], np.int64)
+    corrections = {repo_name: name for name, repo_name in hub_set.spelled.items()}
+    corrected_names = tuple(corrections.get(name, name) for name in names)
+    if corrected_names in hub_set.orders():
+        return np.array([hub_set.classes.index(name) for name in corrected_names], np.int64)
     expected = hub_set.orders()[0]
     if len(names) != len(expected):
         raise FormatError(data_name, expected=f"{len(expected)} classes", found=str(len(names)))
-    differing = [at for at, name in enumerate(corrected) if name != expected[at]]
+    differing = [at for at, name in enumerate(corrected_names) if name != expected[at]]
     first = differing[0]
     others = f", and {len(differing) - 1} other classes differ" if len(differing) > 1 else ""
     raise FormatError(

@@ -178,7 +178,10 @@ def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[st
     by_plain_name = {_simplify_name(name): at for at, name in enumerate(classes)}
     if len(by_plain_name) < len(classes) or len({_simplify_name(name) for name in names}) < len(names):
         by_plain_name = {}  # Two classes differ only in case, as "A" and "a" in EMNIST, so names must match exactly.
-    by_spelling = {_simplify_name(theirs): _simplify_name(ours) for theirs, ours in OTHER_SPELLINGS.items()}
+    by_spelling = {
+        _simplify_name(other_name): _simplify_name(standard_name)
+        for other_name, standard_name in OTHER_SPELLINGS.items()
+    }
     positions = []
     for name in names:
         short = _simplify_name(name)

@@ -88,14 +88,14 @@ def read_place(
     files = _parquet_paths(path)
     if not files:
         if columns != Columns():
-            said = ", ".join(f"{key}={value!r}" for key, value in vars(columns).items() if value is not None)
+            column_text = ", ".join(f"{key}={value!r}" for key, value in vars(columns).items() if value is not None)
             raise UsageError(
-                f"folder {path}", expected="no arguments for columns, since it has image files", found=said
+                f"folder {path}", expected="no arguments for columns, since it has image files", found=column_text
             )
         return _read_folder(path, split, pixel_format), resolved.name
     if _has_images(path):
-        found_both = f"both, {files[0].name} beside images"
-        raise FormatError(f"folder {path}", expected="images or Parquet files", found=found_both, path=path)
+        both_text = f"both, {files[0].name} beside images"
+        raise FormatError(f"folder {path}", expected="images or Parquet files", found=both_text, path=path)
     some, part = _choose_files([file.relative_to(path).as_posix() for file in files], split, f"folder {path}")
     return replace(
         _read_tables([path / file for file in some], columns, pixel_format, f"folder {path}"), split=part
@@ -284,7 +284,7 @@ def _read_tables(paths: Sequence[Path], columns: Columns, pixel_format: PixelFor
     features = [parquet.features_of(schema) for schema, _ in footers]
     kinds = {column: features[0].get(column, {}).get("_type", "") for column in footers[0][0].names}
     image, label = columns.choose(kinds, data_name)
-    classes = [_class_names(of_file.get(label or "", {})) for of_file in features]
+    classes = [_class_names(file_features.get(label or "", {})) for file_features in features]
     for path, names in zip(paths, classes, strict=True):
         if names != classes[0]:
             expected, found = f"the classes of {paths[0].name} in every file", f"other classes in {path.name}"

@@ -107,17 +107,19 @@ def _read_batches(
         if column not in schema.names:
             raise FormatError(name, expected=f"a column {column!r}", found=", ".join(schema.names)[:200])
     image_type = schema.field(image).type
-    nested = pa.types.is_struct(image_type) and "bytes" in image_type.names
-    inner = image_type.field("bytes").type if nested else image_type
-    if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):
+    is_struct = pa.types.is_struct(image_type) and "bytes" in image_type.names
+    bytes_type = image_type.field("bytes").type if is_struct else image_type
+    if not (pa.types.is_binary(bytes_type) or pa.types.is_large_binary(bytes_type)):
         raise FormatError(f"column {image!r} of {name}", expected="encoded images", found=str(image_type)[:200])
     for column in labels:
         label_type = schema.field(column).type
         label_type = label_type.value_type if pa.types.is_dictionary(label_type) else label_type
-        if not any(fits(label_type) for fits in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)):
+        if not any(
+            is_type(label_type) for is_type in (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string)
+        ):
             found = str(label_type)[:200]
             raise FormatError(f"column {column!r} of {name}", expected="whole numbers or names", found=found)
-    columns = [f"{image}.bytes" if nested else image, *labels]
+    columns = [f"{image}.bytes" if is_struct else image, *labels]
     try:
         with pq.ParquetFile(path) as file:
             # Groups are read one by one, because pyarrow would hold all of them in memory.
@@ -126,7 +128,7 @@ def _read_batches(
                 for batch in file.iter_batches(ROWS_AT_ONCE, [group], columns):
                     images = batch.column(image)
                     yield (
-                        pc.struct_field(images, "bytes") if nested else images,
+                        pc.struct_field(images, "bytes") if is_struct else images,
                         None if label is None else batch.column(label),
                     )
     except (pa.ArrowException, OSError) as error:

@@ -266,17 +266,17 @@ class SetDescription:
         layouts = {key: Layout.from_json(layout) for key, layout in known["layouts"].items()}
         for key, layout in layouts.items():
             shapes = [(t.name, t.shape) for t in layout.tensors]
-            if shapes != [(LOGITS, (inputs, len(classes)))] or layout.dtype not in DTYPES or layout.lead:
+            if shapes != [(LOGITS, (inputs, len(classes)))] or layout.dtype not in DTYPES or layout.header_nbytes:
                 expected = f"{LOGITS!r} ({inputs}, {len(classes)}) of {' or '.join(DTYPES)} in layout {key!r}"
                 raise wrong(expected, f"{layout.dtype} {shapes!r:.200}")
         if labels is not None:
-            good = [type(x) is int and 0 <= x < len(classes) for x in labels]
-            if len(labels) != inputs or not all(good):
+            are_valid = [type(x) is int and 0 <= x < len(classes) for x in labels]
+            if len(labels) != inputs or not all(are_valid):
                 expected = f"{inputs} labels from 0 to {len(classes) - 1}"
-                found = f"{labels[good.index(False)]!r:.80}" if False in good else f"{len(labels)}"
+                found = f"{labels[are_valid.index(False)]!r:.80}" if False in are_valid else f"{len(labels)}"
                 raise wrong(expected, found)
-        tuples = {"classes": tuple(classes), "labels": None if labels is None else tuple(labels)}
-        return cls(**known | tuples | {"layouts": layouts})
+        tuple_fields = {"classes": tuple(classes), "labels": None if labels is None else tuple(labels)}
+        return cls(**known | tuple_fields | {"layouts": layouts})
 
     def rounding(self) -> float:
         """Return the largest rounding error of a stored logit, as a share of the logit."""

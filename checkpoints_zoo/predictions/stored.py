@@ -449,12 +449,12 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
 
 def weights_mismatch(name: str, member: int, known: str | None, made: str) -> UsageError:
     """Return the error for predictions that were made with other weights than a member's."""
-    fill = "`zoo-cli import --hash` fills the hashes of a collection that has none"
+    hash_advice = "`zoo-cli import --hash` fills the hashes of a collection that has none"
     return UsageError(
         f"predictions {name} of member {member}",
         expected=f"made with weights of sha256 {known[:16]}…" if known else "the hash of its weights in its manifest",
         found=f"made with {made[:16]}…" if known else "null, so that the two can't be compared",
-        do="Predict again, under another name or after deleting the set" if known else fill,
+        do="Predict again, under another name or after deleting the set" if known else hash_advice,
         collection=name.partition("/")[0],
         member=member,
     )

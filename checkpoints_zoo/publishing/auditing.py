@@ -186,7 +186,7 @@ def _check_rows(
         for path, offset, key, member in zip(*columns, strict=True):
             if path is not None:
                 layout = layouts[key]
-                member_range = offset - layout.lead, offset + layout.nbytes, f"member {member} of {name}"
+                member_range = offset - layout.header_nbytes, offset + layout.nbytes, f"member {member} of {name}"
                 ranges.setdefault((base, path), []).append(member_range)
     for base in {base for base, _ in ranges if base}:
         bases[base] = files_on_hub(hub.resolve_address(base))

@@ -247,7 +247,7 @@ class Section:
     def first_shard(self) -> str:
         """Return the path of the file that has the first member; "" if that file is no shard."""
         inside, key = self.members["path"][0], self.members["layout"][0]
-        is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].lead
+        is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].header_nbytes
         return str(inside) if is_shard else ""
 
 
@@ -447,7 +447,7 @@ def _place_sentence(s: Section) -> str:
             f"The weights are not in this repo, which holds their manifest: they lie in "
             f"[{markdown_text(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
         )
-    if any(layout.lead for layout in s.layouts()):
+    if any(layout.header_nbytes for layout in s.layouts()):
         paths = sorted({p for p in s.members["path"] if p})
         text.append(f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}.")
     return " ".join(text)
@@ -517,9 +517,7 @@ def _left_out_sentences(s: Section) -> str:
         if not positions:
             continue
         reasons = Counter(s.column["reason"][i] or "" for i in positions).most_common()
-        reasons_given = [
-            f"{markdown_code(r) if r else 'no reason reasons_given'} ({n:,})" for r, n in reasons[:MOST_LISTED]
-        ]
+        reasons_given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
         more = sum(n for _, n in reasons[MOST_LISTED:])
         members = first_values(sorted({s.column["member"][i] for i in positions}))
         reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])

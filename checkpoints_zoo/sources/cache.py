@@ -83,7 +83,7 @@ def check_room(place: Path, needed: int) -> None:
 
 def header_of(layout: Layout) -> bytes:
     """Return the header to write into a member's cache file; b"" if the member's bytes include their own header."""
-    return b"" if layout.lead else shard_header(layout, [""])
+    return b"" if layout.header_nbytes else shard_header(layout, [""])
 
 
 def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, name_in_archive: str = "") -> str:

@@ -56,8 +56,8 @@ def copy_members(
         plan = plan_copy(selected, dest)
         folder = root / "shards" / name
         # Files left by a copy that was killed.
-        for leftover in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):
-            leftover.unlink()
+        for temporary_file in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):
+            temporary_file.unlink()
         disk.check_room(root, sum(s.nbytes for s in plan.shards if not similar_files(folder, s)))
         for shard in plan.shards:
             path = find_finished(folder, shard)
@@ -82,7 +82,7 @@ def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
     catalog.write_json(plan.description.to_json(), target.description_path(name))
     manifest.write_manifest(table, target.manifest_path(name))
     named = {row["path"] for row in plan.rows}
-    for path in (target.root / "shards" / name).glob("*") if plan.adds else ():
+    for path in (target.root / "shards" / name).glob("*") if plan.is_new else ():
         if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
             path.unlink()
     description, rows = target.read_collection(name)
@@ -131,7 +131,7 @@ class CopyPlan:
         target: the source that the copy makes or adds members to.
         description: description of the resulting collection.
         rows: rows of the new manifest.
-        adds: whether the target has members of the collection already.
+        is_new: whether the target has members of the collection already.
         shards: the shards to write.
         cached: bytes that pass through the member cache, including those already in it.
     """
@@ -139,7 +139,7 @@ class CopyPlan:
     target: FolderSource
     description: Description
     rows: list[Row]
-    adds: bool
+    is_new: bool
     shards: list[PlannedShard]
     cached: int
 
@@ -190,8 +190,8 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
 
 def _merge_descriptions(new: Description, rows: pa.Table, existing: Description | None, dest: Path) -> Description:
     """Merge the descriptions of the new members and of the folder's collection; return the merged description."""
-    used = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
-    layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used}
+    used_layouts = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
+    layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used_layouts}
     if existing is None:
         return replace(new, layouts=layouts, base="")
     differing = [n for n in COMMON_FIELDS if getattr(new, n) != getattr(existing, n)]

@@ -62,7 +62,7 @@ class WantedMember:
 
     @property
     def begin(self) -> int:
-        return self.offset - self.layout.lead - self.bytes_before
+        return self.offset - self.layout.header_nbytes - self.bytes_before
 
     @property
     def end(self) -> int:
@@ -168,15 +168,15 @@ def fetch_predicted(
         raise _offline_error(repo, name, missing, len(wanted))
     if missing:
         partly_cached = {x.repo_path for x in (locations if whole else wanted)}
-        on_the_way = _fetch_missing(repo, name, missing, heads, partly_cached)
-        arrived, irregular = _find_local(repo, missing, heads)
-        wrong = [x for x in missing if x not in arrived and x.repo_path not in {*on_the_way, *irregular}]
+        irregular_fetched = _fetch_missing(repo, name, missing, heads, partly_cached)
+        fetched, irregular = _find_local(repo, missing, heads)
+        wrong = [x for x in missing if x not in fetched and x.repo_path not in {*irregular_fetched, *irregular}]
         # The wrong bytes are in files fetched as a whole: fetch them again by ranges, which either works or raises the
         # right error.
-        if wrong and not on_the_way and not irregular:
-            on_the_way = _fetch_missing(repo, name, wrong, heads, {x.repo_path for x in wrong})
-            arrived |= _find_local(repo, wrong, heads)[0]
-        return locations | arrived, sorted({*on_the_way, *irregular})
+        if wrong and not irregular_fetched and not irregular:
+            irregular_fetched = _fetch_missing(repo, name, wrong, heads, {x.repo_path for x in wrong})
+            fetched |= _find_local(repo, wrong, heads)[0]
+        return locations | fetched, sorted({*irregular_fetched, *irregular})
     return locations, []
 
 
@@ -212,7 +212,7 @@ def _find_local(
                 locations[x] = Location(x.key[0], x.prefix, whole_file, x.offset, x.layout)
                 continue
         if record is not None:
-            start = len(head) or x.layout.lead
+            start = len(head) or x.layout.header_nbytes
             name = cache.member_file_name(record[0], x.offset, x.layout, head, x.name_in_archive)
             path = cache.find_member(repo.id, name, start + x.layout.nbytes)
             if path is None:
@@ -242,13 +242,13 @@ def _is_intact(path: Path, start: int, x: WantedMember, head: bytes, record: Has
     recorded = record.hashes.get(part)
     if recorded is not None and x.sha256 in (None, recorded):
         return True
-    lead = x.layout.lead
-    raw = _read_bytes(path, start - max(len(head), lead), start + x.layout.nbytes)
-    if len(raw) < max(len(head), lead) + x.layout.nbytes or not raw.startswith(head):
+    header_nbytes = x.layout.header_nbytes
+    raw = _read_bytes(path, start - max(len(head), header_nbytes), start + x.layout.nbytes)
+    if len(raw) < max(len(head), header_nbytes) + x.layout.nbytes or not raw.startswith(head):
         return False
-    if lead:
+    if header_nbytes:
         try:
-            check_own_header(raw[:lead], x.layout, path)
+            check_own_header(raw[:header_nbytes], x.layout, path)
         except DamagedError:
             return False
     digest = content_hash(x.layout, memoryview(raw)[-x.layout.nbytes or len(raw) :])
@@ -375,8 +375,8 @@ def _plan_ranges(parts: Sequence[_Download]) -> Iterator[tuple[list[_Download], 
     for run in runs:
         begin, end = run[0].wanted.begin, max(p.wanted.end for p in run)
         count = -(-(end - begin) // LARGEST_RANGE)
-        cuts = [begin + (end - begin) * i // count for i in range(count + 1)]
-        for start, stop in pairwise(cuts):
+        cut_points = [begin + (end - begin) * i // count for i in range(count + 1)]
+        for start, stop in pairwise(cut_points):
             yield [p for p in run if p.wanted.begin < stop and p.wanted.end > start], start, stop
 
 
@@ -409,7 +409,9 @@ def _check_and_keep(part: _Download) -> bool:
 def _is_proven(part: _Download) -> bool:
     """Say whether the headers before the tensors belong to the requested member."""
     x = part.wanted
-    return x.is_proven is None or x.is_proven(bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.lead]))
+    return x.is_proven is None or x.is_proven(
+        bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.header_nbytes])
+    )
 
 
 def _hash_and_compare(part: _Download) -> tuple[str, DamagedError | None]:
@@ -417,9 +419,9 @@ def _hash_and_compare(part: _Download) -> tuple[str, DamagedError | None]:
     x = part.wanted
     content = part.draft.content()
     member_text = f"member {format_ids([x.key])} in file {x.repo_path} of {part.remote.repo.label}"
-    if x.layout.lead:
+    if x.layout.header_nbytes:
         try:
-            check_own_header(bytes(content[: x.layout.lead]), x.layout, member_text)
+            check_own_header(bytes(content[: x.layout.header_nbytes]), x.layout, member_text)
         except DamagedError as error:
             return "", error
     digest = content_hash(x.layout, content[len(content) - x.layout.nbytes :])

@@ -216,14 +216,14 @@ def _record_revision(id: str, revision: str, commit: str) -> None:
         return
 
 
-def split_address(address: str, what: str) -> tuple[str, str]:
+def split_address(address: str, subject: str) -> tuple[str, str]:
     """Split an address; return the address of the repo, and the path in the repo ("" if there is none).
 
     An address of another form is returned unchanged; `resolve_address` raises the error that explains it.
 
     Args:
         address: an address on the Hub.
-        what: noun for the thing at the address, for error texts.
+        subject: noun for the thing at the address, for error texts.
 
     Raises:
         SourceNotFound: the path leads out of the repo.
@@ -240,7 +240,7 @@ def split_address(address: str, what: str) -> tuple[str, str]:
         return address, ""
     path = (uri.path_in_repo or "").strip("/")
     if path and (problem := manifest.path_problem(path)):
-        raise SourceNotFound(f"{what} {address}", expected="a path inside the repo", found=problem, path=path)
+        raise SourceNotFound(f"{subject} {address}", expected="a path inside the repo", found=problem, path=path)
     kind = f"{uri.type}s/" if uri.type != "model" else ""
     return f"{SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
 
@@ -428,14 +428,14 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     _check_path(repo, repo_path)
     if (cached := cached_file(repo, repo_path)) and not check_whole_file(repo, cached, check):
         return cached
-    what = f"file {repo_path} of {repo.label}"
+    subject = f"file {repo_path} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        bar = _bounded_bar(repo_path, what)
+        bar = _bounded_bar(repo_path, subject)
         where = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
         return Path(str(hf_hub_download(repo.id, repo_path, cache_dir=folder, tqdm_class=bar, **where)))
 
-    with translated_errors(repo.label, what):
+    with translated_errors(repo.label, subject):
         try:
             path = retry_patiently(lambda: download(None), RETRIED_STATUSES)
         except OSError as error:  # Errors that the client raises itself have no error number.
@@ -446,7 +446,7 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     announced = _blob_name(path)
     if actual := check_whole_file(repo, path):
         raise DamagedError(
-            what,
+            subject,
             expected=f"the hash {announced[:16]}…",
             found=actual,
             do="It was not kept; get it again",
@@ -455,19 +455,19 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     return path
 
 
-def _bounded_bar(repo_path: str, what: str) -> type[Any]:
+def _bounded_bar(repo_path: str, subject: str) -> type[Any]:
     """Return a progress bar class for the Hub's client; it stops a download that is too large.
 
     Args:
         repo_path: the file's path in the repo; only manifests and predictions are limited.
-        what: the file's name in error texts.
+        subject: the file's name in error texts.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class BoundedBar(tqdm):
         """The client's progress bar, with a limit on the number of bytes."""
 
-        came = 0
+        received_bytes = 0
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self._check(options.get("total") or 0)
@@ -481,7 +481,7 @@ def _bounded_bar(repo_path: str, what: str) -> type[Any]:
 
         def _check(self, size: int) -> None:
             if repo_path.startswith(("manifests/", "predictions/")):
-                manifest.check_size(size, repo_path, what)
+                manifest.check_size(size, repo_path, subject)
 
     return BoundedBar
 
@@ -510,26 +510,26 @@ def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    for wait in (1, 2, 4, 8):
+    for wait_seconds in (1, 2, 4, 8):
         try:
             return call()
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            direct = error if isinstance(error, HfHubHTTPError) else error.__cause__
+            http_error = error if isinstance(error, HfHubHTTPError) else error.__cause__
             # The client repeats wrapped errors itself, except 408.
-            passing = statuses if direct is error else (408,)
-            if not isinstance(direct, HfHubHTTPError) or direct.response.status_code not in passing:
+            retried_statuses = statuses if http_error is error else (408,)
+            if not isinstance(http_error, HfHubHTTPError) or http_error.response.status_code not in retried_statuses:
                 raise
-        time.sleep(wait)
+        time.sleep(wait_seconds)
     return call()
 
 
 @contextmanager
-def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]:
+def translated_errors(label: str, subject: str, to: str = "read") -> Iterator[None]:
     """Translate errors of the Hub's client that the `with` block raises into ours.
 
     Args:
         label: label of the repo, for error texts.
-        what: name of the requested thing, for error texts.
+        subject: name of the requested thing, for error texts.
         to: the permission that the request needs, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -544,9 +544,9 @@ def translated_errors(label: str, what: str, to: str = "read") -> Iterator[None]
     except ZooError:
         raise
     except LocalEntryNotFoundError as error:  # This error wraps the error of the request.
-        raise translate_error(error.__cause__ or error, label, what, to) from error
+        raise translate_error(error.__cause__ or error, label, subject, to) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise translate_error(error, label, what, to) from error
+        raise translate_error(error, label, subject, to) from error
 
 
 def _guard_client() -> None:
@@ -598,7 +598,7 @@ def _check_token() -> None:
         )  # fmt: skip
 
 
-def translate_error(error: BaseException, label: str, what: str, to: str = "read") -> BaseException:
+def translate_error(error: BaseException, label: str, subject: str, to: str = "read") -> BaseException:
     """Return our error for an error of the Hub's client; an error that has nothing to do with the network is returned
     unchanged."""
     from huggingface_hub.errors import (
@@ -615,30 +615,30 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
 
     if isinstance(error, OfflineModeIsEnabled):
         expected = "it in the cache, since HF_HUB_OFFLINE is set"
-        return NetworkError(what, expected=expected, found="nothing there", do="Load it once online")
+        return NetworkError(subject, expected=expected, found="nothing there", do="Load it once online")
     if isinstance(error, GatedRepoError):
         page = f"{endpoint()}/{label.removeprefix('hf://')}"
         do = f"Ask for access at {page}, then {LOGIN}"
-        return AccessError(what, expected="access to the repo", found="a gated one", do=do)
+        return AccessError(subject, expected="access to the repo", found="a gated one", do=do)
     if isinstance(error, RevisionNotFoundError):
-        return SourceNotFound(what, expected="a branch, tag or commit", found="no such revision")
+        return SourceNotFound(subject, expected="a branch, tag or commit", found="no such revision")
     if isinstance(error, RemoteEntryNotFoundError):
-        repo_path = what.removeprefix("file ").removesuffix(f" of {label}")
+        repo_path = subject.removeprefix("file ").removesuffix(f" of {label}")
         return SourceNotFound(
-            what, expected="a file, since a manifest names it", found="no such file at this commit", path=repo_path
+            subject, expected="a file, since a manifest names it", found="no such file at this commit", path=repo_path
         )
     if isinstance(error, RepositoryNotFoundError):
         do = f"Check its name; if it is private, {LOGIN}"
-        return SourceNotFound(what, expected="a data set repo", found="none that this login may see", do=do)
+        return SourceNotFound(subject, expected="a data set repo", found="none that this login may see", do=do)
     if isinstance(error, HfHubHTTPError):
-        return _status_error(error.response, what, to)
+        return _status_error(error.response, subject, to)
     if isinstance(error, FileMetadataError):
-        return NetworkError(what, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
+        return NetworkError(subject, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
     if isinstance(error, JSONDecodeError):
-        return NetworkError(what, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
+        return NetworkError(subject, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
     # For a wrong size the client raises a plain OSError.
     if isinstance(error, OSError) and "file should be of size" in str(error):
-        return NetworkError(what, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
+        return NetworkError(subject, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
     if isinstance(error, OSError) and error.errno in disk.FULL_ERRORS:
         return disk.disk_full(cache_root().parent, error)
     if isinstance(error, OSError) and error.errno in disk.LOCK_ERRORS:
@@ -654,30 +654,32 @@ def translate_error(error: BaseException, label: str, what: str, to: str = "read
         reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
     else:
         return error
-    return NetworkError(what, expected=f"an answer from {host()}", found=reason, do=TRY_AGAIN)
+    return NetworkError(subject, expected=f"an answer from {host()}", found=reason, do=TRY_AGAIN)
 
 
-def _status_error(response: Any, what: str, to: str) -> ZooError:
+def _status_error(response: Any, subject: str, to: str) -> ZooError:
     from huggingface_hub import get_token
 
     code = response.status_code
     status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
     if code == 401 and get_token():
         do = "Replace it (HF_TOKEN, or `hf auth login`), or unset it: public repos need none"
-        return AccessError(what, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do)
+        return AccessError(
+            subject, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do
+        )
     if code in (401, 403):
-        return AccessError(what, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
+        return AccessError(subject, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
     if code == 416:
         expected = "the bytes that the manifest names"
-        return DamagedError(what, expected=expected, found=f"{status}: the file is shorter", do="Tell its producer")
+        return DamagedError(subject, expected=expected, found=f"{status}: the file is shorter", do="Tell its producer")
     if code == 429:
-        wait = re.search(r"\d+", response.headers.get("retry-after", "")) or re.search(
+        wait_match = re.search(r"\d+", response.headers.get("retry-after", "")) or re.search(
             r"(?<=t=)\d+", response.headers.get("ratelimit", "")
         )
-        when = f"in {wait[0]} s" if wait else "in a few minutes"
+        when = f"in {wait_match[0]} s" if wait_match else "in a few minutes"
         do = f"Try again {when}: what has arrived is kept. Logged in, the limit is higher"
-        return NetworkError(what, expected="an answer", found=f"{status}: the Hub's rate limit", do=do)
-    return NetworkError(what, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN)
+        return NetworkError(subject, expected="an answer", found=f"{status}: the Hub's rate limit", do=do)
+    return NetworkError(subject, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN)
 
 
 def check_endpoint() -> None:

@@ -310,10 +310,10 @@ class HubSource(Source):
         try:
             return _read_checked(name, paths[0], paths[1])
         except (FormatError, DamagedError):
-            unchecked = [path for path in paths if not hub.has_announced_hash(path)]
-            if not unchecked or hub.is_offline():
+            unchecked_paths = [path for path in paths if not hub.has_announced_hash(path)]
+            if not unchecked_paths or hub.is_offline():
                 raise
-        for path in unchecked:
+        for path in unchecked_paths:
             hub.drop_whole_file(self.repo, path)
         paths = [self._fetched(source_path, name) for source_path in source_paths]
         return _read_checked(name, paths[0], paths[1])
@@ -534,16 +534,16 @@ class ArchivedCollection:
             DamagedError: a row turned out not to be a member.
         """
         keys = snapshot_keys(rows)
-        old_places = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
-        if all(self.places.get(key) == place for key, place in zip(keys, old_places, strict=True)):
+        old_locations = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
+        if all(self.places.get(key) == place for key, place in zip(keys, old_locations, strict=True)):
             return rows
         positions = {key: position for position, key in enumerate(snapshot_keys(self.rows))}
-        lost = [key for key in keys if key not in positions]
-        if lost:
+        lost_keys = [key for key in keys if key not in positions]
+        if lost_keys:
             raise DamagedError(
-                f"member {lost[0][0]} of {self.description.name}", found="no such file once all headers were read",
+                f"member {lost_keys[0][0]} of {self.description.name}", found="no such file once all headers were read",
                 expected="it in the archive, as its regular names say", do="Load the collection again",
-                member=lost[0][0],
+                member=lost_keys[0][0],
             )  # fmt: skip
         updated = manifest.take_rows(self.rows, [positions[key] for key in keys])
         manifest.check_located(updated, self.description.name)
@@ -566,9 +566,9 @@ def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout
     index, entry = archive.index, archive.index.at(offset)
     is_predicted = not entry.verified
     bytes_before = entry.data - entry.start if is_predicted else 0
-    prove = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
+    check_proof = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
     return fetching.WantedMember(
-        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, bytes_before, prove
+        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, bytes_before, check_proof
     )
 
 

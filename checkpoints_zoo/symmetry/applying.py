@@ -107,15 +107,15 @@ def count_members(table: Table, params: Mapping[str, Tensor]) -> int | None:
     for name, tensor in params.items():
         if name not in table.tensors:
             raise LayoutError(f"tensor {name!r}", expected=f"a tensor of {table.network}", found="another", tensor=name)
-        shape, lead = table.tensors[name].shape, tensor.ndim - len(table.tensors[name].shape)
-        if lead not in (0, 1) or tuple(tensor.shape[lead:]) != shape:
+        shape, leading_axes = table.tensors[name].shape, tensor.ndim - len(table.tensors[name].shape)
+        if leading_axes not in (0, 1) or tuple(tensor.shape[leading_axes:]) != shape:
             raise LayoutError(
                 f"tensor {name!r}",
                 expected=f"{shape}, or (member, *{shape})",
                 found=str(tuple(tensor.shape)),
                 tensor=name,
             )
-        counts.setdefault(len(tensor) if lead else None, name)
+        counts.setdefault(len(tensor) if leading_axes else None, name)
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]
         descriptions = [
@@ -177,11 +177,11 @@ def _permute_tensor(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tenso
     moves = [move for move in axes.moves if move.group in permutations]
     if not moves:
         return tensor
-    lead = tensor.ndim - len(axes.shape)
+    leading_axes = tensor.ndim - len(axes.shape)
     places = {i: source_entries(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
     if all(places[i].ndim == 1 for i in places):
         for i, index in places.items():
-            tensor = tensor.index_select(i + lead, index)
+            tensor = tensor.index_select(i + leading_axes, index)
         return tensor
     return _gather_rows(axes, tensor, places)
 
@@ -205,8 +205,8 @@ def source_entries(
         parts += [torch.arange(at, move.offset, device=device), entries]
         at = move.offset + entries.shape[-1]
     parts.append(torch.arange(at, size, device=device))
-    lead = max((part.shape[:-1] for part in parts), key=len)
-    return torch.cat([part.expand(*lead, -1) for part in parts], -1)
+    leading_shape = max((part.shape[:-1] for part in parts), key=len)
+    return torch.cat([part.expand(*leading_shape, -1) for part in parts], -1)
 
 
 def _gather_rows(axes: Axes, tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
@@ -244,7 +244,7 @@ def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> 
     powers = [power for power in axes.powers if power.scale in scales]
     if not powers:
         return tensor
-    lead = tensor.ndim - len(axes.shape)
+    leading_axes = tensor.ndim - len(axes.shape)
     dtype = torch.float64 if axes.shift or tensor.dtype == torch.float64 else torch.float32
     result = tensor.to(dtype, copy=True)
     if axes.shift:
@@ -259,12 +259,12 @@ def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> 
             run[..., power.offset : power.offset + power.length] = values
             values = run.reshape(*values.shape[:-1], power.within, columns)
             values = values.repeat_interleave(axes.shape[0] // power.within, -2)
-            part, behind = result, len(axes.shape) - 2
+            part, axes_behind = result, len(axes.shape) - 2
         else:
-            part = result.narrow(power.axis + lead, power.offset, power.length)
-            behind = len(axes.shape) - power.axis - 1
+            part = result.narrow(power.axis + leading_axes, power.offset, power.length)
+            axes_behind = len(axes.shape) - power.axis - 1
             values = values.reshape(*values.shape[:-1], *[1] * power.axis, values.shape[-1])
-        part *= values.reshape(*values.shape, *[1] * behind)
+        part *= values.reshape(*values.shape, *[1] * axes_behind)
     if axes.shift:
         result -= axes.shift
     return result.to(tensor.dtype)

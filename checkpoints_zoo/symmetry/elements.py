@@ -113,9 +113,11 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
     """
     movers = {group.mover for group in table.groups.values()}
     free = {n: g.size for n, g in table.groups.items() if g.blocks == 1 and n not in movers and g.writers}
-    maximum = sum(size - 1 for size in free.values())
-    if not 0 <= count <= maximum:
-        raise UsageError(f"transpositions of {table.network}", expected=f"0 to {maximum:,}", found=f"{count:,}")
+    most_transpositions = sum(size - 1 for size in free.values())
+    if not 0 <= count <= most_transpositions:
+        raise UsageError(
+            f"transpositions of {table.network}", expected=f"0 to {most_transpositions:,}", found=f"{count:,}"
+        )
     draws = {name: torch.arange(size) for name, size in free.items()}
     cycles = {name: torch.arange(size) for name, size in free.items()}
     names = list(free)
@@ -163,16 +165,16 @@ def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutation
     """Return the values of a scale or sign (..., value) in the order of the permuted units."""
     if scale.group is None or scale.group not in permutations:
         return values
-    per = scale.size // table.groups[scale.group].size
+    units_per_scale = scale.size // table.groups[scale.group].size
     p = permutations[scale.group].to(values.device)
-    entries = (p[..., None] * per + torch.arange(per, device=p.device)).flatten(-2)
+    entries = (p[..., None] * units_per_scale + torch.arange(units_per_scale, device=p.device)).flatten(-2)
     return _gather_last(values, entries)
 
 
 def _gather_last(values: Tensor, places: Tensor) -> Tensor:
     """Gather values along the last axis; return them. Either argument may lack the member axis."""
-    lead = max(values.shape[:-1], places.shape[:-1], key=len)
-    return values.expand(*lead, -1).gather(-1, places.expand(*lead, -1))
+    leading_shape = max(values.shape[:-1], places.shape[:-1], key=len)
+    return values.expand(*leading_shape, -1).gather(-1, places.expand(*leading_shape, -1))
 
 
 def check_symmetry(table: Table, element: Element) -> None:

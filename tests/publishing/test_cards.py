@@ -264,7 +264,7 @@ def test_weights_elsewhere() -> None:
 
 
 def test_archives() -> None:
-    about = replace(ABOUT, layouts={"only": replace(LAYOUT, lead=512)})
+    about = replace(ABOUT, layouts={"only": replace(LAYOUT, header_nbytes=512)})
     text = cards.card(some(ALL | {"path": "models/a.tgz"}, about=about), REPO)
     assert "They lie in tar archives, each member as a safetensors file of its own: `models/a.tgz`." in text
     assert "safe_open" not in text

@@ -162,9 +162,9 @@ def test_members_with_other_headers_each_have_their_layout(tmp_path: Path) -> No
     for bad in ([*first[:3], 5, [1]], [*first[:3], "a", [-1]], [*first[:3], "a"], [*first, 1, 2]):
         with pytest.raises(FormatError):
             Layout.from_json({**values, "tensors": [bad]})
-    for lead in (-1, 2.0, True, 2**60):
+    for header_nbytes in (-1, 2.0, True, 2**60):
         with pytest.raises(FormatError):
-            Layout.from_json({**values, "lead": lead})
+            Layout.from_json({**values, "lead": header_nbytes})
     again = {key: Layout.from_json(layout.to_json()) for key, layout in description.layouts.items()}
     assert again == description.layouts
 
@@ -231,7 +231,9 @@ def test_places_are_those_that_tarfile_finds(names: list[str], format: int, fore
     raw = local_tar(files, format)
     found = walk_archive(Counted(raw), len(raw), "a.tar")
     wanted = {n: place for n, place in by_tarfile(raw).items() if n.startswith("d/")}
-    assert {e.name: (e.data, found.heads[e.head].lead + found.heads[e.head].payload) for e in found.entries} == wanted
+    assert {
+        e.name: (e.data, found.heads[e.head].header_nbytes + found.heads[e.head].payload) for e in found.entries
+    } == wanted
 
 
 PLAIN = local_tar([(f"version_{i}.safetensors", small(i)) for i in range(2)], tarfile.GNU_FORMAT)

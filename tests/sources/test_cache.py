@@ -111,18 +111,18 @@ def test_what_a_killed_process_left_long_ago_is_swept_away(hub: Hub, tiny: Built
 def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     weights = torch.arange(6, dtype=torch.float32)
     member = file_bytes({"conv.weight": ("F32", [2, 3], weights.numpy().tobytes())}, metadata=False)
-    lead = len(member) - 24
-    layout = Layout.of_stored([("w", "F32", (2, 3), "conv.weight", (2, 3))], (), lead)
+    header_nbytes = len(member) - 24
+    layout = Layout.of_stored([("w", "F32", (2, 3), "conv.weight", (2, 3))], (), header_nbytes)
     commit = hub.commit(REPO, {"a.tgz": bytes(512) + member + bytes(50_000)}, lfs=True)
-    wanted = fetching.WantedMember((7, None), "", "a.tgz", 512 + lead, layout, None)
+    wanted = fetching.WantedMember((7, None), "", "a.tgz", 512 + header_nbytes, layout, None)
     (found,) = fetching.fetch_members(Repo(REPO, commit), "old", [wanted])
     assert found.path.read_bytes() == member
-    assert (found.member, found.prefix, found.offset) == (7, "", lead)
+    assert (found.member, found.prefix, found.offset) == (7, "", header_nbytes)
 
-    other = Layout.of_stored([("w", "F32", (3, 2), "conv.weight", (3, 2))], (), lead)
+    other = Layout.of_stored([("w", "F32", (3, 2), "conv.weight", (3, 2))], (), header_nbytes)
     with pytest.raises(DamagedError, match=r"^header of member 7 in file a.tgz of hf://datasets/alice/zoo: expected"):
         fetching.fetch_members(
-            Repo(REPO, commit), "old", [fetching.WantedMember((7, None), "", "a.tgz", 512 + lead, other, None)]
+            Repo(REPO, commit), "old", [fetching.WantedMember((7, None), "", "a.tgz", 512 + header_nbytes, other, None)]
         )
     assert left() == [found.path]
 

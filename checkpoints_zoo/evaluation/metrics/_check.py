@@ -120,9 +120,9 @@ def check_ood_scores(is_ood: Tensor, scores: Tensor) -> None:
     if is_ood.dtype != torch.bool:
         raise argument_error("is_ood", "dtype bool", _dtype_name(is_ood), "Convert it with is_ood.bool()")
     _same_device("is_ood", is_ood, scores)
-    positive = int(is_ood.sum())
-    if positive in (0, len(is_ood)):
-        found = f"{positive} of {len(is_ood)} out of distribution"
+    positive_count = int(is_ood.sum())
+    if positive_count in (0, len(is_ood)):
+        found = f"{positive_count} of {len(is_ood)} out of distribution"
         raise argument_error("is_ood", "inputs of both kinds", found, "Join the scores of both data sets")
 
 

@@ -20,7 +20,7 @@ def tie_means(scores: Tensor, values: Tensor) -> Tensor:
     steps = scores[:, 1:] != scores[:, :-1]
     if bool(steps.all()):
         return values
-    tie = F.pad(steps.cumsum(-1), (1, 0))
-    sums = torch.zeros_like(values).scatter_add_(-1, tie, values)
-    sizes = torch.zeros_like(values).scatter_add_(-1, tie, torch.ones_like(values))
-    return (sums / sizes).gather(-1, tie)
+    tie_number = F.pad(steps.cumsum(-1), (1, 0))
+    sums = torch.zeros_like(values).scatter_add_(-1, tie_number, values)
+    sizes = torch.zeros_like(values).scatter_add_(-1, tie_number, torch.ones_like(values))
+    return (sums / sizes).gather(-1, tie_number)

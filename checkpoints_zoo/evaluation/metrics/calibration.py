@@ -145,8 +145,8 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
 
 def _bin_numbers(confidence: Tensor, bins: int) -> Tensor:
     """Return the bin of each confidence, by the edges of torchmetrics in its dtype; 1 is in the last bin."""
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
-    return (torch.bucketize(confidence.float(), edges, right=True) - 1).clamp_(max=bins - 1)
+    bin_edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
+    return (torch.bucketize(confidence.float(), bin_edges, right=True) - 1).clamp_(max=bins - 1)
 
 
 def _check_all(probs: Tensor, labels: Tensor, bins: int) -> None:

@@ -77,8 +77,8 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
         return Interval(mean, None, None)
     resampled = torch.randint(members, (resamples, members), generator=torch.Generator().manual_seed(seed))
     offsets = values[resampled].mean(-1) - mean
-    tail = (1 - _LEVEL) / 2
-    low, high = torch.quantile(offsets, offsets.new_tensor([tail, 1 - tail])).tolist()
+    tail_share = (1 - _LEVEL) / 2
+    low, high = torch.quantile(offsets, offsets.new_tensor([tail_share, 1 - tail_share])).tolist()
     factor = math.sqrt(members / (members - 1)) * _quantile(members) / _quantile(1_000_000_000)
     error = float(values.std()) / math.sqrt(members)
     below, above = (float(x) for x in widened_for_skewness(_quantile(members), values[:, None]))
@@ -123,8 +123,8 @@ class Plan:
     Args:
         members: number of members.
         chosen: the subsets to measure; each is the (k,) positions of its members.
-        complete: whether `chosen` contains all subsets of the size.
-        widen: factor by which the standard deviation over subsets is multiplied.
+        is_complete: whether `chosen` contains all subsets of the size.
+        widening: factor by which the standard deviation over subsets is multiplied.
         whole: whether the first subset is of all members and its figures are the centres of the intervals.
         left_out: number of subsets at the end of `chosen` that leave out one member each, to measure the skewness of
             the members' influence.
@@ -132,8 +132,8 @@ class Plan:
 
     members: int
     chosen: Sequence[Tensor]
-    complete: bool
-    widen: float
+    is_complete: bool
+    widening: float
     whole: bool
     left_out: int = 0
 
@@ -149,10 +149,10 @@ class Plan:
             values: (subset, figure) float64, in the order of `chosen`.
         """
         drawn = values[self.random]
-        spread = drawn.std(0, correction=0 if self.complete else 1) if self.widen else values[0]
+        spread = drawn.std(0, correction=0 if self.is_complete else 1) if self.widening else values[0]
         influence = values[0] - values[len(self.chosen) - self.left_out :] if self.left_out else None
         centre = values[0] if self.whole else drawn.mean(0)
-        return _intervals_around(centre, spread * self.widen, self.members, influence)
+        return _intervals_around(centre, spread * self.widening, self.members, influence)
 
 
 def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Plan:
@@ -161,9 +161,9 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
     if not 1 <= size < members:
         do = "Use jackknife for all members"
         raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), do)
-    chosen, complete = _draw_subsets(members, size, seed, subsets)
-    widen = math.sqrt((1 + size / members) / (1 - size / members))
-    return Plan(members, list(chosen), complete, widen, whole=False)
+    chosen, is_complete = _draw_subsets(members, size, seed, subsets)
+    widening = math.sqrt((1 + size / members) / (1 - size / members))
+    return Plan(members, list(chosen), is_complete, widening, whole=False)
 
 
 def jackknife_plan(
@@ -177,10 +177,19 @@ def jackknife_plan(
     if members < _FEWEST:
         return Plan(members, [all_members], True, 0.0, whole=True)
     left_out = members // 2 if delete is None else delete
-    chosen, complete = _draw_subsets(members, members - left_out, seed, subsets)
-    widen = math.sqrt((members - left_out) / left_out)
-    single = [all_members[all_members != i] for i in range(members)] if skewness and members <= MOST_LEFT_OUT else []
-    return Plan(members, [all_members, *chosen, *single], complete, widen, whole=True, left_out=len(single))
+    chosen, is_complete = _draw_subsets(members, members - left_out, seed, subsets)
+    widening = math.sqrt((members - left_out) / left_out)
+    single_left_out = (
+        [all_members[all_members != i] for i in range(members)] if skewness and members <= MOST_LEFT_OUT else []
+    )
+    return Plan(
+        members,
+        [all_members, *chosen, *single_left_out],
+        is_complete,
+        widening,
+        whole=True,
+        left_out=len(single_left_out),
+    )
 
 
 def jackknife(
@@ -270,8 +279,8 @@ def widened_for_skewness(quantile: float, influence: Tensor) -> tuple[Tensor, Te
         influence: (member, figure), how much each member contributes to each figure, in any unit.
     """
     members = len(influence)
-    apart = influence - influence.mean(0)
-    skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
+    centred_influence = influence - influence.mean(0)
+    skewness = centred_influence.pow(3).mean(0) / centred_influence.square().mean(0).pow(1.5)
     shape = (skewness / math.sqrt(members)).nan_to_num(0.0, 0.0, 0.0)
     shape = torch.where(shape.abs() < 1e-6, torch.full_like(shape, 1e-6), shape)
 

@@ -45,16 +45,16 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     values = (values - values.amax(-1, keepdim=True)).clamp_(min=-745.0)
     label_values = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def slopes(inverse: float) -> tuple[float, float]:
+    def slopes(inverse_temperature: float) -> tuple[float, float]:
         """Return the first and second derivative of the mean NLL at 1/T = b."""
-        powers = (values * inverse).exp_()
+        powers = (values * inverse_temperature).exp_()
         total = powers.sum(-1)
         first = torch.linalg.vecdot(powers, values) / total
         second = torch.linalg.vecdot(powers.mul_(values), values) / total - first.square()
         return float((first - label_values).mean()), float(second.mean())
 
-    low, high, inverse = 1 / HIGHEST, 1 / LOWEST, 1.0
-    slope, curvature = slopes(inverse)
+    low, high, inverse_temperature = 1 / HIGHEST, 1 / LOWEST, 1.0
+    slope, curvature = slopes(inverse_temperature)
     if slope < 0 and slopes(high)[0] <= 0:
         return values.new_tensor(LOWEST)
     if slope > 0 and slopes(low)[0] >= 0:
@@ -62,15 +62,15 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     for _ in range(_MOST_STEPS):
         if slope == 0:
             break
-        low, high = (inverse, high) if slope < 0 else (low, inverse)
-        proposed = inverse - slope / curvature if curvature > 0 else 0.0
-        if not low < proposed < high:
-            proposed = (low * high) ** 0.5
-        previous, inverse = inverse, proposed
-        if abs(inverse - previous) <= _EXACT * inverse:
+        low, high = (inverse_temperature, high) if slope < 0 else (low, inverse_temperature)
+        newton_step = inverse_temperature - slope / curvature if curvature > 0 else 0.0
+        if not low < newton_step < high:
+            newton_step = (low * high) ** 0.5
+        previous, inverse_temperature = inverse_temperature, newton_step
+        if abs(inverse_temperature - previous) <= _EXACT * inverse_temperature:
             break
-        slope, curvature = slopes(inverse)
-    return values.new_tensor(1 / inverse)
+        slope, curvature = slopes(inverse_temperature)
+    return values.new_tensor(1 / inverse_temperature)
 
 
 def tempered(log_probs: Tensor, temperature: float | Tensor) -> Tensor:

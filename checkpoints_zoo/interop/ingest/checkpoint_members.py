@@ -71,7 +71,9 @@ def _members_of_staged(path: str, index: archives.Index) -> MemberGroup:
     # If entries have equal names, the last one counts.
     heads, last_position = index.heads, {e.name: i for i, e in enumerate(index.entries)}
     entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
-    return MemberGroup([MemberRange(e.name, f"{path}!{i}", heads[e.head].lead, heads[e.head]) for i, e in entries])
+    return MemberGroup(
+        [MemberRange(e.name, f"{path}!{i}", heads[e.head].header_nbytes, heads[e.head]) for i, e in entries]
+    )
 
 
 def count_predicted_headers(origin: Origin) -> int:
@@ -108,7 +110,7 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
                     do="`zoo-cli download NAME --source DIR --dest OUT` copies a collection that has a manifest",
                     path=path,
                 )
-            members.append(MemberRange(path, path, head.lead, head))
+            members.append(MemberRange(path, path, head.header_nbytes, head))
     for other in contents.others:
         if not other.member:
             say(f"{other.name} is left out: {other.why}")

@@ -149,7 +149,7 @@ def _recognise_or_fit(
 
 def _head_without_prefix(head: MemberHeader, prefix: str) -> MemberHeader:
     return (
-        MemberHeader(head.lead, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items()))
+        MemberHeader(head.header_nbytes, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items()))
         if prefix
         else head
     )
@@ -161,7 +161,7 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
         return layout
     stored = ((t.stored or t.name, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors)
     tensors = [(t.name, t.dtype, t.shape, prefix + n, s) for t, (n, s) in zip(layout.tensors, stored, strict=True)]
-    return Layout.of_stored(tensors, layout.counters, layout.lead)
+    return Layout.of_stored(tensors, layout.counters, layout.header_nbytes)
 
 
 def _fit(
@@ -183,4 +183,4 @@ def _fit(
         )  # fmt: skip
     tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare.items())
     missing = [name for name in expected if is_counter(name) and name not in shapes]
-    return recognised, Layout.of_stored(tensors, missing, head.lead)
+    return recognised, Layout.of_stored(tensors, missing, head.header_nbytes)

@@ -88,7 +88,7 @@ class Closeness:
         for group, distances in discrepancy.distances_between(draws, reference, device=self.device).items():
             p = None if exchange is None else exchange.test(distances, "pooled", None, self.permutations, self.seed)
             kernel = average_kernel(distances, choose_kernels(distances, first, grid, None))
-            if plan is None or not plan.widen:
+            if plan is None or not plan.widening:
                 by_group[group] = Estimate(float(mmd2(kernel, first, [torch.arange(first)])), p=p)
             else:
                 by_group[group] = estimate_from_interval(

@@ -43,11 +43,11 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
     if any(m.training or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOKS) for m in layers):
         return None
     try:
-        twin, untouched = copy.deepcopy(module), copy.deepcopy(module)
+        twin, reference_module = copy.deepcopy(module), copy.deepcopy(module)
         graph = Tracer().record(twin)
     except TRACE_ERRORS:
         return None
-    pairs = zip(twin.modules(), untouched.modules(), strict=True)
+    pairs = zip(twin.modules(), reference_module.modules(), strict=True)
     if not all(_is_unchanged(vars(a), vars(b)) for a, b in pairs):
         return None  # The module keeps state between calls, so that one trace does not describe the next call.
     try:
@@ -80,7 +80,7 @@ class TracedValue:
         rank: number of axes of an activation; of a parameter, without the member axis.
         place: position of the value in the program's list of values.
         shares: the value with which this value may share memory.
-        fresh: whether the program itself allocated the value's memory.
+        owns_memory: whether the program itself allocated the value's memory.
         spread: whether several elements may share one memory address, as after `expand`.
         of: the value that has this shape, extent or dtype (for these three kinds).
         dim: the axis whose length this value is (for the kind "extent").
@@ -93,7 +93,7 @@ class TracedValue:
     rank: int = 0
     place: int = -1
     shares: TracedValue | None = None
-    fresh: bool = False
+    owns_memory: bool = False
     spread: bool = False
     of: TracedValue | None = None
     dim: int = 0
@@ -172,7 +172,7 @@ class ProgramBuilder:
         *,
         kind: str = "",
         shares: TracedValue | None = None,
-        over: bool = False,
+        overwrite: bool = False,
         writes: TracedValue | None = None,
     ) -> TracedValue:
         """Add a step to the program; return the TracedValue of its result.
@@ -183,14 +183,14 @@ class ProgramBuilder:
             rank: number of axes of the result.
             kind: kind of the result; "" to derive it from the operands.
             shares: the operand with which the result may share memory.
-            over: whether the function can write its result into an operand's memory.
+            overwrite: whether the function can write its result into an operand's memory.
             writes: the operand that the network's own code overwrites in this operation.
         """
         kind = kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
         value = TracedValue(
-            kind, rank, shares=shares, fresh=shares is None, spread=shares is not None and shares.spread
+            kind, rank, shares=shares, owns_memory=shares is None, spread=shares is not None and shares.spread
         )
-        self.steps.append((compute, operands, value, over, writes))
+        self.steps.append((compute, operands, value, overwrite, writes))
         return value
 
     def trace_parameter(self, name: str) -> TracedValue:
@@ -238,7 +238,7 @@ class ProgramBuilder:
             twins = copy.copy(layer), copy.copy(layer)
             twins[0].inplace, twins[1].inplace = False, True
             writes = x if layer.inplace else None
-            return self.add_step(program.call_twin_layers(twins), (x,), x.rank, over=True, writes=writes)
+            return self.add_step(program.call_twin_layers(twins), (x,), x.rank, overwrite=True, writes=writes)
         require(
             program.CHANNELWISE_LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False)
         )
@@ -281,14 +281,16 @@ class ProgramBuilder:
             last.update({v.root: i for v in operands})
         last[result.root] = len(self.steps)
         written = []
-        for i, (compute, operands, value, over, writes) in enumerate(self.steps):
-            require(writes is None or (writes.root.fresh and last[writes.root] == i))
-            free = [v.is_activation and v.root.fresh and not v.spread and last[v.root] == i for v in operands]
+        for i, (compute, operands, value, overwrite, writes) in enumerate(self.steps):
+            require(writes is None or (writes.root.owns_memory and last[writes.root] == i))
+            free = [v.is_activation and v.root.owns_memory and not v.spread and last[v.root] == i for v in operands]
             roots = [v.root for v in operands]
             free = [ok and roots.count(root) == 1 for ok, root in zip(free, roots, strict=True)]
-            gone = tuple(v.place for v in values[: i + 1] if last.get(v.root) == i)
+            freed_places = tuple(v.place for v in values[: i + 1] if last.get(v.root) == i)
             reads = tuple(v.place for v in operands)
-            written.append(Step(compute, reads, value.place, free.index(True) if over and any(free) else -1, gone))
+            written.append(
+                Step(compute, reads, value.place, free.index(True) if overwrite and any(free) else -1, freed_places)
+            )
         return Program(tuple(self.parameters), tuple(written), start + len(values), result.place, tuple(self.norms))
 
 
@@ -382,16 +384,16 @@ def _add_activation(
     options: dict[str, Any],
     writes: TracedValue | None,
 ) -> Any:
-    simple = are_constants((args, *options.values()))
-    if name in program.POINTWISE and simple:
-        over = name in program.IN_PLACE_FUNCTIONS
-        require(not over or not any(isinstance(a, bool) for a in args))  # A bool might be the argument `inplace`.
+    is_constant = are_constants((args, *options.values()))
+    if name in program.POINTWISE and is_constant:
+        overwrite = name in program.IN_PLACE_FUNCTIONS
+        require(not overwrite or not any(isinstance(a, bool) for a in args))  # A bool might be the argument `inplace`.
         shares = x if name in program.MAY_RETURN_INPUT else None
         return builder.add_step(
-            program.pointwise(name, args, options), (x,), x.rank, shares=shares, over=over, writes=writes
+            program.pointwise(name, args, options), (x,), x.rank, shares=shares, overwrite=overwrite, writes=writes
         )
     require(writes is None)
-    if name in program.REDUCTIONS and simple:
+    if name in program.REDUCTIONS and is_constant:
         return _add_reduction(builder, name, x, args, options)
     if name in ("flatten", "view", "reshape"):
         return _add_flatten(builder, name, x, args, options)
@@ -408,17 +410,17 @@ def _add_activation(
         value.spread = True
         return value
     if name == "dropout":
-        require(simple and (args[1] if len(args) > 1 else options.get("training", True)) is False)
+        require(is_constant and (args[1] if len(args) > 1 else options.get("training", True)) is False)
         return builder.add_step(program.return_input, (x,), x.rank, shares=x)
-    require(name == "pool" and simple and program.POOLS[node.target] == x.rank)  # type: ignore[index]
+    require(name == "pool" and is_constant and program.POOLS[node.target] == x.rank)  # type: ignore[index]
     require(not options.get("return_indices", False) and len(args) < 6)
     return builder.add_step(program.call_function(node.target, args, options), (x,), x.rank)  # type: ignore[arg-type]
 
 
 def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes: TracedValue | None) -> TracedValue:
     values = [v for v in pair if isinstance(v, TracedValue)]
-    active = [v for v in values if v.is_activation]
-    require(active and all(v.is_activation or v.kind == "parameter" for v in values))
+    activations = [v for v in values if v.is_activation]
+    require(activations and all(v.is_activation or v.kind == "parameter" for v in values))
     require(all(isinstance(v, TracedValue) or type(v) in (int, float) for v in pair))
     require(
         name not in ("max", "min", "maximum", "minimum") or len(values) == 2
@@ -426,8 +428,8 @@ def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes:
     if not isinstance(pair[0], TracedValue):
         require(name in ("add", "mul"))
         pair = pair[::-1]
-    rank = active[0].rank
-    require(all(v.rank == rank for v in active) and rank > 1)
+    rank = activations[0].rank
+    require(all(v.rank == rank for v in activations) and rank > 1)
     # True if all values are computed from the inputs alone, and so equal for all members.
     alone = len({v.kind for v in values}) == 1
     operands = [
@@ -436,7 +438,7 @@ def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes:
         if isinstance(v, TracedValue)
     ]
     number = None if isinstance(pair[1], TracedValue) else pair[1]
-    return builder.add_step(program.binary(name, number), tuple(operands), rank, over=True, writes=writes)
+    return builder.add_step(program.binary(name, number), tuple(operands), rank, overwrite=True, writes=writes)
 
 
 def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> TracedValue:
@@ -450,10 +452,10 @@ def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> 
 
     tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == value.name)
     try:
-        tried = bring(tensor.new_empty((2, *tensor.shape), device="meta"))
+        trial_result = bring(tensor.new_empty((2, *tensor.shape), device="meta"))
     except RuntimeError as error:  # The shape of the parameter does not fit.
         raise UnknownOperation from error
-    require(value.rank <= rank and tried.dim() == rank and tried.shape[0] == 1)
+    require(value.rank <= rank and trial_result.dim() == rank and trial_result.shape[0] == 1)
     placed = builder.place_parameter(tensor, bring)
     return (
         placed

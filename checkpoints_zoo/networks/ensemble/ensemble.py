@@ -123,8 +123,8 @@ class Ensemble(nn.Module):
     def _from_stream(
         cls, skeleton: nn.Module, stream: Stream, ids: Sequence[int], *, execution: str | None, compile: bool
     ) -> Ensemble:
-        nothing = {"": torch.empty(0, 0, dtype=stream.dtype, device=stream.device)}
-        ensemble = cls(skeleton, nothing, ids, execution=execution, compile=compile)
+        empty_params = {"": torch.empty(0, 0, dtype=stream.dtype, device=stream.device)}
+        ensemble = cls(skeleton, empty_params, ids, execution=execution, compile=compile)
         ensemble._stacked, ensemble._stream = None, stream
         return ensemble
 
@@ -337,13 +337,13 @@ class Stream:
         """
         at, part = 0, self._chunk_from(0)
         with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-            coming = reader.submit(self._read_chunk, part)
+            next_read = reader.submit(self._read_chunk, part)
             while part:
-                following = None
+                next_part = None
                 try:
-                    stacked = coming.result()
+                    stacked = next_read.result()
                     if after := self._chunk_from(part.stop):
-                        following = reader.submit(self._read_chunk, after)
+                        next_part = reader.submit(self._read_chunk, after)
                     made = use(part, stacked)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or len(part) == 1:
@@ -351,16 +351,16 @@ class Stream:
                 else:
                     at, part = part.stop, after
                     del stacked  # Free the memory of the chunk before the caller uses the results.
-                    if following is not None:
-                        coming = following
+                    if next_part is not None:
+                        next_read = next_part
                     yield made
                     continue
                 stacked = {}
-                if following is not None:
-                    wait([following])
+                if next_part is not None:
+                    wait([next_part])
                 self.chunk = halve_members(len(part), self.device)
                 part = self._chunk_from(at)
-                coming = reader.submit(self._read_chunk, part)
+                next_read = reader.submit(self._read_chunk, part)
 
     def _chunk_from(self, start: int) -> range:
         return range(start, min(start + self.chunk, self.count))

@@ -89,8 +89,8 @@ class Runner:
         first = next(iter(stacked.values()))
         self.members, self.device = len(first), first.device
         self.dtype = modules.input_dtype(stacked)
-        superseded = modules.superseded_names(skeleton)
-        self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in superseded]
+        superseded_params = modules.superseded_names(skeleton)
+        self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in superseded_params]
         self.unsaved = {
             n: t.to(self.device, self.dtype if t.is_floating_point() else t.dtype)
             for n, t in modules.unsaved_tensors(skeleton).items()
@@ -148,8 +148,8 @@ class Runner:
                     found=type(self.skeleton).__name__,
                     do="Take 'vmap', 'loop' or None",
                 )
-            slow = batch > VMAP_BATCH_BYTES.get(self.device.type, batch) or self.compiled
-            choice = Choice("loop") if slow else Choice("vmap", choice.members)
+            is_slow = batch > VMAP_BATCH_BYTES.get(self.device.type, batch) or self.compiled
+            choice = Choice("loop") if is_slow else Choice("vmap", choice.members)
         if choice.execution == "vmap" and not self.trials.is_correct("vmap", self, inputs):
             if self.requested:
                 raise UsageError(
@@ -199,8 +199,8 @@ class Runner:
         )
         parts = inputs.tensor_split(piece_count) if piece_count > 1 else (inputs,)
         results = []
-        for members, ready in self.member_groups(program, choice.members, channels_last):
-            logits = [self.run_program(program, ready, part, members, overwrite) for part in parts]
+        for members, prepared_params in self.member_groups(program, choice.members, channels_last):
+            logits = [self.run_program(program, prepared_params, part, members, overwrite) for part in parts]
             results.append(logits[0] if piece_count == 1 else torch.cat(logits, 1))
         return results[0] if len(results) == 1 else torch.cat(results)
 
@@ -228,24 +228,24 @@ class Runner:
             self._cached_groups.clear()
             self._folded_norms.clear()
             self._cached_tensors, self._cached_versions = tensors, versions
-        fold = not any(t.requires_grad for t in tensors)
-        if fold and (kept := self._cached_groups.get((size, channels_last))):
+        can_fold = not any(t.requires_grad for t in tensors)
+        if can_fold and (kept := self._cached_groups.get((size, channels_last))):
             yield from kept
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
         few_tensors = -(-self.members // size) * len(program.parameters) <= _MAX_CACHED_TENSORS
-        cache_them = fold and few_tensors and fits_easily(nbytes, self.device)
+        can_cache = can_fold and few_tensors and fits_easily(nbytes, self.device)
         self._cached_groups.clear()  # Groups of only one size and memory format are cached.
         groups = []
         for at in range(0, self.members, size):
             part = {n: t[at : at + size] for n, t in self.tensors.items()}
-            if fold:
-                group = self._prepare_group(program, part, (at, size), channels_last and cache_them)
+            if can_fold:
+                group = self._prepare_group(program, part, (at, size), channels_last and can_cache)
             else:
                 group = len(next(iter(part.values()))), program.prepare(part)
-            groups += [group] * cache_them
+            groups += [group] * can_cache
             yield group
-        if cache_them:
+        if can_cache:
             self._cached_groups[size, channels_last] = groups
 
     def _prepare_group(
@@ -292,8 +292,8 @@ class Runner:
         """Say whether intermediate results must be kept, because gradients or a torch.func transform need them."""
         if torch._C._functorch.is_functorch_wrapped_tensor(inputs):
             return True
-        dual = torch.autograd.forward_ad.unpack_dual(inputs)  # type: ignore[no-untyped-call]
-        if dual.tangent is not None:
+        dual_inputs = torch.autograd.forward_ad.unpack_dual(inputs)  # type: ignore[no-untyped-call]
+        if dual_inputs.tangent is not None:
             return True
         return torch.is_grad_enabled() and (
             inputs.requires_grad or any(t.requires_grad for t in self.tensors.values())
@@ -331,7 +331,7 @@ class ExecutionRule:
         execution: name of the execution, one of EXECUTIONS.
         weights: largest number of elements of a member's tensors.
         batch: largest number of bytes of a member's widest activation on the batch.
-        at_once: largest number of bytes of the widest activation of all members side by side.
+        bytes_side_by_side: largest number of bytes of the widest activation of all members side by side.
         least: smallest number of members; with fewer members, the next rule is tried.
     """
 
@@ -339,7 +339,7 @@ class ExecutionRule:
     execution: str
     weights: int = NO_LIMIT
     batch: int = NO_LIMIT
-    at_once: int = 2**22
+    bytes_side_by_side: int = 2**22
     least: int = 1
 
 
@@ -360,8 +360,8 @@ class Choice:
 EXECUTION_RULES = (
     ExecutionRule("cpu", "grouped", weights=2**19, batch=2**18, least=8),
     ExecutionRule("cpu", "loop"),
-    ExecutionRule("cuda", "grouped", weights=2**21, batch=2**24, at_once=2**27),
-    ExecutionRule("cuda", "grouped", batch=2**20, at_once=2**23),
+    ExecutionRule("cuda", "grouped", weights=2**21, batch=2**24, bytes_side_by_side=2**27),
+    ExecutionRule("cuda", "grouped", batch=2**20, bytes_side_by_side=2**23),
     ExecutionRule("cuda", "graph"),
     ExecutionRule("", "loop"),
 )
@@ -386,7 +386,7 @@ def choose_execution(device: str, weights: int, members: int, batch: int, reques
     row = next(r for r in rows if weights <= r.weights and batch <= r.batch and members >= r.least)
     execution = requested or row.execution
     side_by_side = execution in ("grouped", "vmap")
-    return Choice(execution, max(1, min(members, row.at_once // max(1, batch))) if side_by_side else 1)
+    return Choice(execution, max(1, min(members, row.bytes_side_by_side // max(1, batch))) if side_by_side else 1)
 
 
 def prefers_channels_last(device: str, batch: int) -> bool:
@@ -414,7 +414,7 @@ def count_pieces(device: str, batch: int, widest: int) -> int:
 class Trials:
     """The programs of a network, and for each execution whether its logits equal those of the module's own code."""
 
-    _known: ClassVar[WeakKeyDictionary[nn.Module, Trials]] = WeakKeyDictionary()
+    _trials_of_skeleton: ClassVar[WeakKeyDictionary[nn.Module, Trials]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
         self.programs: dict[int, Program | None] = {}
@@ -425,7 +425,7 @@ class Trials:
 
     @classmethod
     def of(cls, skeleton: nn.Module) -> Trials:
-        return cls._known.setdefault(skeleton, Trials())
+        return cls._trials_of_skeleton.setdefault(skeleton, Trials())
 
     def program(self, skeleton: nn.Module, rank: int) -> Program | None:
         if rank not in self.programs:
@@ -457,17 +457,17 @@ class Trials:
         return self.verdicts[key]
 
     def _compare_with_module(self, execution: str, runner: Runner, inputs: Tensor) -> bool | None:
-        random = torch.randn(
+        random_inputs = torch.randn(
             (_TRIAL_INPUTS, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu"
         )
-        random = random.to(runner.device, inputs.dtype)
+        random_inputs = random_inputs.to(runner.device, inputs.dtype)
         state = {n: t[:2] for n, t in runner.tensors.items()}
         members = len(next(iter(state.values())))
         try:
-            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)]
+            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
         except IndexError:  # The network uses its inputs as indices into a table.
-            random = inputs[:_TRIAL_INPUTS]
-            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random) for i in range(members)]
+            random_inputs = inputs[:_TRIAL_INPUTS]
+            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
         if not all(torch.isfinite(logits).all() for logits in expected):
             return None  # The module itself fails, so there is nothing to compare with.
         try:
@@ -476,10 +476,10 @@ class Trials:
                 if program is None:
                     return False
                 actual = program.run(
-                    program.prepare(state, choose_foldable_norms(program.norms, state)), random, members, True
+                    program.prepare(state, choose_foldable_norms(program.norms, state)), random_inputs, members, True
                 )
             else:
-                actual = torch.func.vmap(lambda s: runner.run_module(s, random))(state)
+                actual = torch.func.vmap(lambda s: runner.run_module(s, random_inputs))(state)
         except _REFUSAL_ERRORS:
             return False
         logits = torch.stack(expected)
@@ -497,8 +497,8 @@ class Trials:
         if shape not in self.widths:
             sizes: list[int] = []
             with torch.no_grad():
-                ready = program.prepare({n: t[:1] for n, t in runner.tensors.items()})
-                program.run(ready, torch.zeros_like(inputs[:1]), 1, False, sizes)
+                prepared_params = program.prepare({n: t[:1] for n, t in runner.tensors.items()})
+                program.run(prepared_params, torch.zeros_like(inputs[:1]), 1, False, sizes)
             self.widths[shape] = max(sizes)
         return self.widths[shape] * inputs.element_size()
 
@@ -560,7 +560,7 @@ class _CapturedGraph:
 def _member_weights(runner: Runner, program: Program | None, channels_last: bool) -> Iterator[Weights]:
     if program is None:
         return (list(state.values()) for state in runner.member_states())
-    return (ready for _, ready in runner.member_groups(program, 1, channels_last))
+    return (prepared_params for _, prepared_params in runner.member_groups(program, 1, channels_last))
 
 
 def _capture_graph(

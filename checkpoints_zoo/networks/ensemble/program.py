@@ -63,14 +63,14 @@ class Step:
         reads: places of the operands that the step reads.
         place: place that the step's result is written to.
         over: index of an operand that the result may overwrite, because no later step reads it; -1 for none.
-        frees: places that no later step reads.
+        freed_places: places that no later step reads.
     """
 
     compute: Compute
     reads: tuple[int, ...]
     place: int
     over: int
-    frees: tuple[int, ...]
+    freed_places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Program:
             values[step.place] = step.compute(members, step.over if overwrite else -1, *operands)
             if sizes is not None:
                 sizes.append(values[step.place].numel())
-            for i in step.frees:
+            for i in step.freed_places:
                 values[i] = None
         logits: Tensor = values[self.result]
         return (
@@ -394,10 +394,10 @@ def binary(name: str, number: float | None) -> Compute:
 
 def _match_channels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat the tensor with fewer channels, so that both tensors have equally many; return both."""
-    small, large = a.shape[1], b.shape[1]
-    if small < large:
-        return a.repeat_interleave(large // small, 1), b
-    return a, b if small == large else b.repeat_interleave(small // large, 1)
+    fewer_channels, more_channels = a.shape[1], b.shape[1]
+    if fewer_channels < more_channels:
+        return a.repeat_interleave(more_channels // fewer_channels, 1), b
+    return a, b if fewer_channels == more_channels else b.repeat_interleave(fewer_channels // more_channels, 1)
 
 
 def _can_hold_result(target: Tensor, other: Tensor) -> bool:

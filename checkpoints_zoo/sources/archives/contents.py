@@ -30,7 +30,7 @@ _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9
 class MemberHeader:
     """A safetensors header that several members share: its length, and (name, dtype, shape) of each tensor in order."""
 
-    lead: int
+    header_nbytes: int
     tensors: tuple[tuple[str, str, Shape], ...]
 
     @cached_property
@@ -89,7 +89,7 @@ class Index:
 
     @cached_property
     def _by_offset(self) -> dict[int, Entry]:
-        return {e.data + self.heads[e.head].lead: e for e in self.entries}
+        return {e.data + self.heads[e.head].header_nbytes: e for e in self.entries}
 
     def at(self, offset: int) -> Entry:
         """Find the member whose tensors begin at an offset in the archive; return it.
@@ -102,7 +102,7 @@ class Index:
     def span(self, entry: Entry) -> tuple[int, int]:
         """Return (offset, length) of the byte range with a member's headers and tensors."""
         head = self.heads[entry.head]
-        return entry.start, entry.data + head.lead + head.payload - entry.start
+        return entry.start, entry.data + head.header_nbytes + head.payload - entry.start
 
     def to_json(self) -> dict[str, Any]:
         """Return the index as JSON values."""
@@ -111,7 +111,7 @@ class Index:
             "name": self.name,
             "size": self.size,
             "kind": self.kind,
-            "heads": [[h.lead, [[n, d, list(s)] for n, d, s in h.tensors]] for h in self.heads],
+            "heads": [[h.header_nbytes, [[n, d, list(s)] for n, d, s in h.tensors]] for h in self.heads],
             "entries": [[e.name, e.start, e.data, e.head, e.verified] for e in self.entries],
             "others": [[o.name, o.why, o.member] for o in self.others],
         }
@@ -124,7 +124,10 @@ class Index:
             FormatError: the values have another form, or members overlap or exceed the archive.
         """
         try:
-            heads = tuple(MemberHeader(lead, tuple((n, d, tuple(s)) for n, d, s in t)) for lead, t in values["heads"])
+            heads = tuple(
+                MemberHeader(header_nbytes, tuple((n, d, tuple(s)) for n, d, s in t))
+                for header_nbytes, t in values["heads"]
+            )
             entries = tuple(Entry(*entry) for entry in values["entries"])
             others = tuple(OtherFile(*other) for other in values["others"])
             index = cls(values["name"], values["size"], values["kind"], heads, entries, others)
@@ -139,7 +142,7 @@ class Index:
     def _is_sound(self) -> bool:
         """Say whether all values have the right types, and no member overlaps another or exceeds the archive."""
         for head in self.heads:
-            if type(head.lead) is not int or not 10 <= head.lead <= MOST_LEAD or not head.tensors:
+            if type(head.header_nbytes) is not int or not 10 <= head.header_nbytes <= MOST_LEAD or not head.tensors:
                 return False
             if not all(type(n) is str and d in ELEMENT_BYTES and is_possible_shape(s) for n, d, s in head.tensors):
                 return False
@@ -152,7 +155,7 @@ class Index:
                 return False
             if not (at <= e.start <= e.data - BLOCK and 0 <= e.head < len(self.heads)):
                 return False
-            at = e.data + self.heads[e.head].lead + self.heads[e.head].payload
+            at = e.data + self.heads[e.head].header_nbytes + self.heads[e.head].payload
         kinds = all(type(o.name) is str and type(o.why) is str and type(o.member) is bool for o in self.others)
         return kinds and at <= self.size
 
@@ -188,28 +191,30 @@ class Contents:
             return None
         path = f"{file.name!r} in {self.archive}"
         try:
-            lead = 0 if guess_kind(first) else 8 + header_length(first, file.size, path)
-            if lead > MOST_LEAD:
-                raise DamagedError(f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{lead:,}")
+            header_nbytes = 0 if guess_kind(first) else 8 + header_length(first, file.size, path)
+            if header_nbytes > MOST_LEAD:
+                raise DamagedError(
+                    f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{header_nbytes:,}"
+                )
         except DamagedError as error:
             self.others.append(OtherFile(file.name, str(error), named))
             return None
         # An error of this read means that the archive is damaged.
-        raw = first if len(first) >= lead else take(file.data, lead)
+        raw = first if len(first) >= header_nbytes else take(file.data, header_nbytes)
         try:
-            head = self._head(raw, lead, file.size, path)
+            head = self._head(raw, header_nbytes, file.size, path)
         except DamagedError as error:
             self.others.append(OtherFile(file.name, str(error), named))
             return None
         self.entries.append(Entry(file.name, file.start, file.data, head, True))
         return self.entries[-1]
 
-    def _head(self, raw: bytes, lead: int, size: int, path: str) -> int:
+    def _head(self, raw: bytes, header_nbytes: int, size: int, path: str) -> int:
         """Parse a member's safetensors header (equal bytes only once); return its position in the list of headers."""
-        key = hashlib.sha256(raw[:lead]).digest(), size
+        key = hashlib.sha256(raw[:header_nbytes]).digest(), size
         if key not in self._known:
             header = parse_header(raw, size, path)
-            head = MemberHeader(lead, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
+            head = MemberHeader(header_nbytes, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
             if not head.tensors:
                 raise DamagedError(f"header of {path}", expected="tensors", found="none")
             if head not in self.heads:

@@ -55,9 +55,9 @@ def _unwrapped_everywhere(names: list[str]) -> Iterator[list[str]]:
     """Yield stored name -> bare name, with more and more wrappers removed, at the start of names and inside."""
     yield from unwrapped(names)
     parts = [name.split(".") for name in names]
-    present = [inside for inside in INSIDE if any(inside in name_parts[1:] for name_parts in parts)]
-    for count in range(1, len(present) + 1):
-        for dropped in combinations(present, count):
+    present_prefixes = [inside for inside in INSIDE if any(inside in name_parts[1:] for name_parts in parts)]
+    for count in range(1, len(present_prefixes) + 1):
+        for dropped in combinations(present_prefixes, count):
             yield from unwrapped(
                 [".".join([name_parts[0], *(p for p in name_parts[1:] if p not in dropped)]) for name_parts in parts]
             )

@@ -73,7 +73,7 @@ def layout_of_head(head: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
         for (ours, (dtype, shape)), (name, (_, stored_shape)) in zip(net.tensors.items(), stored.items(), strict=True)
     )
     missing = [name for name in expected if is_counter(name) and name not in net.tensors]
-    return net, Layout.of_stored(tensors, missing, head.lead)
+    return net, Layout.of_stored(tensors, missing, head.header_nbytes)
 
 
 def rows_of_archives(
@@ -108,7 +108,7 @@ def rows_of_archives(
 def archive_group(path: str, index: Index) -> MemberGroup:
     """Return the members of an archive as a group; the path is the archive's in the source."""
     heads = index.heads
-    members = [MemberRange(e.name, path, e.data + heads[e.head].lead, heads[e.head]) for e in index.entries]
+    members = [MemberRange(e.name, path, e.data + heads[e.head].header_nbytes, heads[e.head]) for e in index.entries]
     return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
 
 

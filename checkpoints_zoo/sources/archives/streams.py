@@ -74,24 +74,24 @@ def stream_members(file: IO[bytes], name: str, largest: int = LARGEST_MEMBER) ->
         DamagedError: the archive is cut short, is no gzipped tar, or has a damaged or too large member.
     """
     with gzip.GzipFile(fileobj=file) as unpacked:
-        tape, start = _ForwardReader(unpacked, name), 0
+        stream_reader, start = _ForwardReader(unpacked, name), 0
         while True:
-            tape.forget(start)
-            header = header_at(tape.take, start, LARGEST, name)
+            stream_reader.forget(start)
+            header = header_at(stream_reader.take, start, LARGEST, name)
             if header is None:
                 break
             contents = Contents(name)
-            member = contents.add(header, tape.take)
+            member = contents.add(header, stream_reader.take)
             if broken := next((other for other in contents.others if other.member), None):
                 raise DamagedError(broken.why.rstrip("."), path=name)
             if member:
                 if header.size > largest:
                     expected = f"at most {largest:,} bytes a member"
                     raise damage_error(name, start, expected, f"{header.size:,} for {header.name!r}")
-                raw = tape.take(header.data, header.size)
+                raw = stream_reader.take(header.data, header.size)
                 yield tidy_name(header.name), parse_header(raw, header.size, f"{header.name!r} in {name}"), raw
             start = header.end
-        tape.finish(MOST_AFTER)
+        stream_reader.finish(MOST_AFTER)
 
 
 @dataclass

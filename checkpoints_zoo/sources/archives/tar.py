@@ -69,11 +69,11 @@ def is_header(block: bytes) -> bool:
     return stored is not None and int(stored[1], 8) in (sum(rest), sum(b - 256 * (b > 127) for b in rest))
 
 
-def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHeader | None:
+def header_at(read_exactly: ReadExactly, start: int, size: int, archive: str) -> TarHeader | None:
     """Read the header of the file at an offset of a tar; return it, or None at the end mark.
 
     Args:
-        take: reads the archive.
+        read_exactly: reads the archive.
         start: the offset.
         size: size of the archive in bytes; `LARGEST` if it is unknown.
         archive: name of the archive in error texts.
@@ -83,7 +83,7 @@ def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHead
     """
     at, extra, long, pax = start, 0, "", dict[str, str]()
     for _ in range(MOST_RECORDS + 1):
-        block = take(at, BLOCK)
+        block = read_exactly(at, BLOCK)
         if at == start and not block.rstrip(b"\0"):
             return None
         if not is_header(block):
@@ -96,7 +96,7 @@ def header_at(take: ReadExactly, start: int, size: int, archive: str) -> TarHead
         extra += count
         if extra > MOST_EXTRA:
             raise damage_error(archive, at, f"at most {MOST_EXTRA:,} bytes of records before a file", f"{extra:,}")
-        raw = take(at + BLOCK, count)
+        raw = read_exactly(at + BLOCK, count)
         if kind in "xXg":
             records = _parse_pax(raw, at, archive)
             if kind == "g" and records.keys() & {"path", "size"}:

@@ -51,9 +51,9 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
         return Index(name, size, "gzip")
     if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
         raise damage_error(name, 0, "a tar, or a gzipped one", guess_kind(first) or f"something else: {first[:16]!r}")
-    tape = _Window(read, size, name, threads, {0: first})
-    return _predict_index(tape) or _index_by_walking(
-        _Window(read, size, name, threads, tape.kept, spare=-len(tape.kept))
+    stream_reader = _Window(read, size, name, threads, {0: first})
+    return _predict_index(stream_reader) or _index_by_walking(
+        _Window(read, size, name, threads, stream_reader.kept, spare_reads=-len(stream_reader.kept))
     )
 
 
@@ -82,9 +82,9 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     """
     contents = Contents(index.name)
     try:
-        take = _reader_of(window, entry.start, index.name)
-        file = header_at(take, entry.start, index.size, index.name)
-        member = file and contents.add(file, take)
+        read_exactly = _reader_of(window, entry.start, index.name)
+        file = header_at(read_exactly, entry.start, index.size, index.name)
+        member = file and contents.add(file, read_exactly)
     except DamagedError:
         return False
     head = index.heads[entry.head]
@@ -110,7 +110,7 @@ class _Window:
     Args:
         read, size, name, threads: the same arguments as in `index_archive`.
         kept: offset -> piece of the archive that was read before.
-        spare: number of reads ahead that may turn out useless; it limits the reads to two for each file.
+        spare_reads: number of reads ahead that may turn out useless; it limits the reads to two for each file.
     """
 
     read: ReadRange
@@ -118,14 +118,14 @@ class _Window:
     name: str
     threads: int
     kept: dict[int, bytes]
-    spare: int = 0
+    spare_reads: int = 0
     begin: int = 0
     piece: bytes = b""
     wanted: int = FIRST
     most: int = BLOCK  # Largest number of bytes that the headers of one file took so far.
     files: int = 0
     count_ahead: int = 1
-    ahead: dict[int, bytes] = field(default_factory=dict)
+    pieces_ahead: dict[int, bytes] = field(default_factory=dict)
     strides: list[int] = field(default_factory=list)
 
     def goto(self, start: int) -> None:
@@ -133,23 +133,23 @@ class _Window:
         needed = min(start + self.most, self.size)
         if self.begin <= start and needed <= self.begin + len(self.piece):
             return
-        if start not in self.kept and start not in self.ahead:
-            self.count_ahead = 1 if self.ahead else self.count_ahead
+        if start not in self.kept and start not in self.pieces_ahead:
+            self.count_ahead = 1 if self.pieces_ahead else self.count_ahead
             self._read_on(start)
         piece = self.kept.get(start)
-        self.begin, self.piece = start, self.ahead.pop(start) if piece is None else piece
+        self.begin, self.piece = start, self.pieces_ahead.pop(start) if piece is None else piece
 
     def _read_on(self, start: int) -> None:
         """Read a piece at an offset; if sizes repeat, also the pieces of the next files, in parallel."""
         count = 0
         even = len(self.strides) == 2 and self.strides[0] == self.strides[1] > self.wanted
         if even and self.threads > 1:
-            count = max(0, min(self.count_ahead, self.spare))
+            count = max(0, min(self.count_ahead, self.spare_reads))
             self.count_ahead = min(2 * self.count_ahead, 32)
         places = [start, *(start + i * self.strides[0] for i in range(1, count + 1))]
         starts = [at for at in places if at < self.size and at not in self.kept]
-        self.spare -= len(starts) - 1
-        self.ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
+        self.spare_reads -= len(starts) - 1
+        self.pieces_ahead = dict(zip(starts, self.read_all(starts, self.wanted), strict=True))
 
     def read_all(self, starts: list[int], length: int) -> list[bytes]:
         """Read pieces of the same length at several offsets in parallel; return them."""
@@ -177,16 +177,16 @@ class _Window:
             )
         if begin + length > available:
             # Records and the header have limited sizes: if few reads are left, one read gets both.
-            room = FIRST if self.spare > 0 else MOST_EXTRA + MOST_LEAD
-            until = min(begin + length + room, self.size - self.begin)
-            self.piece += self._whole(self.begin + available, until - available)
-            self.spare -= 1
+            room = FIRST if self.spare_reads > 0 else MOST_EXTRA + MOST_LEAD
+            read_end = min(begin + length + room, self.size - self.begin)
+            self.piece += self._whole(self.begin + available, read_end - available)
+            self.spare_reads -= 1
         return self.piece[begin : begin + length]
 
     def passed(self, start: int, end: int, lead_end: int) -> None:
         """After a file, update the distance between files and the number of bytes to read for each."""
         self.files += 1
-        self.spare += 1
+        self.spare_reads += 1
         self.strides = [*self.strides[-1:], end - start]
         if self.files > MOST_FILES:
             raise damage_error(self.name, start, f"at most {MOST_FILES:,} files", "more")
@@ -195,41 +195,41 @@ class _Window:
         self.wanted = PIECE if small else max(self.most, LEAST)
 
 
-def _read_next_file(tape: _Window, start: int, contents: Contents) -> int | None:
+def _read_next_file(stream_reader: _Window, start: int, contents: Contents) -> int | None:
     """Read the header of the file at an offset; return the offset of the next file, None at the end mark."""
-    if start >= tape.size:
-        raise damage_error(tape.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
-    tape.goto(start)
-    file = header_at(tape.take, start, tape.size, tape.name)
+    if start >= stream_reader.size:
+        raise damage_error(stream_reader.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
+    stream_reader.goto(start)
+    file = header_at(stream_reader.take, start, stream_reader.size, stream_reader.name)
     if file is None:
         return None
-    member = contents.add(file, tape.take)
-    lead = contents.heads[member.head].lead if member else 0
-    tape.passed(start, file.end, file.data + lead)
+    member = contents.add(file, stream_reader.take)
+    header_nbytes = contents.heads[member.head].header_nbytes if member else 0
+    stream_reader.passed(start, file.end, file.data + header_nbytes)
     return file.end
 
 
-def _index_by_walking(tape: _Window) -> Index:
-    contents, start = Contents(tape.name), 0
-    while (after := _read_next_file(tape, start, contents)) is not None:
+def _index_by_walking(stream_reader: _Window) -> Index:
+    contents, start = Contents(stream_reader.name), 0
+    while (after := _read_next_file(stream_reader, start, contents)) is not None:
         start = after
     if not contents.entries:
         pickles = any(other.name.lower().endswith((".pt", ".pth", ".ckpt")) for other in contents.others)
         count_text = f"none among {len(contents.others)} files"
         raise DamagedError(
-            f"archive {tape.name}", expected="safetensors files in the tar", path=tape.name,
+            f"archive {stream_reader.name}", expected="safetensors files in the tar", path=stream_reader.name,
             found=f"{count_text}, but files of torch.save" if pickles else count_text,
             do="Unpack it and give the folder: only there are such files opened" if pickles else "",
         )  # fmt: skip
-    return contents.index(tape.size)
+    return contents.index(stream_reader.size)
 
 
-def _predict_index(tape: _Window) -> Index | None:
+def _predict_index(stream_reader: _Window) -> Index | None:
     """Predict the index of a regular tar from its first two members and a few others; return it, None if the tar is
     irregular."""
-    contents, after = Contents(tape.name), 0
+    contents, after = Contents(stream_reader.name), 0
     for _ in range(8):
-        following = _read_next_file(tape, after, contents)
+        following = _read_next_file(stream_reader, after, contents)
         if following is None:
             return None
         after = following
@@ -240,37 +240,40 @@ def _predict_index(tape: _Window) -> Index | None:
     first, second = contents.entries
     stride, before = second.start - first.start, second.data - second.start
     is_regular = after - second.start == stride and first.head == second.head and first.data - first.start == before
-    count, rest = divmod(tape.size - first.start, stride)
+    count, rest = divmod(stream_reader.size - first.start, stride)
     if not is_regular or stride < SMALL or rest < BLOCK or count < 2:
         return None
     places = sorted({round(i * (count - 1) / (SAMPLES - 1)) for i in range(SAMPLES)} - {0, 1})
-    pieces = tape.read_all(
-        [first.start + count * stride, *(first.start + k * stride for k in places)], before + contents.heads[0].lead
+    pieces = stream_reader.read_all(
+        [first.start + count * stride, *(first.start + k * stride for k in places)],
+        before + contents.heads[0].header_nbytes,
     )
-    tape.kept |= {tape.begin: tape.piece}
-    tape.kept |= {first.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
+    stream_reader.kept |= {stream_reader.begin: stream_reader.piece}
+    stream_reader.kept |= {first.start + k * stride: piece for k, piece in zip(places, pieces[1:], strict=True)}
     if pieces[0].strip(b"\0"):
         return None
     for k, piece in zip(places, pieces[1:], strict=True):
-        if not _resembles_first(contents, tape, piece, first.start + k * stride, before, first.head):
+        if not _resembles_first(contents, stream_reader, piece, first.start + k * stride, before, first.head):
             return None
     sampled = dict(zip((0, 1, *places), (e.name for e in contents.entries), strict=True))
-    names = names_in_order(sampled, count, tape.name)
+    names = names_in_order(sampled, count, stream_reader.name)
     if names is None:
         return None
     entries = tuple(
         Entry(name, first.start + k * stride, first.data + k * stride, first.head, k in sampled)
         for k, name in enumerate(names)
     )
-    return Index(tape.name, tape.size, "tar", tuple(contents.heads), entries, tuple(contents.others))
+    return Index(stream_reader.name, stream_reader.size, "tar", tuple(contents.heads), entries, tuple(contents.others))
 
 
-def _resembles_first(contents: Contents, tape: _Window, piece: bytes, start: int, before: int, head: int) -> bool:
+def _resembles_first(
+    contents: Contents, stream_reader: _Window, piece: bytes, start: int, before: int, head: int
+) -> bool:
     """Say whether a sampled piece is the start of a member with the same header as the first member."""
-    take = _reader_of(piece, start, tape.name)
+    read_exactly = _reader_of(piece, start, stream_reader.name)
     try:
-        file = header_at(take, start, tape.size, tape.name)
-        entry = file and contents.add(file, take)
+        file = header_at(read_exactly, start, stream_reader.size, stream_reader.name)
+        entry = file and contents.add(file, read_exactly)
     except DamagedError:
         return False
     return bool(entry and entry.data - start == before and entry.head == head and len(contents.heads) == 1)

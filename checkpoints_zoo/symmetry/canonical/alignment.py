@@ -160,8 +160,8 @@ def _match_to_means(
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}
     matches: dict[int, MemberMatch] = {}
-    seen, changes, passes, ended = [-1] * members, 0, 0, False
-    while not ended and passes < most:
+    seen, changes, passes, has_ended = [-1] * members, 0, 0, False
+    while not has_ended and passes < most:
         passes, before = passes + 1, changes
         for i in generator.permutation(members).tolist():
             if seen[i] == changes:
@@ -182,14 +182,14 @@ def _match_to_means(
             matches[i] = (
                 replace(now, sweeps=last.sweeps + now.sweeps, visits=last.visits + now.visits) if others else now
             )
-        ended = changes == before
+        has_ended = changes == before
     objectives = []
     for i in range(members):
         weights = permute(table, {name: tensor[i].to(wide) for name, tensor in params.items()}, matches[i].permutations)
         objectives.append(
             sum(dot(total[name] - weights[name], weights[name]) for name in weights) / max(1, members - 1)
         )
-    return [replace(matches[i], converged=ended and matches[i].converged) for i in range(members)], objectives
+    return [replace(matches[i], converged=has_ended and matches[i].converged) for i in range(members)], objectives
 
 
 def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:

@@ -166,11 +166,11 @@ class Balancer:
         grow, shrink = (torch.zeros_like(self.powers_of[name, 1.0]) if total is None else total for total in sums)
         return grow, shrink
 
-    def sweep(self, frozen: Tensor | None, totals: list[Tensor] | None) -> Tensor:
+    def sweep(self, is_frozen: Tensor | None, totals: list[Tensor] | None) -> Tensor:
         """Balance each scale in turn; return the decrease of the mass, (member): a lower bound if a degree exceeds 1.
 
         Args:
-            frozen: (member), whether to keep the scales of a member; None: no member is frozen.
+            is_frozen: (member), whether to keep the scales of a member; None: no member is frozen.
             totals: sum (member) of each block; None to leave the sums out. They are updated. None: not needed.
         """
         changes = []
@@ -180,14 +180,14 @@ class Balancer:
             degree, terms = self.degree[name], [self.terms(use) for use in uses]
             grow, shrink = ((end + _TINY).sqrt_() for end in self.grow_and_shrink(name, terms))
             ratio = shrink / grow if degree == 1 else (shrink / grow) ** (1 / degree)
-            if frozen is not None:
-                ratio = torch.where(frozen[:, None, None], 1.0, ratio)
+            if is_frozen is not None:
+                ratio = torch.where(is_frozen[:, None, None], 1.0, ratio)
             changes.append(grow - shrink)
             self.multiply(name, ratio)
             if totals is not None:
                 self._update_totals(uses, terms, ratio, totals)
         decrease = torch.cat(changes, 1).square_().sum((1, 2))
-        return decrease if frozen is None else decrease.masked_fill(frozen, 0.0)
+        return decrease if is_frozen is None else decrease.masked_fill(is_frozen, 0.0)
 
     def _update_totals(self, uses: list[_Use], terms: list[Tensor], ratio: Tensor, totals: list[Tensor]) -> None:
         blocks = [use.block for use in uses]
@@ -220,20 +220,20 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
     mass = sum((balancer.total(block) for block in blocks), constant)
     large = len(monomials.sizes) > _FEW or any(block.mass.shape[1:].numel() > _SMALL for block in blocks)
     # If the sums of the blocks are not used, the decrease of a sweep is exact only for degree 1.
-    always = large or any(degree != 1 for degree in balancer.degree.values())
+    always_two_level = large or any(degree != 1 for degree in balancer.degree.values())
     done = torch.full_like(mass, not blocks, dtype=torch.bool)
     history, sweeps, before = [mass], torch.zeros_like(mass, dtype=torch.int64), mass
     while len(history) <= most and not bool(done.all()):
-        frozen = done if bool(done.any()) else None
-        two_level = always or len(history) > _MANY
+        is_frozen = done if bool(done.any()) else None
+        two_level = always_two_level or len(history) > _MANY
         # The first sweeps may remove nearly all mass; the remaining mass is summed anew, since a difference of two
         # large sums would be inexact.
         totals = [constant] * len(blocks) if two_level or len(history) <= _DROPS else None
-        decrease = balancer.sweep(frozen, totals)
+        decrease = balancer.sweep(is_frozen, totals)
         if totals is None:
             mass = mass - decrease
         elif two_level:
-            mass = torch.where(done, mass, _newton_step(balancer, torch.stack(totals, 1), frozen) + constant)
+            mass = torch.where(done, mass, _newton_step(balancer, torch.stack(totals, 1), is_frozen) + constant)
         else:
             mass = torch.where(done, mass, sum(totals, constant))
         sweeps += ~done
@@ -247,19 +247,19 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
     return _result(balancer, torch.stack(history), sweeps, done)
 
 
-def _newton_step(balancer: Balancer, totals: Tensor, frozen: Tensor | None) -> Tensor:
+def _newton_step(balancer: Balancer, totals: Tensor, is_frozen: Tensor | None) -> Tensor:
     """Multiply each scale by the common factor that minimises the mass; return the new sum of the blocks, (member).
 
     Newton's method on the logarithms. Steps that do not lower the mass are halved.
 
     Args:
         totals: (member, block), the sum of each block.
-        frozen: see `Balancer.sweep`.
+        is_frozen: see `Balancer.sweep`.
     """
     powers = balancer.powers
     shift, now, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)
     ridge = torch.eye(powers.shape[1], dtype=totals.dtype, device=totals.device)
-    active = torch.ones_like(sums, dtype=torch.bool) if frozen is None else ~frozen
+    active = torch.ones_like(sums, dtype=torch.bool) if is_frozen is None else ~is_frozen
     for _ in range(_NEWTON):
         curvature = (powers.T * now[:, None]) @ powers
         size = 1e-10 * curvature.diagonal(dim1=1, dim2=2).amax(1) + _TINY
@@ -268,11 +268,11 @@ def _newton_step(balancer: Balancer, totals: Tensor, frozen: Tensor | None) -> T
         for half in range(_HALVINGS):
             trial = totals * ((shift + step) @ powers.T).exp()
             new = trial.sum(1)
-            worse = ~(new <= sums)
-            if half == _HALVINGS - 1 or not bool(worse.any()):
+            got_worse = ~(new <= sums)
+            if half == _HALVINGS - 1 or not bool(got_worse.any()):
                 break
-            step = torch.where(worse[:, None], step / 2, step)
-        taken = active & ~worse
+            step = torch.where(got_worse[:, None], step / 2, step)
+        taken = active & ~got_worse
         active = taken & (sums - new > _WORTH * sums)
         shift = torch.where(taken[:, None], shift + step, shift)
         now, sums = torch.where(taken[:, None], trial, now), torch.where(taken, new, sums)
@@ -285,12 +285,12 @@ def _newton_step(balancer: Balancer, totals: Tensor, frozen: Tensor | None) -> T
 
 
 def _result(balancer: Balancer, history: Tensor, sweeps: Tensor, converged: Tensor) -> BalanceResult:
-    zero = torch.zeros_like(balancer.monomials.constant)
-    unbalanced, through, squares = zero, zero, {}
+    zero_sums = torch.zeros_like(balancer.monomials.constant)
+    unbalanced, total_flow, squares = zero_sums, zero_sums, {}
     for name, uses in balancer.uses.items():
         grow, shrink = balancer.grow_and_shrink(name, [balancer.terms(use) for use in uses])
         unbalanced = unbalanced + (grow - shrink).abs().sum((1, 2))
-        through = through + (grow + shrink).sum((1, 2))
+        total_flow = total_flow + (grow + shrink).sum((1, 2))
         squares[name] = torch.where((grow > 0) & (shrink > 0), balancer.powers_of[name, 1.0], 1.0)[..., 0]
-    residual = torch.where(through > 0, unbalanced / through, 0.0)
+    residual = torch.where(total_flow > 0, unbalanced / total_flow, 0.0)
     return BalanceResult(squares, history, sweeps, residual, converged)

@@ -178,8 +178,8 @@ def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held: tuple[st
         ids: ids of all members of the parts, in order.
         held: names of the scales that were not changed.
     """
-    longest = max(len(part.history) for part in parts)
-    histories = [torch.cat([p.history, p.history[-1:].expand(longest - len(p.history), -1)]) for p in parts]
+    history_length = max(len(part.history) for part in parts)
+    histories = [torch.cat([p.history, p.history[-1:].expand(history_length - len(p.history), -1)]) for p in parts]
     return MinimalMass(
         ids=tuple(ids),
         before=torch.cat([part.before for part in parts]),

@@ -57,13 +57,13 @@ class Matcher:
     def __init__(self, table: Table, reference: Mapping[str, Tensor], thing: str = "the reference") -> None:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
         self._norm = _norm(reference, thing)
-        ups, downs = self._families.above, self._families.below
+        above, below = self._families.above, self._families.below
         # Group -> groups to visit again after this group has moved.
         self._touched = {
-            group: {h for reader in readers for h in (reader, *ups[reader])}
+            group: {h for reader in readers for h in (reader, *above[reader])}
             for group, readers in self._reference.readers.items()
         }
-        self._linear = {g: not downs[g] and g not in self._reference.readers[g] for g in table.groups}
+        self._linear = {g: not below[g] and g not in self._reference.readers[g] for g in table.groups}
 
     def match(
         self, params: Mapping[str, Tensor], start: Mapping[str, Tensor], seed: int, most: int, thing: str
@@ -227,7 +227,7 @@ class _Subtree:
     def __init__(self, products: Products, families: Families, top: str, permutations: Permutations) -> None:
         self._products, self._families, self._permutations = products, families, permutations
         self._between = _kernels_between(products.reference, families, top)
-        self._without = [term for _, early, late in self._between for term in (early, late)]
+        self._without = [term for _, earlier_term, later_term in self._between for term in (earlier_term, later_term)]
         self._kernel_gains: dict[str, Matrix] = {}
 
     def solve(self, group: str) -> tuple[Matrix, Inside]:
@@ -238,10 +238,12 @@ class _Subtree:
             values = values + self._kernel_gains[group]
         inside: Inside = {}
         for child in self._families.children[group]:
-            for joint, early, late in self._between:
-                if joint == group and (late.move.group == child or child in self._families.above[late.move.group]):
-                    gain = _kernel_gains(self._products, late, inside[early.move.group])
-                    self._kernel_gains[late.move.group] = self._kernel_gains.get(late.move.group, 0) + gain
+            for joint_group, earlier_term, later_term in self._between:
+                if joint_group == group and (
+                    later_term.move.group == child or child in self._families.above[later_term.move.group]
+                ):
+                    gain = _kernel_gains(self._products, later_term, inside[earlier_term.move.group])
+                    self._kernel_gains[later_term.move.group] = self._kernel_gains.get(later_term.move.group, 0) + gain
             below, nested = self.solve(child)
             best, order = best_orders(below, len(values))
             values = values + best
@@ -282,14 +284,18 @@ def _kernels_between(reference: Reference, families: Families, top: str) -> Sequ
         return ()
     order = (top, *families.below[top])
     result = []
-    for late in (term for group in order for term in reference.terms[group] if term.kernel is not None):
-        for early in (term for group in order for term in reference.terms[group] if term.name == late.name):
-            joint = families.joint(early.move.group, late.move.group)
-            if len(late.axes.moves) != 2 or late.kernel is None or joint not in order:
+    for later_term in (term for group in order for term in reference.terms[group] if term.kernel is not None):
+        for earlier_term in (
+            term for group in order for term in reference.terms[group] if term.name == later_term.name
+        ):
+            joint_group = families.joint(earlier_term.move.group, later_term.move.group)
+            if len(later_term.axes.moves) != 2 or later_term.kernel is None or joint_group not in order:
                 continue
-            first, second = (_child(families, joint, term.move.group) for term in (early, late))
-            if families.groups[joint].size == late.kernel.within and order.index(first) < order.index(second):
-                result.append((joint, early, late))
+            first, second = (_child(families, joint_group, term.move.group) for term in (earlier_term, later_term))
+            if families.groups[joint_group].size == later_term.kernel.within and order.index(first) < order.index(
+                second
+            ):
+                result.append((joint_group, earlier_term, later_term))
     return result
 
 
@@ -299,17 +305,18 @@ def _child(families: Families, top: str, group: str) -> str:
     return chain[chain.index(top) - 1]
 
 
-def _kernel_gains(products: Products, late: Term, inside: NDArray[np.int64]) -> Matrix:
+def _kernel_gains(products: Products, later_term: Term, inside: NDArray[np.int64]) -> Matrix:
     """Return the gains along the later axis of a grouped kernel, given the best order of its other axis.
 
     Args:
         products: inner products of the reference and the matched network.
-        late: the term of the later axis of the kernel.
+        later_term: the term of the later axis of the kernel.
         inside: orders of the kernel's other axis, (new block, old block, place).
     """
-    blocks, axis = len(inside), 1 - late.move.axis
+    blocks, axis = len(inside), 1 - later_term.move.axis
     fixed, units = (
-        split(tensors[late.name], 0, blocks).flatten(3) for tensors in (products.reference.tensors, products.tensors)
+        split(tensors[later_term.name], 0, blocks).flatten(3)
+        for tensors in (products.reference.tensors, products.tensors)
     )
     if axis == 0:
         fixed, units = fixed.transpose(1, 2), units.transpose(1, 2)

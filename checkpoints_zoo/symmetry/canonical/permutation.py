@@ -133,15 +133,15 @@ def _sort_remaining(
 ) -> Orders:
     """Sort all groups that are not sorted yet; return the permutations of all groups."""
     done: dict[int, Orders] = {}
-    busy = torch.ones(len(members), dtype=torch.bool, device=members.device)
+    is_unsorted = torch.ones(len(members), dtype=torch.bool, device=members.device)
     for turn in turns:
         if turn[0] in members.order:
             continue
-        for member in _sort_turn(members, turn, key, busy).nonzero()[:, 0].tolist():
+        for member in _sort_turn(members, turn, key, is_unsorted).nonzero()[:, 0].tolist():
             single, counter = members.select(member), [0] if tried is None else tried
             sort_rest = partial(_sort_remaining, turns=turns, key=key, tried=counter)
             done[member] = Search(single, turn, sort_rest, counter).run(_initial_colours(single, turn, key), greedy)
-            busy[member] = False
+            is_unsorted[member] = False
         members.close(turn)
     for member, order in done.items():
         for name, permutation in order.items():
@@ -149,14 +149,14 @@ def _sort_remaining(
     return members.order
 
 
-def _sort_turn(members: Members, turn: list[str], key: str, busy: Tensor) -> Tensor:
+def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor) -> Tensor:
     """Sort the groups of a turn inside their blocks; return whether a member has ties left, (member).
 
     Args:
-        busy: (member), whether a member still needs sorting.
+        is_unsorted: (member), whether a member still needs sorting.
     """
     table, last = members.table, turn[-1]
-    open_ = torch.zeros_like(busy)
+    has_open_tie = torch.zeros_like(is_unsorted)
     last_keys = unit_keys(members, table.groups[last], key)
     for name in reversed(turn):
         group = table.groups[name]
@@ -164,11 +164,11 @@ def _sort_turn(members: Members, turn: list[str], key: str, busy: Tensor) -> Ten
         if name != last:
             # A group without writers is sorted by the keys of the units inside its blocks, the largest key first.
             keys = _keys_of_blocks(last_keys, members.inner[last], group.size)
-        order, cells = _sort_in_blocks(group, keys, busy & ~open_)
+        order, cells = _sort_in_blocks(group, keys, is_unsorted & ~has_open_tie)
         if len(cells):
-            open_ |= break_ties(members, group, cells, order)
+            has_open_tie |= break_ties(members, group, cells, order)
         members.place(turn, name, order.reshape(len(members), -1))
-    return open_
+    return has_open_tie
 
 
 def _keys_of_blocks(keys: Keys, inner: Tensor, size: int) -> Keys:
@@ -182,12 +182,12 @@ def _keys_of_blocks(keys: Keys, inner: Tensor, size: int) -> Keys:
     return Keys(held[..., 0], may_tie, lambda m, u: held[m, u], keys.tolerance)
 
 
-def _sort_in_blocks(group: Group, keys: Keys, busy: Tensor) -> tuple[Tensor, Cells]:
+def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tensor, Cells]:
     """Sort units by keys inside their blocks; return the unit at each place, flat over members, and the ties."""
     members, step = len(keys.rough), group.size // group.blocks
     values, within = keys.rough.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
     order = (within + torch.arange(0, group.size, step, device=within.device)[:, None]).flatten()
-    tied = keys.may_tie(values[..., :-1], values[..., 1:]) & busy[:, None, None]
+    tied = keys.may_tie(values[..., :-1], values[..., 1:]) & is_unsorted[:, None, None]
     before = torch.zeros_like(within, dtype=torch.bool)
     behind = torch.zeros_like(before)
     before[..., 1:] = behind[..., :-1] = tied

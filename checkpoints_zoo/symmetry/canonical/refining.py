@@ -67,9 +67,9 @@ class Search:
             if any(other in orbit for other, *_ in seen):
                 continue
             path = (*prefix, (group, unit))
-            probe = self._run(refined[unit], path, True)
-            result = self._result(probe)
-            if not self._equals_earlier(probe, result, seen):
+            unit_search = self._run(refined[unit], path, True)
+            result = self._result(unit_search)
+            if not self._equals_earlier(unit_search, result, seen):
                 order = self._run(refined[unit], path, False)
                 result = self._result(order)
                 if all(_difference(result, other, self.member.tolerance) > 0 for *_, other in seen):
@@ -150,8 +150,10 @@ class Refining:
         Args:
             colours: the colours to start from. The units of a group without an entry have one colour.
         """
-        blank = {n: torch.zeros(g.size, dtype=torch.int64, device=self._one.device) for n, g in self._groups.items()}
-        result = {name: colours.get(name, blank[name]) for name in self._groups}
+        blank_codes = {
+            n: torch.zeros(g.size, dtype=torch.int64, device=self._one.device) for n, g in self._groups.items()
+        }
+        result = {name: colours.get(name, blank_codes[name]) for name in self._groups}
         before = -1
         while before != (before := sum(map(_count_colours, result.values()))):
             for name, present in result.items():
@@ -256,8 +258,8 @@ def _can_swap(one: Members, colours: Colours, group: str, a: int, b: int) -> boo
     swaps: Orders = {}
     _swap(one, colours, group, [(a, b)], swaps)
     moving = {n: t for n, t in one.params.items() if any(m.group in swaps for m in one.table.tensors[n].moves)}
-    swapped = permute(one.table, moving, swaps)
-    return _difference(_comparable(one, moving), _comparable(one, swapped), one.tolerance) == 0
+    swapped_element = permute(one.table, moving, swaps)
+    return _difference(_comparable(one, moving), _comparable(one, swapped_element), one.tolerance) == 0
 
 
 def _comparable(member: Members, params: Mapping[str, Tensor]) -> list[Tensor]:
@@ -296,8 +298,8 @@ def _difference(one: list[Tensor], other: list[Tensor], tolerance: float) -> int
     """Compare two members by the first entry that differs; return 1 if `one` has the larger entry, -1 if the smaller, 0
     if all are equal."""
     for a, b in zip(one, other, strict=True):
-        differs = ~are_close(a, b, tolerance) if tolerance else a != b
-        if bool(differs.any()):
-            at = int(differs.byte().argmax())
+        is_different = ~are_close(a, b, tolerance) if tolerance else a != b
+        if bool(is_different.any()):
+            at = int(is_different.byte().argmax())
             return 1 if bool(a[at] > b[at]) else -1
     return 0

@@ -138,9 +138,9 @@ def _row_norms(
     axes, tensor = table.tensors[name], params[name]
     row_powers = _row_powers(axes, scale, axis)
     squares = _sum_squares(axes, tensor)
-    lead = squares.shape[1:]
-    doubled = tuple(Power(p.axis, p.scale, 2 * p.power, p.offset, p.length, p.within) for p in axes.powers)
-    squares = rescale_tensor(Axes(tuple(lead), axes.role, 0.0, (), doubled), squares, scales)
+    leading_shape = squares.shape[1:]
+    doubled_powers = tuple(Power(p.axis, p.scale, 2 * p.power, p.offset, p.length, p.within) for p in axes.powers)
+    squares = rescale_tensor(Axes(tuple(leading_shape), axes.role, 0.0, (), doubled_powers), squares, scales)
     sums = torch.zeros(len(tensor), scale.size, dtype=torch.float64, device=tensor.device)
     for power in row_powers:
         part = squares.narrow(axis + 1, power.offset, power.length).movedim(axis + 1, 1)
@@ -159,11 +159,11 @@ def _row_powers(axes: Axes, scale: Scale, axis: int) -> list[Power]:
 def _sum_squares(axes: Axes, tensor: Tensor) -> Tensor:
     """Return the squares of all entries, summed over the axes behind the last axis with a scale."""
     last = max(power.axis for power in axes.powers)
-    lead = axes.shape[: last + 1]
-    result = torch.empty(len(tensor), *lead, dtype=torch.float64, device=tensor.device)
+    leading_shape = axes.shape[: last + 1]
+    result = torch.empty(len(tensor), *leading_shape, dtype=torch.float64, device=tensor.device)
     for members in _member_chunks(len(tensor), prod(axes.shape)):
         wide = tensor[members].to(torch.float64, copy=True).square_()
-        result[members] = wide.reshape(-1, *lead, prod(axes.shape[last + 1 :])).sum(-1)
+        result[members] = wide.reshape(-1, *leading_shape, prod(axes.shape[last + 1 :])).sum(-1)
     return result
 
 

@@ -82,6 +82,6 @@ def _votes(axes: Axes, power: Power, tensor: Tensor, size: int) -> Tensor:
     near = magnitudes >= (1 - _TOLERANCE) * largest
     for terms in ((rows.sign() * near), rows, rows**3):
         total, scale = terms.sum(-1), terms.abs().sum(-1)
-        vote = torch.where(total.abs() > _TOLERANCE * scale, total.sign(), 0.0)
-        result = torch.where(result == 0, vote, result)
+        sign_vote = torch.where(total.abs() > _TOLERANCE * scale, total.sign(), 0.0)
+        result = torch.where(result == 0, sign_vote, result)
     return result

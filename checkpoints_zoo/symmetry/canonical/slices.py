@@ -103,8 +103,8 @@ def carry_blocks(inner: Tensor, blocks: Tensor) -> Tensor:
 def order_by_block(permutation: Tensor, blocks: int) -> Tensor:
     """Return the permuted units of each block, blocks by their former numbers, (member, block, unit)."""
     by_block = permutation.reshape(len(permutation), blocks, permutation.shape[1] // blocks)
-    former = by_block[..., 0].div(by_block.shape[2], rounding_mode="floor")
-    return by_block.gather(1, former.argsort(1)[..., None].expand_as(by_block))
+    old_blocks = by_block[..., 0].div(by_block.shape[2], rounding_mode="floor")
+    return by_block.gather(1, old_blocks.argsort(1)[..., None].expand_as(by_block))
 
 
 def find_placements(table: Table, group: Group) -> list[Placement]:
@@ -197,8 +197,8 @@ class Slices:
             for n in reversed(self.shape):
                 indices.insert(0, rest % n)
                 rest = rest.div(n, rounding_mode="floor")
-        trailing = [1] * max(index.ndim for index in indices)
-        m, u = members.view(-1, *trailing), units.view(-1, *trailing)
+        trailing_sizes = [1] * max(index.ndim for index in indices)
+        m, u = members.view(-1, *trailing_sizes), units.view(-1, *trailing_sizes)
         result, row = m, m
         for i, n in enumerate(self.axes.shape):
             at = (

@@ -191,7 +191,7 @@ def _parts(cells: Cells, length: int) -> Iterator[Cells]:
         stop = min(start + most, len(cells))
         same = cells.cell == cells.cell[stop - 1]
         if stop < len(cells) and bool(same[stop]):
-            begins = int(same.nonzero()[0])
-            stop = begins if begins > start else int(same.nonzero()[-1]) + 1
+            group_start = int(same.nonzero()[0])
+            stop = group_start if group_start > start else int(same.nonzero()[-1]) + 1
         yield cells.select(torch.arange(start, stop, device=cells.cell.device))
         start = stop

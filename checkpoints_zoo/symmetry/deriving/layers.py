@@ -73,10 +73,10 @@ def matmul(step: Step, x: Labelled, y: Labelled) -> Labelled:
         step.refuse("a product with a vector")
     contract_axes(x.axes[-1], y.axes[-2])
     ranks = max(len(x.axes), len(y.axes)) - 2
-    lead = [_product(step, *(_axis(v.axes[:-2], i - ranks) for v in (x, y))) for i in range(ranks)]
+    stack_axes = [_product(step, *(_axis(v.axes[:-2], i - ranks) for v in (x, y))) for i in range(ranks)]
     for value in (x, y):
         value.role = value.role or ("weight" if value.state else "")
-    return Labelled((*lead, open_output(step, x.axes[-2]), open_output(step, y.axes[-1])))
+    return Labelled((*stack_axes, open_output(step, x.axes[-2]), open_output(step, y.axes[-1])))
 
 
 def _axis(axes: tuple[Axis, ...], i: int) -> Axis | None:

@@ -118,15 +118,15 @@ def concatenate(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labell
         for other in others if i != dim else ():
             for a, b in join_axes(axis, other.axes[i]):
                 equate_products(a.scale, b.scale)
-    together = tuple(segment for value in tensors for segment in resolve_axis(value.axes[dim]))
-    return Labelled(tuple(together if i == dim else axis for i, axis in enumerate(first.axes)))
+    joined_axis = tuple(segment for value in tensors for segment in resolve_axis(value.axes[dim]))
+    return Labelled(tuple(joined_axis if i == dim else axis for i, axis in enumerate(first.axes)))
 
 
 def stack(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labelled:
     """Rule of stacking tensors along a new axis, whose entries are pinned."""
     dim %= len(step.shape)
-    grown = [Labelled((*v.axes[:dim], step.fixed_axis(1), *v.axes[dim:])) for v in tensors]
-    return concatenate(step, grown, dim)
+    grown_values = [Labelled((*v.axes[:dim], step.fixed_axis(1), *v.axes[dim:])) for v in tensors]
+    return concatenate(step, grown_values, dim)
 
 
 def split_into_parts(step: Step, x: Labelled, sizes: Any, dim: int = 0) -> tuple[Labelled, ...]:

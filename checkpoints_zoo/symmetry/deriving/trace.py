@@ -207,8 +207,8 @@ class _LabelInterpreter(fx.Interpreter):
             return self._state(step, tensors[name]) if name in tensors else None
 
         result = rule(step, layer, tensor_of, *arguments, **named)
-        if unused := sorted(set(tensors) - requested):
-            step.refuse(f"a layer with further tensors: {', '.join(unused)}")
+        if unused_tensors := sorted(set(tensors) - requested):
+            step.refuse(f"a layer with further tensors: {', '.join(unused_tensors)}")
         return result
 
 
@@ -334,7 +334,7 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
             for run in runs[name]
             if run.segment.space in spaces
         ]
-        powers, flips = (
+        powers, sign_powers = (
             tuple(
                 Power(run.axis, names[f], float(p), run.offset, run.segment.length, run.within)
                 for run in runs[name]
@@ -343,7 +343,7 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
             )
             for names in (factors, signs)
         )
-        tensors[name] = Axes(shape, value.role or "other", value.shift, tuple(moves), powers, flips)
+        tensors[name] = Axes(shape, value.role or "other", value.shift, tuple(moves), powers, sign_powers)
     groups = {name: _make_group(name, space, spaces) for space, name in spaces.items()}
     scales = {
         name: Scale(
