@@ -474,8 +474,8 @@ def _bounded_bar(repo_path: str, subject: str) -> type[Any]:
             super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
-            self.came += int(n or 0)
-            self._check(self.came)
+            self.received_bytes += int(n or 0)
+            self._check(self.received_bytes)
             shown: bool | None = super().update(n)
             return shown
 
