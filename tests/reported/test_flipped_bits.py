@@ -122,7 +122,7 @@ def commit(hub: Hub, built: Built) -> None:
 def start_anew() -> None:
     """Forget what a new process does not know."""
     fetching._remote_files.clear()
-    hash_records._known.clear()
+    hash_records._known_records.clear()
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_an_unchanged_member_is_not_read_again(hub: Hub, tiny: Built, monkeypatc
     """Issue 16, item 2: a record says which file was hashed; a copy is another file, and is hashed once."""
     for members in ("1,12", "0-19"):
         zoo.load("tiny", members=members, source=ADDRESS).stack()
-    hash_records._known.clear()  # as another process starts
+    hash_records._known_records.clear()  # as another process starts
     hashed: list[int] = []
 
     def counted(*arguments: object) -> str:
@@ -85,7 +85,7 @@ def test_an_unchanged_member_is_not_read_again(hub: Hub, tiny: Built, monkeypatc
     zoo.load("tiny", members="1,12", source=ADDRESS, check=True).stack()
     assert len(hashed) == 2
     shutil.rmtree(hub_client.cache_root() / "datasets--alice--zoo" / "records")
-    hash_records._known.clear()
+    hash_records._known_records.clear()
     hashed.clear()
     for _ in range(2):
         zoo.load("tiny", members="0-19", source=ADDRESS).stack()
