@@ -215,7 +215,7 @@ def main() -> None:
         if "OutOfMemory" in grid[-1].get("failed", ""):
             full[name] = grid[-1]["width"]
         print(json.dumps(grid[-1]), flush=True)
-    with mock.patch.object(loop, "exact", return_value=nullcontext()):
+    with mock.patch.object(loop, "deterministic", return_value=nullcontext()):
         free = bench.cell(*cells[0])
     exact = round(grid[0]["images_s"] / free["images_s"], 3) if "images_s" in grid[0] and "images_s" in free else None
     hours, gain = projected(grid, member["overhead_s"])

@@ -163,7 +163,8 @@ def test_measured_where_they_lie(hub: Hub, tmp_path: Path, monkeypatch: pytest.M
     known = zoo.load("convnet-digits", n=7)
     states_of = [{n: t.clone() for n, t in m.state_dict().items()} for m in known]
     hub.commit("alice/nets", {f"runs/seed-{i}.safetensors": save(s) for i, s in enumerate(states_of)}, lfs=True)
-    convnet = {"net": NetSpec("convnet"), "like": "convnet-digits", "evaluate": "digits", "given": {"licence": "MIT"}}
+    facts = {"licence": "MIT"}
+    convnet = {"net": NetSpec("convnet"), "like": "convnet-digits", "evaluate": "digits", "user_facts": facts}
     done = imported(["hf://datasets/alice/nets/runs"], "mine", out=tmp_path / "over", **convnet)
     assert (done.hashed, done.measured) == (7, 7)
     assert cache.member_files("alice/nets") == set()

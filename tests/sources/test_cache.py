@@ -192,6 +192,7 @@ def test_a_read_only_cache_is_replaced_for_this_process(
     block.touch()
     for name in ("HF_ASSETS_CACHE", "HF_HUB_CACHE"):
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(block / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(block / "cache"))  # else a warning says that it was changed too late
     with pytest.warns(UserWarning, match=r"^the cache .*a file/cache can't be written to \(") as said:
         assert sound(tiny, "1,12")
     assert len(said) == 1

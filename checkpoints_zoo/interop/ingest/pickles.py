@@ -234,7 +234,7 @@ def _pickle_protocol(path: Path) -> int:
                 start = stored.read(2)
     except (*PARSER_ERRORS, StopIteration):
         return 0
-    return start[1] if len(start) == 2 and start[:1] == pickle.PROTO else 0
+    return start[1] if len(start) == 2 and start[:1] == b"\x80" else 0  # The opcode PROTO.
 
 
 def _unsafe_names(path: Path, refused: str) -> str:
