@@ -187,9 +187,9 @@ def compact_table_command(
     from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import choose_recipe
 
-    chosen = choose_recipe(recipe)
+    chosen_recipe = choose_recipe(recipe)
     hmc = replace(HMC, steps=steps, warmup=warmup)
-    result = fit_and_compare(chosen, folder or f"{chosen.name}-compared", hmc=hmc, say=out.say, **options)
+    result = fit_and_compare(chosen_recipe, folder or f"{chosen_recipe.name}-compared", hmc=hmc, say=out.say, **options)
     for path in (json_path, latex):
         if path is not None:
             out.say(f"table: {result.write(path)}")

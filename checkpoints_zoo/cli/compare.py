@@ -28,8 +28,8 @@ def _parse_draws(
     """Parse LABEL=NAME@SOURCE; return the name and the source of each label's collection."""
     draws: dict[str, tuple[str, str]] = {}
     for value in values:
-        label, _, rest = value.partition("=")
-        name, _, source = rest.partition("@")
+        label, _, collection_address = value.partition("=")
+        name, _, source = collection_address.partition("@")
         if not (label and name and source) or label in draws:
             raise click.BadParameter(f"{value!r} is no LABEL=NAME@SOURCE with a label of its own.", context, parameter)
         draws[label] = (name, source)
@@ -130,7 +130,7 @@ def command(
     )
     if dry_run:
         todo = prepared.todo()
-        out.data(asdict(todo), _todo(todo))
+        out.data(asdict(todo), _remaining_work_text(todo))
         return
     result = prepared.run()
     for path, write in (
@@ -143,7 +143,7 @@ def command(
     out.data(json.loads(result.to_json()), result.to_text())
 
 
-def _todo(todo: RemainingWork) -> str:
+def _remaining_work_text(todo: RemainingWork) -> str:
     return fact_lines(
         {
             "to be fitted": list(todo.fits) or "nothing",

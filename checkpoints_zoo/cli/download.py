@@ -30,14 +30,16 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
     copied into DIR too, which `--source DIR` reads and `zoo-cli publish DIR` publishes. An interrupted run continues.
     """
     selected = selection.find()
-    here = _count_here(selected)
+    local_counts = _count_here(selected)
     values: dict[str, Any] = {
         "citation": selected.citation,
         "members": selected.rows.num_rows,
         "files": len(set(selected.rows.column("path").drop_null().to_pylist())),
         "bytes": sum_of(selected.rows, "nbytes"),
-        "members_here": here,
-        "members_fetched": 0 if dry_run else selected.rows.num_rows - selected.rows.column("path").null_count - here,
+        "members_here": local_counts,
+        "members_fetched": 0
+        if dry_run
+        else selected.rows.num_rows - selected.rows.column("path").null_count - local_counts,
         "fetched": not dry_run,
     }
     if dest is None:

@@ -124,12 +124,12 @@ def command(
         **options,
     )
     values = asdict(done)
-    shown = (
+    plan_text = (
         {**values, "bytes": format_bytes(done.bytes), "read": format_bytes(done.read)}
         if isinstance(done, ImportPlan)
         else values
     )
-    out.data(values, fact_lines(shown))
+    out.data(values, fact_lines(plan_text))
 
 
 def _read_facts(file: str) -> dict[str, Any]:

@@ -28,15 +28,15 @@ from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_
 
 
 class Command(NamedTuple):
-    """A command: the place of its function, its line in the help, and examples of its use.
+    """A command: the file that defines it, its line in the help, and examples of its use.
 
     Args:
-        place: file of the command, with ":FUNCTION" if the file has several commands.
+        defined_in: file that defines the command, with ":FUNCTION" if the file has several commands.
         summary: first line of the command's help.
         examples: example command lines for the help.
     """
 
-    place: str
+    defined_in: str
     summary: str
     examples: tuple[str, ...]
 
@@ -402,7 +402,7 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        file, _, name = COMMANDS[cmd_name].place.partition(":")
+        file, _, name = COMMANDS[cmd_name].defined_in.partition(":")
         command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.{file}"), name or "command")
         command.epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in COMMANDS[cmd_name].examples)])
         return command
@@ -411,8 +411,8 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = did_you_mean(args[0], COMMANDS, shown=repr)
-            ctx.fail(f"No such command {args[0]!r}.{f' {near}' if near else ''}")
+            similar_commands = did_you_mean(args[0], COMMANDS, shown=repr)
+            ctx.fail(f"No such command {args[0]!r}.{f' {similar_commands}' if similar_commands else ''}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

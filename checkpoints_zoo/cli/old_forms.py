@@ -20,8 +20,8 @@ def run_old_form(program: str, current: bool = False) -> None:
     arguments = sys.argv[1:]
     translated = translate(arguments)
     if not current or translated != arguments:
-        old = " ".join([program, *arguments[:1]])
-        say(f"`{old}` is `{' '.join(['zoo-cli', *translated[:1]])}` now; the old form goes in 0.3")
+        old_form = " ".join([program, *arguments[:1]])
+        say(f"`{old_form}` is `{' '.join(['zoo-cli', *translated[:1]])}` now; the old form goes in 0.3")
     main(translated)
 
 

@@ -187,8 +187,8 @@ def import_function(text: str) -> Callable[..., Any]:
         UsageError: there is no such function.
     """
     module, _, name = text.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)  # the folder stays in sys.path, because worker processes search it as well
+    if (current_folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, current_folder)  # the folder stays in sys.path, because worker processes search it as well
     try:
         function: Any = import_module(module)
         for part in name.split("."):

@@ -56,12 +56,12 @@ def command(
     stored = predict(
         members, data, folder, name=set_name, devices=devices, batch=batch, workers=workers, ray=ray, say=out.say
     )
-    count, inputs, classes = stored.shape
+    member_count, inputs, classes = stored.shape
     path = folder.absolute() / Path(stored.rows.column("path").to_pylist()[0]).parent
-    size = count * stored.facts.layouts["logits"].nbytes
+    size = member_count * stored.facts.layouts["logits"].nbytes
     values = {
         "predictions": stored.name,
-        "members": count,
+        "members": member_count,
         "inputs": inputs,
         "classes": classes,
         "bytes": size,

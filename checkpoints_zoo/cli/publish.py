@@ -53,9 +53,9 @@ def _plan_text(plan: Plan) -> str:
         "ignored": "in the folder, but not published:",
         "to_come": "checks that a dry run leaves out:",
     }
-    return "\n\n".join([fact_lines(lines), *(_listed(titles[key], values[key]) for key in titles if values[key])])
+    return "\n\n".join([fact_lines(lines), *(_listed_text(titles[key], values[key]) for key in titles if values[key])])
 
 
-def _listed(title: str, lines: list[str]) -> str:
+def _listed_text(title: str, lines: list[str]) -> str:
     more = [f"  and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
     return "\n".join([title, *(f"  {line}" for line in lines[:SHOWN]), *more])

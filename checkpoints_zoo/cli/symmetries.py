@@ -69,8 +69,8 @@ def symmetries_command(
     """
     mass_options = {"--biases": biases, "--approximate": approximate, "--along": along, "--plot": plot is not None}
     if mass is False and any(mass_options.values()):
-        chosen = ", ".join(option for option, is_set in mass_options.items() if is_set)
-        raise click.UsageError(f"--no-mass can't be combined with {chosen}.")
+        mass_options_set = ", ".join(option for option, is_set in mass_options.items() if is_set)
+        raise click.UsageError(f"--no-mass can't be combined with {mass_options_set}.")
     member_options = {"--mass": mass, **mass_options, "--corollary": test_corollary}
     symmetry_table, members = _open(selection, [option for option, is_set in member_options.items() if is_set])
     values, blocks = _table_output(symmetry_table, tensors)
@@ -82,7 +82,7 @@ def symmetries_command(
         size = f"{len(members):,} members, {format_bytes(members.nbytes)}"
         out.say(f"{members.name}: no masses, since {size}, would be fetched; give -n N or --mass for them")
     elif mass is not False:
-        snapshots = _snapshots(selection, members) if along else members
+        snapshots = _all_snapshots(selection, members) if along else members
         options = {"biases": biases, "approximate": approximate, "device": device}
         more_values, more_blocks = _mass_output(snapshots, out, options, along, plot)
         values |= more_values
@@ -105,14 +105,14 @@ def _open(selection: Selection, member_options: list[str]) -> tuple[Table, Colle
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.symmetry import symmetries
 
-    chosen = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
+    set_options = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
     name = selection.name
-    if name in ARCHITECTURES and name not in catalog.collections() and "source" not in chosen:
-        if chosen or member_options:
+    if name in ARCHITECTURES and name not in catalog.collections() and "source" not in set_options:
+        if set_options or member_options:
             raise UsageError(
                 f"architecture {name}",
                 expected="a collection, which has members",
-                found=", ".join([*(f"--{key}" if len(key) > 1 else f"-{key}" for key in chosen), *member_options]),
+                found=", ".join([*(f"--{key}" if len(key) > 1 else f"-{key}" for key in set_options), *member_options]),
                 do="Leave these options out, or name a collection",
             )
         return symmetries(name), None
@@ -120,7 +120,7 @@ def _open(selection: Selection, member_options: list[str]) -> tuple[Table, Colle
     return members.symmetry_table, members
 
 
-def _snapshots(selection: Selection, members: Collection) -> Collection:
+def _all_snapshots(selection: Selection, members: Collection) -> Collection:
     """Return all snapshots of the selected members; return a selection by epochs or by a citation unchanged."""
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.formats.selection import parse_citation
@@ -282,30 +282,30 @@ def align_command(
 
 def _alignment_blocks(result: Alignment, lines: list[Barriers] | None) -> list[str]:
     rows = result.rows()
-    shown = [
+    table_rows = [
         {"member": row["member"], "transpositions": row["transpositions"], "squared distance": row["before"],
          "aligned": row["after"],
          "nearer by": f"{100 * (1 - row['after'] / row['before']) if row['before'] else 0:.1f} %"}
         for row in rows[:MOST_ROWS]
     ]  # fmt: skip
-    others = [row for row in rows if row["before"]]
+    moved_rows = [row for row in rows if row["before"]]
     summary: dict[str, Any] = {
         "aligned to": result.to,
         "units": sum(result.sizes.values()),
         "transpositions of a random permutation": round(result.expected, 1),
     }
-    if others:
+    if moved_rows:
         summary |= {
-            "mean transpositions": _mean(row["transpositions"] for row in others),
-            "mean squared distance": _mean(row["before"] for row in others),
-            "mean squared distance, aligned": _mean(row["after"] for row in others),
+            "mean transpositions": _mean(row["transpositions"] for row in moved_rows),
+            "mean squared distance": _mean(row["before"] for row in moved_rows),
+            "mean squared distance, aligned": _mean(row["after"] for row in moved_rows),
         }
     for when, line in zip(("", ", aligned"), lines, strict=True) if lines else ():
         mean = line.mean
         interval = "" if mean.low is None else f" [{mean.low:.3f}, {mean.high:.3f}]"
         summary[f"mean loss barrier{when} (nats)"] = f"{mean.value:.3f}{interval}"
-    rest = f"… and {len(rows) - MOST_ROWS} more; --format json has all." if len(rows) > MOST_ROWS else ""
-    return [table(shown, right=["nearer by"]), rest, fact_lines(summary)]
+    omitted_note = f"… and {len(rows) - MOST_ROWS} more; --format json has all." if len(rows) > MOST_ROWS else ""
+    return [table(table_rows, right=["nearer by"]), omitted_note, fact_lines(summary)]
 
 
 def _mean(values: Iterable[float]) -> float:

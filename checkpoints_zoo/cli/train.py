@@ -62,21 +62,28 @@ def train_command(
     ids = [member for member, epoch in parse_ids(members) if epoch is None]
     if len(ids) < len(parse_ids(members)):
         raise UsageError("--members", expected="ids without epochs", found=members)
-    chosen = choose_recipe(recipe, changes, name, init_permutation, init_seed)
+    chosen_recipe = choose_recipe(recipe, changes, name, init_permutation, init_seed)
 
     def progress(p: Progress) -> None:
         stack = format_ids([(m, None) for m in p.members])
         accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
         seconds = time.monotonic() - began
-        out.say(f"{chosen.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s")
+        out.say(
+            f"{chosen_recipe.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s"
+        )
 
     engine, log = hardware.engine(out.say), out.say if log_json else lambda line: None
     try:
-        trained = train_into(chosen, ids, folder, engine, out.say, progress, log=log)
+        trained = train_into(chosen_recipe, ids, folder, engine, out.say, progress, log=log)
     except KeyboardInterrupt:
         out.say("the same command goes on where it was")
         raise
-    values = {"collection": chosen.name, "trained": trained, "seconds": round(time.monotonic() - began), "path": folder}
+    values = {
+        "collection": chosen_recipe.name,
+        "trained": trained,
+        "seconds": round(time.monotonic() - began),
+        "path": folder,
+    }
     out.data(values, fact_lines(values))
 
 
@@ -89,7 +96,7 @@ def recipes_command(file: str | None, out: Output) -> None:
     "at once": number of members that are trained together on one device.
     """
     rows = recipe_rows(file)
-    shown = [
+    table_rows = [
         {
             "recipe": row["recipe"], "members": f"{row['members']:,}", "architecture": row["architecture"],
             "data": row["dataset"], "epochs": row["epochs"], "at once": row["stack_width"],
@@ -97,7 +104,7 @@ def recipes_command(file: str | None, out: Output) -> None:
         }
         for row in rows
     ]  # fmt: skip
-    out.data(rows, table(shown, right=["members"]))
+    out.data(rows, table(table_rows, right=["members"]))
 
 
 def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:

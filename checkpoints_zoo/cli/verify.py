@@ -95,9 +95,9 @@ def verify_command(
     trained: list[dict[str, Any]] = []
     problems: list[Problem] = []
     errors: list[ZooError] = []
-    whole = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
+    is_whole_source = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
     names = [name]
-    if whole:
+    if is_whole_source:
         source, names = _collections_of(name)
     for collection in names:
         out.say(f"{collection}: checking …")
@@ -112,7 +112,7 @@ def verify_command(
                 continue
             # A missing name is an error of the user, not a problem of a member. In a folder, an unreadable collection
             # does not stop the checks of the others.
-            if not whole and not isinstance(error, DamagedError | FormatError | LayoutError):
+            if not is_whole_source and not isinstance(error, DamagedError | FormatError | LayoutError):
                 raise
             problems.append(Problem(collection, None, "manifest", str(error)))
             continue
@@ -132,7 +132,7 @@ def verify_command(
                 "impossible": dict(result.impossible),
             }
         )  # fmt: skip
-        for set_name in prediction_sets.set_names(members.source, collection) if whole else ():
+        for set_name in prediction_sets.set_names(members.source, collection) if is_whole_source else ():
             out.say(f"{collection}/{set_name}: checking predictions …")
             try:
                 found = verify_predictions(members, set_name, sample)
@@ -143,7 +143,7 @@ def verify_command(
             problems += found
             row = {"collection": f"{collection}/{set_name}", "members": stored.num_rows}
             checked.append({**row, "bytes": manifest.sum_of(stored, "nbytes"), "problems": len(found)})
-    shown = [
+    table_rows = [
         {key: row[key] for key in ("collection", "members", "bytes", "problems")}
         | {"bytes": format_bytes(row["bytes"])}
         for row in checked
@@ -153,7 +153,7 @@ def verify_command(
         verdict = "No problems were found."
     out.data(
         {"checked": checked, "retrained": trained, "problems": [asdict(problem) for problem in problems]},
-        table(shown, right=["bytes"]),
+        table(table_rows, right=["bytes"]),
         "\n".join(lines),
         "\n".join(_line_of(each) for each in trained),
         verdict,
@@ -167,7 +167,7 @@ def verify_command(
 
 def _retrain(
     members: Collection,
-    count: int,
+    network_count: int,
     recipe: str | None,
     changes: tuple[str, ...],
     hardware: Hardware,
@@ -178,14 +178,14 @@ def _retrain(
     from checkpoints_zoo.training.retrain import retrain
 
     made = None if recipe is None else choose_recipe(recipe, changes)
-    return retrain(members, count, made, hardware.engine(out.say), out.say)
+    return retrain(members, network_count, made, hardware.engine(out.say), out.say)
 
 
 def _line_of(retrained: dict[str, Any]) -> str:
     """Return the result of training a member again as a line of text."""
     agree = "agree" if retrained["same"] else "DIFFER"
-    who = f"member {retrained['member']} of {retrained['collection']}, trained again"
-    return f"{who}: {retrained['compared']} {agree}: {retrained['text']}"
+    subject = f"member {retrained['member']} of {retrained['collection']}, trained again"
+    return f"{subject}: {retrained['compared']} {agree}: {retrained['text']}"
 
 
 def _is_address(name: str) -> bool:
@@ -234,19 +234,19 @@ def audit_command(place: str, out: Output) -> int:
     out.data(
         about | listed,
         fact_lines({**about, "bytes": format_bytes(found.bytes)}),
-        "\n".join(_lines(found.findings)) or "Nothing is wrong with them.",
-        "\n".join(f"note: {line}" for line in _lines(found.notes)),
+        "\n".join(_finding_lines(found.findings)) or "Nothing is wrong with them.",
+        "\n".join(f"note: {line}" for line in _finding_lines(found.notes)),
     )
     return PROBLEMS if found.findings else DONE
 
 
-def _lines(findings: list[Finding]) -> list[str]:
+def _finding_lines(findings: list[Finding]) -> list[str]:
     """Return findings as lines of text, with only the first few of each kind."""
     lines, counts = [], Counter[str]()
-    for one in findings:
-        counts[one.kind] += 1
-        if counts[one.kind] <= MOST_LINES:
-            lines.append(str(one))
+    for finding in findings:
+        counts[finding.kind] += 1
+        if counts[finding.kind] <= MOST_LINES:
+            lines.append(str(finding))
     more = [
         f"{count - MOST_LINES:,} more: {kind} (--format json lists all)"
         for kind, count in counts.items()

@@ -251,8 +251,8 @@ def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) 
             f"{_member_label(row['member'], files)}: {row['status']}, {row['reason']}" for row in left_out[:MAX_LISTED]
         )
         more = f"; and {len(left_out) - MAX_LISTED} more" if len(left_out) > MAX_LISTED else ""
-        count = f"{len(left_out)} of {len(rows)} members are left out"
-        text = f"collection {catalog.check_name(name)}: {count}. {listed}{more}."
+        left_out_text = f"{len(left_out)} of {len(rows)} members are left out"
+        text = f"collection {catalog.check_name(name)}: {left_out_text}. {listed}{more}."
         warnings.warn(text, LeftOut, stacklevel=3)
 
 

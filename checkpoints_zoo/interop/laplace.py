@@ -126,7 +126,7 @@ def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tu
         before = node.args[0] if isinstance(norm, BATCH_NORMS) and len(node.args) == 1 else None
         if not isinstance(before, fx.Node) or before.op != "call_module" or norm is None:
             continue
-        layer, replacement = layers[str(before.target)], _replacement(norm)
+        layer, replacement = layers[str(before.target)], _batch_norm_replacement(norm)
         fits = type(layer) in LINEAR_LAYERS and layer.weight.shape[0] == norm.num_features
         used_once = calls[str(node.target)] == calls[str(before.target)] == len(before.users) == 1
         pair = (node, norm), (before, layer)
@@ -140,7 +140,7 @@ def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tu
     return foldable
 
 
-def _replacement(norm: Any) -> nn.Module | None:
+def _batch_norm_replacement(norm: Any) -> nn.Module | None:
     """Return the module that replaces a folded batch norm; None for an unknown class of batch norm."""
     if type(norm) in BATCH_NORMS:
         return nn.Identity()

@@ -302,9 +302,9 @@ class DrawReader:
         tensors = {name: _tensor(value, f"tensor {name!r} of draw {index}") for name, value in draw.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         key = tuple(shapes)
-        known = self._fitted_names.get(key)
-        if known is None or any(
-            shapes[n] != self.shapes.get(ours) for n, ours in known.items() if not is_counter(ours)
+        fitted_names = self._fitted_names.get(key)
+        if fitted_names is None or any(
+            shapes[n] != self.shapes.get(ours) for n, ours in fitted_names.items() if not is_counter(ours)
         ):
             self._fitted_names[key] = self._fit_names(shapes, index)
         return {ours: tensors[name] for name, ours in self._fitted_names[key].items() if not is_counter(ours)}
@@ -374,14 +374,14 @@ class DrawReader:
             )
 
 
-def _tensor(value: Any, what: str) -> Tensor:
+def _tensor(value: Any, value_name: str) -> Tensor:
     if isinstance(value, np.ndarray | np.generic):
         try:
             return torch.from_numpy(np.array(value))
         except TypeError:
-            raise UsageError(what, expected="numbers", found=f"an array of {value.dtype}") from None
+            raise UsageError(value_name, expected="numbers", found=f"an array of {value.dtype}") from None
     if not isinstance(value, Tensor):
-        raise UsageError(what, expected="a tensor", found=f"a {type(value).__name__}")
+        raise UsageError(value_name, expected="a tensor", found=f"a {type(value).__name__}")
     return value.detach().cpu()
 
 
@@ -440,7 +440,7 @@ class DrawWriter:
         row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
         measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
-            raise self._conflict(f"another draw {index}")
+            raise self._conflict_error(f"another draw {index}")
         if (
             index < len(self.existing) and self.existing[index]["status"] == "failed"
         ):  # the draw's logits were not finite
@@ -462,7 +462,7 @@ class DrawWriter:
             else {}
         )
 
-    def _conflict(self, found: str) -> UsageError:
+    def _conflict_error(self, found: str) -> UsageError:
         return UsageError(
             f"collection {self.name} in folder {self.target.root}",
             expected="no members, or the first of these draws",
@@ -501,10 +501,10 @@ class DrawWriter:
 
     def _existing_shard(self, rows: Sequence[Row]) -> Path | None:
         """Return the existing shard with exactly these draws, None if there is none."""
-        first, last = rows[0]["member"], rows[-1]["member"]
-        existing = self.existing[first : last + 2]
-        places = {(row["path"], row["layout"]) for row in existing[: len(rows)]}
-        if len(existing) < len(rows) or places != {(existing[0]["path"], self.key)}:
+        first_member, last_member = rows[0]["member"], rows[-1]["member"]
+        existing = self.existing[first_member : last_member + 2]
+        paths_and_layouts = {(row["path"], row["layout"]) for row in existing[: len(rows)]}
+        if len(existing) < len(rows) or paths_and_layouts != {(existing[0]["path"], self.key)}:
             return None
         if len(existing) > len(rows) and existing[-1]["path"] == existing[0]["path"]:
             return None
@@ -518,7 +518,7 @@ class DrawWriter:
             UsageError: the folder holds more draws.
         """
         if len(self.existing) > len(self.rows):
-            raise self._conflict(f"{len(self.existing):,} draws, not {len(self.rows):,}")
+            raise self._conflict_error(f"{len(self.existing):,} draws, not {len(self.rows):,}")
         self._write_shard()
         draws_of_run: dict[int | None, int] = {}
         for row in self.rows:

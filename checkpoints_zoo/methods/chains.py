@@ -165,9 +165,9 @@ def effective_size(draws: Tensor) -> Tensor:
     positive = (pairs > 0).cummin(0).values
     summed = (pairs.cummin(0).values * positive).sum(0)
     size = chains * length
-    most = size * torch.tensor(float(size)).log10().double()
-    sizes = (size / (2 * summed - 1)).clamp(max=most)
-    return torch.where(sizes > 0, sizes, torch.where(total > 0, most, torch.nan))
+    largest_size = size * torch.tensor(float(size)).log10().double()
+    sizes = (size / (2 * summed - 1)).clamp(max=largest_size)
+    return torch.where(sizes > 0, sizes, torch.where(total > 0, largest_size, torch.nan))
 
 
 def _split_chains(draws: Tensor) -> Tensor:

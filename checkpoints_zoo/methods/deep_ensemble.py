@@ -48,8 +48,8 @@ class DeepEnsemble:
         if draws != 1:
             raise UsageError("draws of a deep ensemble", expected="1: a run is a member", found=str(draws))
         params, buffers = problem.modes(runs)
-        whole = problem.whole({name: t for name, t in {**params, **buffers}.items() if not is_counter(name)})
-        return [Run({name: t[at : at + 1].detach().cpu() for name, t in whole.items()}) for at in range(runs)]
+        all_tensors = problem.whole({name: t for name, t in {**params, **buffers}.items() if not is_counter(name)})
+        return [Run({name: t[at : at + 1].detach().cpu() for name, t in all_tensors.items()}) for at in range(runs)]
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
@@ -96,16 +96,16 @@ def check_fresh(members: Collection, reference: Collection) -> None:
     Raises:
         UsageError: the reference contains some of the members, or rows lack hashes.
     """
-    known = [row["sha256"] for row in reference.rows.select(["sha256"]).to_pylist()]
+    reference_hashes = [row["sha256"] for row in reference.rows.select(["sha256"]).to_pylist()]
     rows = members.rows.select(["member", "sha256"]).to_pylist()
-    if None in known or any(row["sha256"] is None for row in rows):
+    if None in reference_hashes or any(row["sha256"] is None for row in rows):
         raise UsageError(
             f"members of {members.name} and {reference.name}",
             expected="hashes of all",
             found="rows without",
             do="`zoo-cli import --hash` fills them in",
         )
-    if both := [row["member"] for row in rows if row["sha256"] in set(known)]:
+    if both := [row["member"] for row in rows if row["sha256"] in set(reference_hashes)]:
         raise UsageError(
             f"members of {members.name}",
             expected=f"none that are in {reference.name}",

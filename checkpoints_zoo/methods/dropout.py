@@ -65,22 +65,22 @@ class Dropout:
         """
         check_settings(self, runs, draws)
         layers = find_dropout_layers(problem.network(), problem.inputs[:2])
-        states, fitted_runs = self._trained(problem, layers, runs), []
+        modes, fitted_runs = self._train_modes(problem, layers, runs), []
         for run in range(runs):
-            state = {name: tensor[run] for name, tensor in states.items()}
+            state = {name: tensor[run] for name, tensor in modes.items()}
             drawn = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
             folded = fold_masks(state, layers, drawn)
             _check_folding(problem, layers, state, drawn, folded)
             fitted_runs.append(Run(problem.whole(folded)))
         return fitted_runs
 
-    def _trained(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
+    def _train_modes(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
         def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:
             return _gradient(recipe, ids, layers, self.rate, problem.device)
 
         description = f"dropout at rate {self.rate:g}"
-        states = train_modes(problem.recipe, problem.images, runs, problem.device, description, gradient)
-        return {name: tensor for name, tensor in states.items() if not is_counter(name)}
+        modes = train_modes(problem.recipe, problem.images, runs, problem.device, description, gradient)
+        return {name: tensor for name, tensor in modes.items() if not is_counter(name)}
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
@@ -145,21 +145,21 @@ def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
             )
     if len(weighted) < 2:
         raise UsageError("dropout", expected="two linear or convolutional layers or more", found=str(len(weighted)))
-    of = {name: layer for layer, name in weighted.items()}
+    layer_by_name = {name: layer for layer, name in weighted.items()}
     names = list(calls)[1:]
     shared = shared_names(network)
     for name in names:
-        weight = dict(of[name].named_parameters(recurse=False)).get("weight")
+        weight = dict(layer_by_name[name].named_parameters(recurse=False)).get("weight")
         if weight is None or f"{name}.weight" in shared:
             raise UsageError(
                 f"dropout before layer {name!r}",
                 expected="a layer with weights of its own, which masks can be folded into",
                 found="weights that are computed" if weight is None else "weights that another layer has too",
             )
-    return [_layer(name, of[name]) for name in names]
+    return [_describe_layer(name, layer_by_name[name]) for name in names]
 
 
-def _layer(name: str, layer: nn.Module) -> Layer:
+def _describe_layer(name: str, layer: nn.Module) -> Layer:
     if isinstance(layer, _ConvNd):
         transposed = isinstance(layer, _ConvTransposeNd)
         return Layer(name, layer.in_channels, 1 if transposed else layer.groups, transposed)
@@ -191,10 +191,10 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapp
     return {name: tensor.contiguous() for name, tensor in folded.items()}
 
 
-def draw_masks(layers: Sequence[Layer], rate: float, count: int, seed: int) -> Tensors:
+def draw_masks(layers: Sequence[Layer], rate: float, mask_count: int, seed: int) -> Tensors:
     """Draw masks on the CPU; return layer's name -> 0 or 1/(1 - rate), (count, unit)."""
     units = [layer.units for layer in layers]
-    keeps = torch.rand(count, sum(units), generator=seeded_generator(seed)) >= rate
+    keeps = torch.rand(mask_count, sum(units), generator=seeded_generator(seed)) >= rate
     return dict(zip([layer.name for layer in layers], torch.split(keeps / (1 - rate), units, dim=1), strict=True))
 
 
@@ -235,8 +235,8 @@ def _gradient(
             draw_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}")) for member in members
         ]
         masks = {f"{n}.{_MASK}": torch.stack([one[n] for one in drawn]).to(device) for n in drawn[0]}
-        slopes, loss, new = inner(step, params, {**buffers, **masks}, scaling, images, labels)
-        return slopes, loss, {name: new[name] for name in buffers}
+        slopes, loss, new_buffers = inner(step, params, {**buffers, **masks}, scaling, images, labels)
+        return slopes, loss, {name: new_buffers[name] for name in buffers}
 
     return gradient
 

@@ -203,9 +203,9 @@ def fit(
         StorageError: no room.
     """
     chosen_method = choose_method(method, recipe.name) if isinstance(method, str) else method
-    for what, number, least in (("runs", runs, 1), ("draws", draws, 2)):
-        if (known := whole_number(number)) is None or known < least:
-            raise UsageError(what, expected=f"a whole number from {least}", found=repr(number)[:80])
+    for option_name, number, smallest in (("runs", runs, 1), ("draws", draws, 2)):
+        if (integer := whole_number(number)) is None or integer < smallest:
+            raise UsageError(option_name, expected=f"a whole number from {smallest}", found=repr(number)[:80])
     runs, draws, seed = int(runs), int(draws), arguments.check_seed(seed)
     root = Path(out).expanduser().absolute()
     name = draws_name(recipe, chosen_method.name, 1 if chosen_method.independent else runs)
@@ -373,18 +373,18 @@ def search(
     return methods[best], trials
 
 
-def held_out_figures(problem: Problem, states: Tensors) -> tuple[float, float]:
+def held_out_figures(problem: Problem, stacked_draws: Tensors) -> tuple[float, float]:
     """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's images held out.
 
     Args:
         problem: problem with held-out images.
-        states: stacked weights of the draws, name -> (draw, *shape).
+        stacked_draws: stacked weights of the draws, name -> (draw, *shape).
     """
     held_out = problem.held_out
     if held_out is None or held_out.labels is None:
         raise UsageError("problem", expected="labelled images held out", found="none")
-    draws = len(next(iter(states.values())))
-    ensemble = Ensemble(problem.network().eval().requires_grad_(False), states, range(draws))
+    draws = len(next(iter(stacked_draws.values())))
+    ensemble = Ensemble(problem.network().eval().requires_grad_(False), stacked_draws, range(draws))
     with torch.inference_mode():
         parts = [
             ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, FORWARD_BATCH)

@@ -151,9 +151,9 @@ def _channels_last(inputs: Tensor) -> Tensor:
     """Store images with their channels last, even a single one; pooling is then ten times as fast."""
     if inputs.dim() != 4:
         return inputs
-    count, channels, height, width = inputs.shape
-    laid = inputs.new_empty(count, height, width, channels).copy_(inputs.permute(0, 2, 3, 1))
-    return laid.as_strided(inputs.shape, (height * width * channels, 1, width * channels, channels))
+    image_count, channels, height, width = inputs.shape
+    channels_last = inputs.new_empty(image_count, height, width, channels).copy_(inputs.permute(0, 2, 3, 1))
+    return channels_last.as_strided(inputs.shape, (height * width * channels, 1, width * channels, channels))
 
 
 def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
@@ -249,16 +249,16 @@ def sample(
     >>> chains.draws["x"].shape, bool((chains.draws["x"].var() - 1).abs() < 0.1)
     (torch.Size([4, 500, 3]), True)
     """
-    flat_density, count = FlatDensity(density, start), len(next(iter(start.values())))
+    flat_density, chain_count = FlatDensity(density, start), len(next(iter(start.values())))
     point = flat_density(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
     if not bool((point.level.isfinite() & point.gradient.isfinite().all(1)).all()):
         raise UsageError("start of the chains", expected="finite log densities", found=str(point.level.tolist())[:80])
     scale = torch.ones_like(point.position[0])
     if mass is not None:
         scale = torch.cat([mass[name].to(scale).flatten() for name in start]).sqrt()
-    generators = [seeded_generator(derive_seed(seed, f"hmc chain {chain}")) for chain in range(count)]
+    generators = [seeded_generator(derive_seed(seed, f"hmc chain {chain}")) for chain in range(chain_count)]
     lengths = seeded_generator(derive_seed(seed, "hmc lengths"))
-    least, most = max(1, steps // 2), steps + steps // 2
+    fewest_steps, most_steps = max(1, steps // 2), steps + steps // 2
 
     def momenta() -> Tensor:
         drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
@@ -266,18 +266,18 @@ def sample(
 
     sizes = StepSizes(first_size(flat_density, point, momenta(), scale), target)
     positions, levels = [], []
-    probabilities, divergences = [], torch.zeros(count, dtype=torch.int64)
+    probabilities, divergences = [], torch.zeros(chain_count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
         if trajectory == warmup // 2 >= MIN_ADAPTATION:  # steps that are accepted near the mode are too long later
             sizes = StepSizes(sizes.average, target)
-        length = int(torch.randint(least, most + 1, (), generator=lengths))
+        length = int(torch.randint(fewest_steps, most_steps + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
         before = momenta()
         end, after, stable = leapfrog(flat_density, point, before, size, length, scale)
         probability = acceptance(point, before, end, after, scale).where(stable, 0.0)
         uniform = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(probability)
         accepted = uniform < probability
-        point = Point(*(_where(accepted, new, old) for new, old in zip(end, point, strict=True)))
+        point = Point(*(_select_by_mask(accepted, new, old) for new, old in zip(end, point, strict=True)))
         if trajectory < warmup:
             sizes.learn(probability)
             continue
@@ -352,8 +352,8 @@ def leapfrog(
         off = (energy(point, momenta, scale) - began).abs()
         stable = stable & (off < DIVERGENT) & point.gradient.isfinite().all(1)
         if not bool(stable.all()):
-            point = Point(*(_where(stable, new, old) for new, old in zip(point, start, strict=True)))
-            momenta = _where(stable, momenta, torch.zeros_like(momenta))
+            point = Point(*(_select_by_mask(stable, new, old) for new, old in zip(point, start, strict=True)))
+            momenta = _select_by_mask(stable, momenta, torch.zeros_like(momenta))
     return point, momenta, stable
 
 
@@ -414,5 +414,5 @@ class StepSizes:
         self.trial, self.average = trial.exp(), self._log.exp()
 
 
-def _where(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)
+def _select_by_mask(mask: Tensor, new_values: Tensor, old_values: Tensor) -> Tensor:
+    return torch.where(mask.view(-1, *[1] * (new_values.dim() - 1)), new_values, old_values)

@@ -126,8 +126,8 @@ def _fit(
         drawn = _split_draws(posterior.sample(draws, generator=source), network, posterior)
         check_untied(problem, drawn)
         fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
-        states = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
-        finished.append(Run(problem.whole(states), {"prior_precision": precision, "log_evidence": evidence}))
+        draws_and_buffers = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
+        finished.append(Run(problem.whole(draws_and_buffers), {"prior_precision": precision, "log_evidence": evidence}))
     return finished
 
 

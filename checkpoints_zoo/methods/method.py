@@ -177,9 +177,9 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
     for name, value in settings.items():
         if not ranges[name].fits(value):
             raise UsageError(f"{name} of {method.name}", expected=ranges[name].expected, found=repr(value))
-    for name, count in (("runs", runs), ("draws", draws)):
-        if not whole_number(1).fits(count):
-            raise UsageError(f"{name} of {method.name}", expected=whole_number(1).expected, found=repr(count))
+    for name, setting in (("runs", runs), ("draws", draws)):
+        if not whole_number(1).fits(setting):
+            raise UsageError(f"{name} of {method.name}", expected=whole_number(1).expected, found=repr(setting))
 
 
 def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
@@ -188,14 +188,14 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     The function takes stacked parameters and a batch for each run. It returns the sum over the runs, in nats of the
     whole data, and each run's value, (run,). It raises UsageError for a network that torch.vmap can't map over runs.
     """
-    each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
+    log_posterior_of_each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture
 
     def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         with explain_vmap_errors(
             architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"
         ):
-            by_run = each(params, batch)
+            by_run = log_posterior_of_each(params, batch)
         return by_run.sum(), by_run
 
     return of_all

@@ -92,8 +92,8 @@ class Problem:
                 expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
                 found=f"{held_out:,}",
             )
-        held_images = _select(images, slice(left, None)) if held_out else None
-        return cls(recipe, _select(images, slice(0, left)), held_images, folder, torch.device(device))
+        held_images = _select_images(images, slice(left, None)) if held_out else None
+        return cls(recipe, _select_images(images, slice(0, left)), held_images, folder, torch.device(device))
 
     @property
     def count(self) -> int:
@@ -163,9 +163,9 @@ class Problem:
 
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return log p(params) in nats, including the constant."""
-        count = sum(p.numel() for p in params.values())
+        parameter_count = sum(p.numel() for p in params.values())
         square = torch.stack([p.square().sum() for p in params.values()]).sum()
-        return -self.prior_precision / 2 * square + count / 2 * math.log(self.prior_precision / (2 * math.pi))
+        return -self.prior_precision / 2 * square + parameter_count / 2 * math.log(self.prior_precision / (2 * math.pi))
 
     def log_posterior(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Estimate log p(params, all labels | all inputs) from a batch; return it in nats, and the batch's logits.
@@ -198,11 +198,11 @@ class Problem:
             order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
             views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in generators])
             for first in range(0, self.count - size + 1, size):
-                seen = order[:, first : first + size]
+                batch_positions = order[:, first : first + size]
                 images = augmentation(
-                    pixels[seen].flatten(0, 1), views[:, first : first + size].flatten().to(self.device)
+                    pixels[batch_positions].flatten(0, 1), views[:, first : first + size].flatten().to(self.device)
                 )
-                yield normalise(images).view(*seen.shape, *images.shape[1:]), labels[seen]
+                yield normalise(images).view(*batch_positions.shape, *images.shape[1:]), labels[batch_positions]
             epoch += 1
 
     def modes(self, runs: int) -> tuple[Tensors, Tensors]:
@@ -225,11 +225,11 @@ class Problem:
         path = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
         if path is not None and path.is_file():
             return read_modes(path)
-        states = train_modes(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
+        modes = train_modes(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
         if path is not None:
             with replace_file(path, "wb") as file:
-                file.write(save(states))
-        return states
+                file.write(save(modes))
+        return modes
 
     def trained_state(self, runs: int) -> StackState:
         """Return the modes as a state from which training can continue: zero momentum, epoch 0."""
@@ -247,11 +247,11 @@ class Problem:
         facts = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
-    def _split_states(self, states: Tensors) -> tuple[Tensors, Tensors]:
+    def _split_states(self, stacked_tensors: Tensors) -> tuple[Tensors, Tensors]:
         parameter_names = [
             name for name, _ in self.network().named_parameters()
         ]  # noise is drawn in this order of tensors, which differs from the order in a file
-        on_device = {name: tensor.to(self.device) for name, tensor in states.items()}
+        on_device = {name: tensor.to(self.device) for name, tensor in stacked_tensors.items()}
         return {n: on_device[n] for n in parameter_names}, {
             n: t for n, t in on_device.items() if n not in parameter_names
         }
@@ -261,9 +261,9 @@ class Problem:
         """Further names of tied parameters in a state dict -> first name."""
         return tied_names(self.network())
 
-    def whole(self, states: Mapping[str, Tensor]) -> Tensors:
+    def whole(self, stacked_tensors: Mapping[str, Tensor]) -> Tensors:
         """Add all names of tied parameters, which are trained and drawn under the first name; return name -> tensor."""
-        return {**states, **{name: states[first] for name, first in self.tied_names.items()}}
+        return {**stacked_tensors, **{name: stacked_tensors[first] for name, first in self.tied_names.items()}}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
         """Complete stacked parameters to state dicts; return name -> (draw, *shape), float32 on the CPU.
@@ -279,17 +279,17 @@ class Problem:
                 network is built.
         """
         self._check_buffers()
-        states = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})
-        draws = len(next(iter(states.values())))
+        stacked_tensors = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})
+        draws = len(next(iter(stacked_tensors.values())))
         skeleton = self.network().eval()
         for name, tensor in skeleton.state_dict().items():
-            if name not in states and not is_counter(name):
-                states[name] = tensor.expand(draws, *tensor.shape).clone()
+            if name not in stacked_tensors and not is_counter(name):
+                stacked_tensors[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            states = reestimate(skeleton, states, list(torch.split(self.inputs.cpu(), FORWARD_BATCH)))
-        return {name: tensor.contiguous() for name, tensor in states.items()}
+            stacked_tensors = reestimate(skeleton, stacked_tensors, list(torch.split(self.inputs.cpu(), FORWARD_BATCH)))
+        return {name: tensor.contiguous() for name, tensor in stacked_tensors.items()}
 
 
-def _select(images: ImageData, some: slice) -> ImageData:
-    labels = None if images.labels is None else images.labels[some]
-    return replace(images, images=images.images[some], labels=labels)
+def _select_images(images: ImageData, positions: slice) -> ImageData:
+    labels = None if images.labels is None else images.labels[positions]
+    return replace(images, images=images.images[positions], labels=labels)

@@ -54,8 +54,8 @@ class Sgld:
         sgld: Any = import_optional("posteriors.sgmcmc.sgld", REQUIREMENT)
         transform = sgld.build(log_posterior(problem), lr=self.lr / problem.count, temperature=self.temperature)
         state = transform.init(problem.modes(runs)[0])
-        kept = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
-        return run_chains(problem, self.name, transform.update, state, kept, self.batch_size, seed)
+        recorded_steps = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
+        return run_chains(problem, self.name, transform.update, state, recorded_steps, self.batch_size, seed)
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
@@ -98,8 +98,10 @@ class Sghmc:
             log_posterior(problem), lr=step, alpha=self.friction / step, temperature=self.temperature, momenta=0.0
         )
         state = transform.init(problem.modes(runs)[0])
-        kept = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
-        return run_chains(problem, self.name, transform.update, state, kept, self.batch_size, seed, self.friction)
+        recorded_steps = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
+        return run_chains(
+            problem, self.name, transform.update, state, recorded_steps, self.batch_size, seed, self.friction
+        )
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
@@ -158,18 +160,18 @@ class CyclicalSghmc:
         [8, 10, 18, 20]
         """
         cycles, first = min(self.cycles, draws), math.ceil(self.exploring * self.steps)
-        each = [draws // cycles + (cycle < draws % cycles) for cycle in range(cycles)]
+        draws_per_cycle = [draws // cycles + (cycle < draws % cycles) for cycle in range(cycles)]
         noisy = self.steps - first
-        if each[0] > noisy:
+        if draws_per_cycle[0] > noisy:
             raise UsageError(
                 f"draws of {self.name} in a cycle",
                 expected=f"at most {noisy:,}, the steps with noise",
-                found=f"{each[0]:,}",
+                found=f"{draws_per_cycle[0]:,}",
                 do="Make cycles longer, or take more of them",
             )
         return [
             cycle * self.steps + first + noisy * (draw + 1) // count
-            for cycle, count in enumerate(each)
+            for cycle, count in enumerate(draws_per_cycle)
             for draw in range(count)
         ]
 
@@ -182,7 +184,7 @@ class CyclicalSghmc:
         def update(state: Any, batch: Batch) -> tuple[Any, Tensor]:
             at = int(state.step)
             step, exploring = math.sqrt(self.rate(at) / problem.count), at % self.steps < self.exploring * self.steps
-            moved: tuple[Any, Tensor] = sghmc.update(
+            state_and_position: tuple[Any, Tensor] = sghmc.update(
                 state,
                 batch,
                 density,
@@ -190,7 +192,7 @@ class CyclicalSghmc:
                 alpha=self.friction / step,  # each step loses the same share of the momentum, as in the paper
                 temperature=0.0 if exploring else self.temperature,
             )
-            return moved
+            return state_and_position
 
         state = sghmc.init(problem.modes(runs)[0], momenta=0.0)
         return run_chains(problem, self.name, update, state, self.kept(draws), self.batch_size, seed, self.friction)

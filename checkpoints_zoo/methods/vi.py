@@ -113,8 +113,8 @@ class MeanField:
             for run in range(runs)
         ]
 
-    def _rate(self, count: Tensor) -> Tensor:
-        return self.lr / 2 * ((math.pi * count / self.steps).cos() + 1)
+    def _rate(self, step_count: Tensor) -> Tensor:
+        return self.lr / 2 * ((math.pi * step_count / self.steps).cos() + 1)
 
     def _means(self, problem: Problem, runs: int, seed: int) -> Tensors:
         """Return the initial means of the Gaussians, (run, *shape)."""
@@ -138,6 +138,6 @@ def _log_density(state: Any, sampled: Tensors) -> Tensor:
     total: Any = 0.0
     for name, mean in state.params.items():
         log_sd = state.log_sd_diag[name]
-        each = -((sampled[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
-        total = total + each.flatten(each.ndim - mean.ndim + 1).sum(-1)
+        log_densities = -((sampled[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
+        total = total + log_densities.flatten(log_densities.ndim - mean.ndim + 1).sum(-1)
     return cast(Tensor, total)

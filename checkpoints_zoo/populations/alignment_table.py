@@ -176,7 +176,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
         if isinstance(step, Aligned):
             stored = reference = dict(step.target())
         else:
-            stored, reference = _means(aligned_batches(), len(members))
+            stored, reference = _mean_weights(aligned_batches(), len(members))
         before, after, counts = [], [], []
         for params, changed, permutations in aligned_batches():
             before.append(squared_distance(table, params, stored))
@@ -193,7 +193,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
     )
 
 
-def _means(
+def _mean_weights(
     aligned_batches: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], members: int
 ) -> tuple[Params, Params]:
     """Return the mean of the members as stored, and aligned; name -> (*shape), float64."""
@@ -224,12 +224,12 @@ def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
 
 def draw_distances(axes: Axes, result: Alignment) -> None:
     """Draw the squared distance of each member but the reference, before and after alignment."""
-    shown = result.moved
-    axes.scatter(result.before[shown].tolist(), result.after[shown].tolist(), s=14, color=BLUE, edgecolors="none")
-    most = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
-    axes.plot([0, most], [0, most], color=GREY, linewidth=0.8, linestyle=":")
-    axes.set_xlim(0, most)
-    axes.set_ylim(0, most)
+    is_moved = result.moved
+    axes.scatter(result.before[is_moved].tolist(), result.after[is_moved].tolist(), s=14, color=BLUE, edgecolors="none")
+    axis_end = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
+    axes.plot([0, axis_end], [0, axis_end], color=GREY, linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, axis_end)
+    axes.set_ylim(0, axis_end)
     axes.set_title("Distance to the reference")
     axes.set_xlabel("squared distance as stored")
     axes.set_ylabel("squared distance aligned")

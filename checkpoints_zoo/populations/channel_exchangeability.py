@@ -186,9 +186,9 @@ def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Ten
 def _test_layers(
     table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int
 ) -> Corollary:
-    for thing, number, least in (("members", len(ids), 2), ("simulations", simulations, 1)):
-        if number < least:
-            raise UsageError(thing, expected=f"{least} or more", found=str(number))
+    for option_name, number, smallest in (("members", len(ids), 2), ("simulations", simulations, 1)):
+        if number < smallest:
+            raise UsageError(option_name, expected=f"{smallest} or more", found=str(number))
     tests = []
     for i, (name, unit_values) in enumerate(values.items()):
         rng = np.random.default_rng([seed % 2**64, i])

@@ -102,7 +102,10 @@ class Compact(Printed):
         names = list(dict.fromkeys(name for figures in self.table.values() for name in figures))
         rows = [
             {"figure": name}
-            | {of: str(figures[name]) if name in figures else "-" for of, figures in self.table.items()}
+            | {
+                column_name: str(figures[name]) if name in figures else "-"
+                for column_name, figures in self.table.items()
+            }
             for name in names
         ]
         measured = (
@@ -115,9 +118,9 @@ class Compact(Printed):
         import pandas as pd
 
         rows = [
-            {"of": of, "figure": name, "value": x.value, "low": x.low, "high": x.high, "held_out": held}
+            {"of": column_name, "figure": name, "value": x.value, "low": x.low, "high": x.high, "held_out": held}
             for held, table in ((False, self.table), (True, self.held_out))
-            for of, figures in table.items()
+            for column_name, figures in table.items()
             for name, x in figures.items()
         ]
         return pd.DataFrame(rows)
@@ -133,8 +136,13 @@ class Compact(Printed):
         return {
             **{name: getattr(self, name) for name in names},
             "level": self.gain.level,
-            "table": {of: {n: asdict(x) for n, x in figures.items()} for of, figures in self.table.items()},
-            "held_out": {of: {n: asdict(x) for n, x in figures.items()} for of, figures in self.held_out.items()},
+            "table": {
+                column_name: {n: asdict(x) for n, x in figures.items()} for column_name, figures in self.table.items()
+            },
+            "held_out": {
+                column_name: {n: asdict(x) for n, x in figures.items()}
+                for column_name, figures in self.held_out.items()
+            },
             "ensemble_accuracy": asdict(self.ensemble_accuracy),
             "gain": asdict(self.gain),
             "weights": len(sigmas["q_d"]),
@@ -209,10 +217,10 @@ def fit_compact_posterior(
         expected = "two or more: one has no variance"
         raise UsageError("members of a compact posterior", expected=expected, found=found, do="Select more members")
     sample_count = min(len(members), MOST_SAMPLES) if samples is None else samples
-    for thing, number, least in (("samples", sample_count, 1), ("splits", splits, 2)):
-        if type(number) is not int or number < least:
+    for option_name, number, smallest in (("samples", sample_count, 1), ("splits", splits, 2)):
+        if type(number) is not int or number < smallest:
             raise UsageError(
-                f"{thing} of a compact posterior", expected=f"a whole number from {least}", found=repr(number)
+                f"{option_name} of a compact posterior", expected=f"a whole number from {smallest}", found=repr(number)
             )
     evaluator = make_evaluator(members, data, statistics, device, batch)
     target: int | str = members.ids[0] if to is None else to
@@ -236,7 +244,10 @@ def fit_compact_posterior(
         seed=seed,
         statistics=evaluator.statistics,
         statistics_images=evaluator.statistics_images,
-        table={of: {row: figures[of, row] for row in ROWS if (of, row) in figures} for of in ("members", *fitted)},
+        table={
+            column_name: {row: figures[column_name, row] for row in ROWS if (column_name, row) in figures}
+            for column_name in ("members", *fitted)
+        },
         held_out=held_out_figures(measured[1:]),
         ensemble_accuracy=figures["ensemble", "accuracy"],
         gain=figures["gain", "accuracy"],
@@ -256,12 +267,15 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
         evaluator: evaluator of networks of the members' architecture.
         subsets: positions of two members or more each.
     """
-    chosen = torch.zeros(len(subsets), len(members), dtype=torch.bool)
-    for row, subset in zip(chosen, subsets, strict=True):
+    is_in_subset = torch.zeros(len(subsets), len(members), dtype=torch.bool)
+    for row, subset in zip(is_in_subset, subsets, strict=True):
         row[subset] = True
     batches = members.batches(members._members_within(STACK_BYTES), evaluator.device, torch.float32)
     return fit_subsets(
-        (stacked for _, stacked in batches), chosen, evaluator.device, modules.superseded_names(members._skeleton())
+        (stacked for _, stacked in batches),
+        is_in_subset,
+        evaluator.device,
+        modules.superseded_names(members._skeleton()),
     )
 
 
@@ -269,8 +283,8 @@ def jackknife_subsets(members: int, splits: int, seed: int) -> list[Tensor]:
     """Return the random subsets of members that `metrics.jackknife` measures besides the set of all members."""
     subsets: list[Tensor] = []
 
-    def record(chosen: Tensor) -> Tensor:
-        subsets.append(chosen)
+    def record(member_positions: Tensor) -> Tensor:
+        subsets.append(member_positions)
         return torch.zeros(1)
 
     metrics.jackknife(record, members, seed, splits)
@@ -303,21 +317,25 @@ class SubsetFigures:
         ensemble, labels = probs[subset].mean(0), evaluator.labels
         of_members = (probs[subset].argmax(-1) == labels).double().mean(-1)
         self.accuracies = {"members": tuple(of_members.tolist())}
-        self.figures = {"members": {**_distances(ensemble, ensemble), "sample_accuracy": float(of_members.mean())}}
+        self.figures = {
+            "members": {**_distances_to_ensemble(ensemble, ensemble), "sample_accuracy": float(of_members.mean())}
+        }
         self.ensemble_accuracy = float(metrics.accuracy(ensemble, labels, check=False))
         others = probs[held_out].mean(0) if held_out.any() else ensemble
-        self.held_out = {"members": _distances(ensemble, others)}
+        self.held_out = {"members": _distances_to_ensemble(ensemble, others)}
         for name, q in networks.items():
             self.accuracies[name] = tuple(q.accuracies.tolist())
             accuracies = {"sample_accuracy": float(q.accuracies.mean()), "mean_accuracy": q.mean_accuracy}
-            self.figures[name] = {**_distances(q.probs, ensemble), **accuracies}
-            self.held_out[name] = _distances(q.probs, others)
+            self.figures[name] = {**_distances_to_ensemble(q.probs, ensemble), **accuracies}
+            self.held_out[name] = _distances_to_ensemble(q.probs, others)
 
     @property
     def flat(self) -> dict[tuple[str, str], float]:
         """Return the figures by column and row, the ensemble's accuracy, and the gain of the mean's accuracy."""
         gain = self.figures["q_r"]["mean_accuracy"] - self.figures["q_d"]["mean_accuracy"]
-        flat = {(of, row): value for of, figures in self.figures.items() for row, value in figures.items()}
+        flat = {
+            (column_name, row): value for column_name, figures in self.figures.items() for row, value in figures.items()
+        }
         return {**flat, ("ensemble", "accuracy"): self.ensemble_accuracy, ("gain", "accuracy"): gain}
 
 
@@ -377,10 +395,10 @@ def pruned(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) 
     return tuple(accuracies)
 
 
-def _batch_sizes(q: Gaussian, count: int) -> list[int]:
+def _batch_sizes(q: Gaussian, sample_count: int) -> list[int]:
     """Return how many networks are made at a time, so that their bytes fit into `STACK_BYTES`."""
-    most = max(1, STACK_BYTES // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
-    return [min(most, count - at) for at in range(0, count, most)]
+    samples_per_batch = max(1, STACK_BYTES // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
+    return [min(samples_per_batch, sample_count - at) for at in range(0, sample_count, samples_per_batch)]
 
 
 def jackknife_intervals(
@@ -396,14 +414,14 @@ def jackknife_intervals(
     results = metrics.jackknife(
         lambda _: torch.tensor(list(next(spread).flat.values()), dtype=torch.float64), members, seed, splits
     )
-    return {key: _cut(key, x) for key, x in zip(measured[0].flat, results, strict=True)}
+    return {key: _cut_to_range(key, x) for key, x in zip(measured[0].flat, results, strict=True)}
 
 
-def _cut(key: tuple[str, str], x: Interval) -> Interval:
+def _cut_to_range(key: tuple[str, str], interval: Interval) -> Interval:
     """Cut an interval at the figure's range: 0..1, and for a difference -1..1."""
-    if x.low is None or x.high is None:
-        return x
-    return replace(x, low=max(x.low, -1.0 if key[0] == "gain" else 0.0), high=min(x.high, 1.0))
+    if interval.low is None or interval.high is None:
+        return interval
+    return replace(interval, low=max(interval.low, -1.0 if key[0] == "gain" else 0.0), high=min(interval.high, 1.0))
 
 
 def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
@@ -411,16 +429,16 @@ def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Int
     if not splits:
         return {}
     by_column: dict[str, dict[str, Interval]] = {}
-    for of, figures in splits[0].held_out.items():
-        by_column[of] = {}
+    for column_name, figures in splits[0].held_out.items():
+        by_column[column_name] = {}
         for row in figures:
-            values = torch.tensor([split.held_out[of][row] for split in splits], dtype=torch.float64)
+            values = torch.tensor([split.held_out[column_name][row] for split in splits], dtype=torch.float64)
             low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
-            by_column[of][row] = Interval(float(values.mean()), low, high)
+            by_column[column_name][row] = Interval(float(values.mean()), low, high)
     return by_column
 
 
-def _distances(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
+def _distances_to_ensemble(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
     return {
         "agreement": float(metrics.agreement(probs, ensemble, check=False)),
         "total_variation": float(metrics.total_variation(probs, ensemble, check=False)),
@@ -434,13 +452,13 @@ def draw(result: Compact) -> Figure:
         3, PANEL, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"
     )
     grid = figure.add_gridspec(1, 3)
-    _sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": result.q_d.sigmas, "q_r": result.q_r.sigmas})
-    _accuracies(figure.add_subplot(grid[1], label="accuracy"), result)
-    _pruning(figure.add_subplot(grid[2], label="pruning"), result)
+    _draw_sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": result.q_d.sigmas, "q_r": result.q_r.sigmas})
+    _draw_accuracies(figure.add_subplot(grid[1], label="accuracy"), result)
+    _draw_pruning(figure.add_subplot(grid[2], label="pruning"), result)
     return figure
 
 
-def _sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
+def _draw_sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
     import numpy as np
 
     values = {name: s.double().cpu().numpy() for name, s in sigmas.items()}
@@ -457,17 +475,17 @@ def _sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
     axes.legend(loc="upper right")
 
 
-def _accuracies(axes: Axes, result: Compact) -> None:
+def _draw_accuracies(axes: Axes, result: Compact) -> None:
     edges = [5.0 * i for i in range(21)]
     top = 0.0
     for name, accuracies in result.drawing.items():
         shares = [100 * a for a in accuracies]
-        what = SYMBOLS[name] if name == "members" else f"samples of {SYMBOLS[name]}"
+        row_label = SYMBOLS[name] if name == "members" else f"samples of {SYMBOLS[name]}"
         weights = [1 / len(shares)] * len(shares)
         heights, *_ = axes.hist(
             shares, edges, weights=weights, histtype="stepfilled", facecolor=(COLOURS[name], 0.3),
             edgecolor=COLOURS[name], linewidth=1.4,
-            label=f"{what}: mean {sum(shares) / len(shares):.1f} %",
+            label=f"{row_label}: mean {sum(shares) / len(shares):.1f} %",
         )  # fmt: skip
         top = max(top, float(max(heights)))
     for name in ("q_d", "q_r"):
@@ -479,14 +497,14 @@ def _accuracies(axes: Axes, result: Compact) -> None:
     axes.legend(loc="upper left")
 
 
-def _pruning(axes: Axes, result: Compact) -> None:
+def _draw_pruning(axes: Axes, result: Compact) -> None:
     levels = [100 * level for level in result.levels]
     words = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
     for rule, style in (("sigma", "-"), ("snr", ":")):
         for name, accuracies in result.pruning[rule].items():
-            shown: Sequence[float] = [100 * a for a in accuracies]
+            percentages: Sequence[float] = [100 * a for a in accuracies]
             label = f"mean of {SYMBOLS[name]}, {words[rule]}"
-            axes.plot(levels, shown, style, color=COLOURS[name], marker="o", markersize=3, label=label)
+            axes.plot(levels, percentages, style, color=COLOURS[name], marker="o", markersize=3, label=label)
     axes.set(title="Pruning", xlabel="weights set to 0 (%)", ylabel="test accuracy (%)", ylim=(0, 135))
     axes.set_yticks(range(0, 101, 20))
     axes.legend(loc="upper right", ncols=2, fontsize=7.5)

@@ -351,8 +351,8 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 def _parameter_names(skeleton: nn.Module) -> list[str]:
     """Return the names of the parameters; if several names share one tensor, only the last name, as in an ensemble."""
-    states, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
-    return [name for name, t in states.items() if isinstance(t, nn.Parameter) and name not in dropped]
+    tensors, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
+    return [name for name, t in tensors.items() if isinstance(t, nn.Parameter) and name not in dropped]
 
 
 def _read_in_blocks(
@@ -401,9 +401,9 @@ def compare_blocks(
     seed = arguments.check_seed(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
-    place = _check_float64(device)
+    torch_device = _check_float64(device)
     by_group = {}
-    for name, distances in _check_finite(measure_distances(read_blocks, first + second, groups, place)).items():
+    for name, distances in _check_finite(measure_distances(read_blocks, first + second, groups, torch_device)).items():
         kernels = choose_kernels(distances, first, grid, widths)
         values = estimate_mmd2(distances, kernels, first)
         p_value = None if exchange is None else exchange.test(distances, grid, widths, permutations, seed)
@@ -413,10 +413,10 @@ def compare_blocks(
 
 def _check_float64(device: str | torch.device) -> torch.device:
     """Check that a device exists and supports float64; return it."""
-    place = check_device(device)
-    if place.type == "mps":
+    torch_device = check_device(device)
+    if torch_device.type == "mps":
         raise UsageError("device 'mps'", expected="one that has float64", found="none", do="Use the CPU")
-    return place
+    return torch_device
 
 
 def _check_finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
@@ -458,7 +458,7 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     return figure
 
 
-def _series(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
+def _drawn_results(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
     """Return the results that are drawn, each with its colour, marker and label."""
     stored = (before, RED, "s", "as stored")
     return [stored] if after is None else [stored, (after, BLUE, "o", "symmetries removed")]
@@ -474,7 +474,7 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
         height: height of the figure in inches.
     """
     names = list(before.groups)
-    for result, colour, marker, label in _series(before, after):
+    for result, colour, marker, label in _drawn_results(before, after):
         values = [result.groups[name].value for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
     axes.axvline(0, color=GREY, linewidth=0.8)
@@ -489,7 +489,7 @@ def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
     Args: same arguments as in `draw_discrepancies`.
     """
     names = list(before.groups)
-    for result, colour, marker, label in _series(before, after):
+    for result, colour, marker, label in _drawn_results(before, after):
         values = [math.nan if (p := result.groups[name].p_value) is None else p for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
     axes.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
@@ -520,7 +520,7 @@ def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
     """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
     every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
     # The last row, all weights together, always gets a label.
-    shown = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
-    axes.set_yticks(shown, [names[i] for i in shown], parse_math=False, fontsize=8.5)
+    labelled_rows = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
+    axes.set_yticks(labelled_rows, [names[i] for i in labelled_rows], parse_math=False, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.8)

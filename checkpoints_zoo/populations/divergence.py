@@ -81,11 +81,11 @@ def compare_pairs(
     """
     if kind not in ("logits", "probabilities"):
         raise UsageError("kind of predictions", expected="'logits' or 'probabilities'", found=repr(kind))
-    place, sums, inputs = check_device(device), None, 0
+    torch_device, sums, inputs = check_device(device), None, 0
     with _exact_products():
         for block in [predictions] if isinstance(predictions, Tensor) else predictions:
             shape = _check_shape(block, None if sums is None else (len(sums.products), sums.classes))
-            sums = sums or _PairSums(*shape, place)
+            sums = sums or _PairSums(*shape, torch_device)
             size = max(1, memory // (4 * shape[0] * shape[1] * (sums.embedding.table.shape[1] + 2)))
             for piece in torch.split(block, size, dim=1) if block.shape[1] else ():
                 sums.add(piece, kind)
@@ -156,7 +156,7 @@ def _exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(allowed)
 
 
-def _check_shape(block: Tensor, known: tuple[int, int] | None) -> tuple[int, int]:
+def _check_shape(block: Tensor, earlier_shape: tuple[int, int] | None) -> tuple[int, int]:
     """Return the (members, classes) of a block.
 
     Raises:
@@ -167,8 +167,10 @@ def _check_shape(block: Tensor, known: tuple[int, int] | None) -> tuple[int, int
         expected = "(member, input, class) floats, of two members and two classes or more"
         raise UsageError("predictions", expected=expected, found=shape)
     members, _, classes = block.shape
-    if known not in (None, (members, classes)):
-        raise UsageError("block of predictions", expected=f"{known[0]} members, {known[1]} classes", found=shape)
+    if earlier_shape not in (None, (members, classes)):
+        raise UsageError(
+            "block of predictions", expected=f"{earlier_shape[0]} members, {earlier_shape[1]} classes", found=shape
+        )
     return members, classes
 
 
@@ -262,13 +264,13 @@ def embedding(classes: int) -> Embedding:
             missed = ((whole - whole @ axes.T @ axes) ** 2).sum(1) * weight**2
             weight = weight * np.maximum(missed / missed.max(), 1e-3) ** 0.25
         result = Embedding(torch.tensor(table @ axes.T, dtype=torch.float32), octaves, math.inf)
-        bound = _error(result(grid).double().numpy(), p, classes)
+        bound = _largest_error(result(grid).double().numpy(), p, classes)
         if bound <= TOLERANCE:
             break
     return replace(result, bound=bound)
 
 
-def _error(vectors: Array, p: Array, classes: int) -> float:
+def _largest_error(vectors: Array, p: Array, classes: int) -> float:
     """Return the largest error of a divergence that is computed by the vectors, over a grid of probabilities."""
     x, y = p[:, None], p[None]
     z = x + y

@@ -42,7 +42,7 @@ class Gaussian:
     @property
     def center(self) -> dict[str, Tensor]:
         """The network whose weights are the means, name -> (1, *shape)."""
-        return self._with({name: mean[None] for name, mean in self.mean.items()}, 1)
+        return self._with_fixed_tensors({name: mean[None] for name, mean in self.mean.items()}, 1)
 
     def sample(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw networks; return name -> (draw, *shape).
@@ -58,7 +58,7 @@ class Gaussian:
             for name, mean in self.mean.items():
                 noise = torch.randn(mean.shape, generator=generator).to(mean.device)
                 drawn[name].append(mean + self.std[name] * noise)
-        return self._with({name: torch.stack(values) for name, values in drawn.items()}, count)
+        return self._with_fixed_tensors({name: torch.stack(values) for name, values in drawn.items()}, count)
 
     def pruned(self, levels: Sequence[float], by: str = "sigma") -> dict[str, Tensor]:
         """Set shares of the weights to 0 and keep the others' means; return the networks, name -> (level, *shape).
@@ -89,18 +89,18 @@ class Gaussian:
             means = torch.cat([mean.flatten() for mean in self.mean.values()])
             keys = -(means.abs() / keys).nan_to_num(nan=0.0, posinf=torch.inf)
         order = keys.argsort(stable=True)
-        keep = torch.zeros(len(levels), len(order), dtype=torch.bool, device=order.device)
-        for row, level in zip(keep, levels, strict=True):
+        is_kept = torch.zeros(len(levels), len(order), dtype=torch.bool, device=order.device)
+        for row, level in zip(is_kept, levels, strict=True):
             row[order[: len(order) - round(level * len(order))]] = True
-        masks = torch.split(keep, [mean.numel() for mean in self.mean.values()], dim=1)
+        masks = torch.split(is_kept, [mean.numel() for mean in self.mean.values()], dim=1)
         weights = {
             name: torch.where(mask.view(-1, *mean.shape), mean, 0)
             for (name, mean), mask in zip(self.mean.items(), masks, strict=True)
         }
-        return self._with(weights, len(levels))
+        return self._with_fixed_tensors(weights, len(levels))
 
-    def _with(self, weights: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-        return weights | {name: tensor.expand(count, *tensor.shape) for name, tensor in self.fixed.items()}
+    def _with_fixed_tensors(self, weights: dict[str, Tensor], network_count: int) -> dict[str, Tensor]:
+        return weights | {name: tensor.expand(network_count, *tensor.shape) for name, tensor in self.fixed.items()}
 
 
 def fit_gaussian(stacked: Params) -> Gaussian:
@@ -145,9 +145,9 @@ def fit_subsets(
     squares: dict[str, Tensor] = {}
     at = 0
     for stacked in batches:
-        count = len(next(iter(stacked.values())))
-        members_of_subsets = subsets[:, at : at + count].to(device, torch.float64)
-        at += count
+        member_count = len(next(iter(stacked.values())))
+        members_of_subsets = subsets[:, at : at + member_count].to(device, torch.float64)
+        at += member_count
         for name, tensor in stacked.items():
             if name in excluded:
                 continue

@@ -39,10 +39,12 @@ def unit_numbers(*sets: Collection) -> list[list[int]]:
     names: list[tuple[Hashable, Hashable]] = []  # for each member, the name of its unit and its content hash
     for members in sets:
         rows = members.rows.select(["method", "member", "run", "sha256"]).to_pylist()
-        place = (members.source.label, members.name)
+        collection_key = (members.source.label, members.name)
         for row in rows:
             drawn = row["method"] not in (None, INDEPENDENT)
-            unit: Hashable = (*place, row["method"], row["run"]) if drawn else (*place, None, row["member"])
+            unit: Hashable = (
+                (*collection_key, row["method"], row["run"]) if drawn else (*collection_key, None, row["member"])
+            )
             names.append((unit, unit if row["sha256"] is None else row["sha256"]))
     parents: dict[Hashable, Hashable] = {}
 
@@ -134,10 +136,12 @@ class Exchange:
             return None
         sizes = {len(unit) for of_set in units for unit in of_set}
         if len(sizes) == 1:
-            chosen = [[position for unit in of_set for position in unit] for of_set in units]
+            selected_positions = [[position for unit in of_set for position in unit] for of_set in units]
         else:
-            chosen = [sorted(draw_one_a_unit(numbers, seed)) for numbers in sets]
-        positions = torch.tensor([*chosen[0], *(len(first) + position for position in chosen[1])])
+            selected_positions = [sorted(draw_one_a_unit(numbers, seed)) for numbers in sets]
+        positions = torch.tensor(
+            [*selected_positions[0], *(len(first) + position for position in selected_positions[1])]
+        )
         return cls(positions, len(units[0]), len(units[1]), sizes.pop() if len(sizes) == 1 else 1)
 
     def draw_permutations(self, permutations: int, seed: int) -> Tensor:

@@ -143,18 +143,18 @@ def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str
         UsageError: the groups are another word, or name a tensor that does not exist.
     """
     if isinstance(groups, str):
-        known = {"layer": tensors_by_layer(names), "tensor": {name: [name] for name in names}}
-        if groups not in known:
+        groups_by_kind = {"layer": tensors_by_layer(names), "tensor": {name: [name] for name in names}}
+        if groups not in groups_by_kind:
             raise UsageError("groups of tensors", expected="'layer', 'tensor' or a mapping", found=repr(groups)[:80])
-        return known[groups]
-    chosen = {name: list(tensors) for name, tensors in groups.items()}
-    for name, tensors in chosen.items():
-        strange = [t for t in tensors if t not in names]
-        if name == ALL_TENSORS or strange or not tensors:
-            found = f"{strange[0]!r}" if strange else f"the name {name!r}" if tensors else "none"
+        return groups_by_kind[groups]
+    names_by_group = {name: list(tensors) for name, tensors in groups.items()}
+    for name, tensors in names_by_group.items():
+        unknown_tensors = [t for t in tensors if t not in names]
+        if name == ALL_TENSORS or unknown_tensors or not tensors:
+            found = f"{unknown_tensors[0]!r}" if unknown_tensors else f"the name {name!r}" if tensors else "none"
             expected = f"names among {', '.join(names[:12])}, and another name of the group than {ALL_TENSORS!r}"
             raise UsageError(f"group {name!r} of tensors", expected=expected, found=found)
-    return chosen
+    return names_by_group
 
 
 def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
@@ -171,10 +171,10 @@ def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
     [0.5, 2.0, 8.0]
     """
     ordered = distances.flatten().double().sort().values
-    least = float(ordered[0])
-    if least < 0.1:
-        least = max(float(ordered[int(0.05 * len(ordered))]), 0.1)
-    low, high = least / 2, 2 * max(float(ordered[-1]), 0.3)
+    smallest = float(ordered[0])
+    if smallest < 0.1:
+        smallest = max(float(ordered[int(0.05 * len(ordered))]), 0.1)
+    low, high = smallest / 2, 2 * max(float(ordered[-1]), 0.3)
     return torch.tensor([low * (high / low) ** (i / max(1, count - 1)) for i in range(count)], dtype=torch.float64)
 
 
@@ -187,22 +187,22 @@ def choose_kernels(
         UsageError: the grid or a kernel is unknown, or a bandwidth is not positive.
     """
     if widths is not None:
-        chosen = [(kernel, float(width)) for kernel, values in widths.items() for width in values]
-        if not chosen or any(k not in KERNELS or not 0 < w < math.inf for k, w in chosen):
+        kernels_and_widths = [(kernel, float(width)) for kernel, values in widths.items() for width in values]
+        if not kernels_and_widths or any(k not in KERNELS or not 0 < w < math.inf for k, w in kernels_and_widths):
             expected = "positive bandwidths of 'gaussian' or 'laplace'"
             raise UsageError("widths of kernels", expected=expected, found=repr(dict(widths))[:80])
-        return tuple(chosen)
+        return tuple(kernels_and_widths)
     if grid not in ("pooled", "cross", "second"):
         raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
     members = len(distances.l2)
     upper = torch.triu_indices(members, members, 1, device=distances.l2.device)
-    chosen = []
+    kernels_and_widths = []
     for kernel, matrix in zip(KERNELS, (distances.l2.sqrt(), distances.l1), strict=True):
         across = matrix[: min(first, MAX_PAIRED), first : first + MAX_PAIRED]
         inside = upper if grid != "second" else upper[:, upper[0] >= first]
         pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
-        chosen += [(kernel, width) for width in bandwidths(pairs).tolist()]
-    return tuple(chosen)
+        kernels_and_widths += [(kernel, width) for width in bandwidths(pairs).tolist()]
+    return tuple(kernels_and_widths)
 
 
 def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
@@ -215,7 +215,7 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
     return torch.exp(-(distances.l2 / width**2 if kernel == "gaussian" else distances.l1 / width))
 
 
-def unbiased_mmd2(kernel: Tensor, chosen: Tensor) -> Tensor:
+def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and the others, without bias; return it (choice), float64.
 
     The estimate is the mean of k over pairs within each set (without pairs of a member with itself), minus twice the
@@ -223,21 +223,21 @@ def unbiased_mmd2(kernel: Tensor, chosen: Tensor) -> Tensor:
 
     Args:
         kernel: values of the kernel, (member, member), symmetric.
-        chosen: 1 for chosen members, else 0, (member, choice); each choice has the same number of members.
+        choices: 1 for chosen members, else 0, (member, choice); each choice has the same number of members.
 
     >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
     >>> f"{unbiased_mmd2(kernel, torch.tensor([[1], [1], [0], [0]])).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
     '1.4000'
     """
     pairs = kernel.double().clone().fill_diagonal_(0)
-    chosen = chosen.double()
-    first = int(chosen[:, 0].sum())
-    second = len(chosen) - first
+    choices = choices.double()
+    first = int(choices[:, 0].sum())
+    second = len(choices) - first
     row = pairs.sum(1)
-    within = (chosen * (pairs @ chosen)).sum(0)
-    across = row @ chosen - within
-    others = row.sum() - within - 2 * across
-    return within / (first * (first - 1)) + others / (second * (second - 1)) - 2 * across / (first * second)
+    within = (choices * (pairs @ choices)).sum(0)
+    across = row @ choices - within
+    sum_of_others = row.sum() - within - 2 * across
+    return within / (first * (first - 1)) + sum_of_others / (second * (second - 1)) - 2 * across / (first * second)
 
 
 def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], first: int) -> tuple[float, ...]:
@@ -270,7 +270,7 @@ def draw_permutations(first_units: int, second_units: int, permutations: int, se
     return drawn.T.contiguous()
 
 
-def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], chosen: Tensor) -> float:
+def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], choices: Tensor) -> float:
     """Test the largest MMD² over the kernels, each standardised over permutations; return the p-value.
 
     Means and deviations include the original split beside the permutations, so that under the null hypothesis all are
@@ -280,16 +280,16 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
     Args:
         distances: distances between the compared members.
         kernels: (name, bandwidth) of each kernel.
-        chosen: 1 for the members of the first set, else 0, (member, 1 + permutation); column 0 is the original split.
+        choices: 1 for the members of the first set, else 0, (member, 1 + permutation); column 0 is the original split.
     """
-    largest = torch.full_like(chosen[0], -math.inf)
+    largest = torch.full_like(choices[0], -math.inf)
     for kernel, width in kernels:
         pairs = kernel_matrix(distances, kernel, width)
-        estimates = unbiased_mmd2(pairs, chosen)
+        estimates = unbiased_mmd2(pairs, choices)
         spread = float(estimates.std(correction=0))
         # A kernel with the same value for all pairs, up to rounding, holds no information.
         differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
         standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
         largest = torch.maximum(largest, standard)
-    reached = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
-    return (1 + reached) / len(largest)
+    reached_count = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
+    return (1 + reached_count) / len(largest)

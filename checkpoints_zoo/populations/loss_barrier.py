@@ -155,12 +155,12 @@ def barrier(
     members = first.selected if isinstance(first, Member) else first
     evaluator = make_evaluator(members, data, statistics, device, batch)
     if isinstance(first, Member) and second is not None:
-        lines = iter([_ends(first, second, evaluator.device)])
+        lines = iter([_read_both_ends(first, second, evaluator.device)])
         return _measure_lines(evaluator, [(first.id, second.id)], lines, points)
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
     pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
-    return _measure_lines(evaluator, pairs, _lines(members, start, evaluator.device), points)
+    return _measure_lines(evaluator, pairs, _ends_of_lines(members, start, evaluator.device), points)
 
 
 def _check_ends(first: object, second: object, to: int | None) -> None:
@@ -187,13 +187,13 @@ def _check_ends(first: object, second: object, to: int | None) -> None:
         raise UsageError("members of a loss barrier", expected="two or more", found=found, do="Select more members")
 
 
-def _ends(first: Member, second: Member, device: torch.device) -> tuple[Params, Params]:
+def _read_both_ends(first: Member, second: Member, device: torch.device) -> tuple[Params, Params]:
     """Read the weights of two members; return both, name -> (*shape).
 
     Raises:
         UsageError: the members have different networks.
     """
-    start, end = (_weights(member, device) for member in (first, second))
+    start, end = (_read_weights(member, device) for member in (first, second))
     shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (start, end)]
     if shapes[0] != shapes[1]:
         raise UsageError(
@@ -204,16 +204,16 @@ def _ends(first: Member, second: Member, device: torch.device) -> tuple[Params, 
     return start, end
 
 
-def _lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
+def _ends_of_lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line, from one member to each of the others in order."""
-    reference, keys = _weights(start, device), iter(members._keys)
+    reference, keys = _read_weights(start, device), iter(members._keys)
     for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):
         for i in range(len(next(iter(stacked.values())))):
             if next(keys) != (start.id, start.epoch):
                 yield reference, {name: t[i] for name, t in stacked.items()}
 
 
-def _weights(member: Member, device: torch.device) -> dict[str, Tensor]:
+def _read_weights(member: Member, device: torch.device) -> dict[str, Tensor]:
     """Return a member's parameters and buffers in float32, name -> (*shape)."""
     return {name: t[0] for name, t in member.selected._read(device, torch.float32).items()}
 

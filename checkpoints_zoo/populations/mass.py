@@ -57,12 +57,12 @@ def minimal_mass(
     gathers them by epoch.
     """
     arguments.check_collection(members)
-    place = check_device(device)
+    torch_device = check_device(device)
     module, table = members._skeleton(), members.symmetry_table
     tied = modules.superseded_names(module)
     parts = []
-    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and place.type == "cpu"):
-        for _, params in members.batches(members._members_within(_BATCH), place):
+    with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and torch_device.type == "cpu"):
+        for _, params in members.batches(members._members_within(_BATCH), torch_device):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join_masses(parts, members.ids, parts[0].held)
 
@@ -117,11 +117,11 @@ def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
         UsageError: the number of epochs differs from the number of snapshots.
     """
     _check_epochs(masses, epochs)
-    last: dict[int, int] = {}
+    position_by_member: dict[int, int] = {}
     for i, (member, epoch) in enumerate(zip(masses.ids, epochs, strict=True)):
-        if member not in last or epoch > epochs[last[member]]:
-            last[member] = i
-    return sorted(last.values())
+        if member not in position_by_member or epoch > epochs[position_by_member[member]]:
+            position_by_member[member] = i
+    return sorted(position_by_member.values())
 
 
 def select_masses(masses: MinimalMass, positions: Sequence[int]) -> MinimalMass:
@@ -176,20 +176,20 @@ def draw(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    last = list(range(len(masses))) if epochs is None else last_snapshots(masses, epochs)
+    last_positions = list(range(len(masses))) if epochs is None else last_snapshots(masses, epochs)
     panels = 2 if epochs is None else 3
     spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout=spaced)
-    title = f"{collection_name}: {len(last)} member{'s' * (len(last) != 1)}".lstrip(": ")
+    title = f"{collection_name}: {len(last_positions)} member{'s' * (len(last_positions) != 1)}".lstrip(": ")
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     if float(masses.unbounded.max()) > 0:
         units = sum(map(len, masses.degenerate.values()))
         note = f"without the mass of units that can shrink without limit: {units} in every member"
         figure.supxlabel(f"{note}, mean {float(masses.unbounded.mean()):.4g}", fontsize=8, color=GREY)
     grid = figure.add_gridspec(1, panels)
-    before, after = ([float(values[i]) for i in last] for values in (masses.before, masses.after))
+    before, after = ([float(values[i]) for i in last_positions] for values in (masses.before, masses.after))
     draw_masses(figure.add_subplot(grid[0], label="mass"), before, after)
-    draw_excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last])
+    draw_excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last_positions])
     if epochs is not None:
         _draw_training(figure.add_subplot(grid[2], label="training"), masses, epochs)
     return figure

@@ -253,26 +253,32 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
         terms |= {"xx": x * x, "yy": y * y, "xy": x * y}
     stacked = torch.stack(list(terms.values()))
     # A smaller variance comes from rounding: the figure is the same for all pairs.
-    least = [(ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices]
+    smallest_denominators = [
+        (ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices
+    ]
 
-    def figure(chosen: Tensor) -> Tensor:
+    def figure(member_positions: Tensor) -> Tensor:
         inclusion = torch.zeros(members, dtype=torch.float64)
-        inclusion[chosen] = 1
+        inclusion[member_positions] = 1
         means_among = dict(
-            zip(terms, (stacked @ inclusion) @ inclusion / (len(chosen) * (len(chosen) - 1)), strict=True)
+            zip(
+                terms,
+                (stacked @ inclusion) @ inclusion / (len(member_positions) * (len(member_positions) - 1)),
+                strict=True,
+            )
         )
         values = [means_among[name] for name in matrices]
         if with_ood:
             mean_x, mean_y = means_among["mi_id"], means_among["mi_ood"]
             spread_x, spread_y = means_among["xx"] - mean_x**2, means_among["yy"] - mean_y**2
             slope = (means_among["xy"] - mean_x * mean_y) / (spread_x * spread_y).sqrt()
-            differ = spread_x > least[0] and spread_y > least[1]
+            differ = spread_x > smallest_denominators[0] and spread_y > smallest_denominators[1]
             values.append(slope.clamp(-1, 1).atanh() if differ else slope.new_tensor(math.nan))
         return torch.stack(values)
 
     results = metrics.jackknife(figure, members, seed=seed, skewness=True)
     by_name = zip(matrices, results[: len(matrices)], strict=True)
-    intervals = {name: _shift(x, means[name], FIGURES[name][0]) for name, x in by_name}
+    intervals = {name: _shift_interval(x, means[name], FIGURES[name][0]) for name, x in by_name}
     if with_ood:
         fisher = results[-1]
         low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))
@@ -280,11 +286,11 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     return intervals
 
 
-def _shift(interval: Interval, by: float, unit: str) -> Interval:
+def _shift_interval(interval: Interval, by: float, unit: str) -> Interval:
     """Shift an interval; return it, cut at 0 and at the unit's largest value."""
-    most = 1.0 if unit == "0..1" else math.inf
+    upper_bound = 1.0 if unit == "0..1" else math.inf
     bounds = (interval.low, interval.high)
-    low, high = (None if bound is None else min(max(0.0, bound + by), most) for bound in bounds)
+    low, high = (None if bound is None else min(max(0.0, bound + by), upper_bound) for bound in bounds)
     return replace(interval, value=interval.value + by, low=low, high=high)
 
 
@@ -314,8 +320,8 @@ def draw(pairs: Pairwise) -> Figure:
 
 
 def _title(pairs: Pairwise) -> str:
-    count = f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}"
-    return f"{pairs.collection}: {count} of {len(pairs.ids):,} members".lstrip(": ")
+    pair_count_text = f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}"
+    return f"{pairs.collection}: {pair_count_text} of {len(pairs.ids):,} members".lstrip(": ")
 
 
 def _note(pairs: Pairwise) -> str:
@@ -324,15 +330,19 @@ def _note(pairs: Pairwise) -> str:
         sets.append(
             f"out of distribution: {pairs.ood.split(' ')[0]}, {pairs.outside.inputs:,} inputs".replace(": ,", ":")
         )
-    known = all(x.low is not None for x in pairs.figures.values())
-    note = "[ ]: 95 % intervals by a jackknife over members" if known else "Too few or too like members for intervals"
+    has_intervals = all(x.low is not None for x in pairs.figures.values())
+    note = (
+        "[ ]: 95 % intervals by a jackknife over members"
+        if has_intervals
+        else "Too few or too like members for intervals"
+    )
     return f"{'; '.join(sets)}. {note}."
 
 
 def upper_values(matrix: Tensor) -> list[float]:
     """Return the values of the upper triangle, row by row."""
-    kept = matrix.new_ones(matrix.shape).triu(1).bool()
-    values: list[float] = matrix[kept].tolist()
+    is_above_diagonal = matrix.new_ones(matrix.shape).triu(1).bool()
+    values: list[float] = matrix[is_above_diagonal].tolist()
     return values
 
 
@@ -372,8 +382,8 @@ def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], 
 def draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
     """Draw the disagreements of all pairs, members in their order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
-    known = 100 * matrix[~matrix.isnan()]
-    low, high = float(known.min()), float(known.max())
+    percentages = 100 * matrix[~matrix.isnan()]
+    low, high = float(percentages.min()), float(percentages.max())
     bounds = (low, high) if high > low else (low - 0.5, high + 0.5)
     drawn = axes.imshow((100 * matrix).numpy(), cmap="viridis", vmin=bounds[0], vmax=bounds[1], interpolation="nearest")
     axes.figure.colorbar(drawn, ax=axes, label="inputs classed differently (%)", pad=0.02)

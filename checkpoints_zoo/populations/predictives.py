@@ -233,10 +233,10 @@ def _subset_weights(plan: Plan) -> Tensor:
     return weights
 
 
-def _mean_probabilities(logits: Logits, weights: Tensor, begin: int, end: int) -> Tensor:
+def _mean_probabilities(logits: Logits, weights: Tensor, start: int, end: int) -> Tensor:
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
-    probs = logits.block(begin, end, kind).softmax(-1)
+    probs = logits.block(start, end, kind).softmax(-1)
     # The sum is divided instead of the weights, so that the mean of equal probabilities is exactly their value.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]

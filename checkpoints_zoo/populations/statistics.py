@@ -46,11 +46,11 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
     (tensor([[2.]]), tensor([[2.]]))
     """
     training = copy.deepcopy(skeleton)
-    states = training.state_dict(keep_vars=True)
+    tensors = training.state_dict(keep_vars=True)
     statistics: dict[str, Tensor] = {}
     members = len(next(iter(stacked.values())))
-    norm_buffers = {id(tensor) for norm in _norms(training) for tensor in norm.buffers(recurse=False)}
-    for name, tensor in states.items():
+    norm_buffers = {id(tensor) for norm in _batch_norms(training) for tensor in norm.buffers(recurse=False)}
+    for name, tensor in tensors.items():
         if is_statistic(name):
             if id(tensor) not in norm_buffers:
                 raise UsageError(
@@ -63,7 +63,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
         elif is_counter(name) and id(tensor) in norm_buffers:
             device = next(iter(stacked.values())).device
             statistics[name] = torch.zeros(members, dtype=torch.int64, device=device)
-    for norm in _norms(training):
+    for norm in _batch_norms(training):
         norm.training, norm.momentum = True, None  # momentum None gives a cumulative average
     networks = modules.widen_norms({**stacked, **statistics})
     tied = modules.superseded_names(training)
@@ -85,5 +85,5 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
     return {name: networks[name] for name in stacked}
 
 
-def _norms(module: nn.Module) -> list[_BatchNorm]:
+def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
     return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]

@@ -119,7 +119,7 @@ def make_evaluator(
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
-    place, skeleton = check_device(device), members._skeleton()
+    torch_device, skeleton = check_device(device), members._skeleton()
     test_images = arguments.images_of(members.description) if data is None else images.of(data)
     test, labels = arguments.require_labels(test_images, members.description)
     if not len(test):
@@ -132,8 +132,8 @@ def make_evaluator(
         if len(source) < 2:
             found = f"{len(source)} of {source.name!r}"
             raise UsageError("images to estimate running statistics on", expected="two or more", found=found)
-        training = InputBatches(source, members.preprocess, place, batch)
-    return Evaluator(skeleton, InputBatches(test, members.preprocess, place, batch), labels, training)
+        training = InputBatches(source, members.preprocess, torch_device, batch)
+    return Evaluator(skeleton, InputBatches(test, members.preprocess, torch_device, batch), labels, training)
 
 
 def _statistics_images(statistics: ImageInput) -> ImageData:

@@ -161,12 +161,12 @@ def _check_weights(collections: list[CollectionRows], predictions: list[Predicti
     weights = {name: prediction_sets.weights_of(rows) for name, _, rows in collections}
     for stored in predictions:
         path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
-        known = weights.get(stored.facts.collection)
-        if known is None:
+        known_weights = weights.get(stored.facts.collection)
+        if known_weights is None:
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
             result.notes.append(Finding("member", path, text))
             continue
-        for member, text in prediction_sets.find_other_weights(stored, known):
+        for member, text in prediction_sets.find_other_weights(stored, known_weights):
             result.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 
@@ -344,15 +344,15 @@ def _walk(root: Path, allowed: Sequence[Path], links_out: list[str]) -> Iterator
     visited: set[Path] = set()
     starts = [root]  # linked folders are appended, so that a folder is listed by its own path if it has one
     for start in starts:
-        for place, folders, names in os.walk(start, onerror=refuse):
-            if (resolved := Path(place).resolve()) in visited:
+        for folder_path, folders, names in os.walk(start, onerror=refuse):
+            if (resolved := Path(folder_path).resolve()) in visited:
                 folders[:] = []
                 continue
             visited.add(resolved)
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            starts += [link for n in folders if (link := Path(place, n)).is_symlink() and not leads_out(link)]
+            starts += [link for n in folders if (link := Path(folder_path, n)).is_symlink() and not leads_out(link)]
             for name in sorted(names):
-                path = Path(place, name)
+                path = Path(folder_path, name)
                 if not leads_out(path) and (file := _describe_file(path)) is not None:
                     yield path.relative_to(root).as_posix(), file
 
@@ -406,9 +406,9 @@ def _group_by(files: Files, paths: list[str], digest: Callable[[File], str]) -> 
 
 
 def _hash_samples(file: File) -> str:
-    last = max(0, file.size - SAMPLE_BYTES)
-    places = sorted({last * i // (SAMPLE_COUNT - 1) for i in range(SAMPLE_COUNT)})
-    return hashlib.sha256(b"".join(file.read(at, SAMPLE_BYTES) for at in places)).hexdigest()
+    last_start = max(0, file.size - SAMPLE_BYTES)
+    sample_starts = sorted({last_start * i // (SAMPLE_COUNT - 1) for i in range(SAMPLE_COUNT)})
+    return hashlib.sha256(b"".join(file.read(at, SAMPLE_BYTES) for at in sample_starts)).hexdigest()
 
 
 def _hash_content(file: File) -> str:
@@ -442,13 +442,13 @@ def find_fault(path: str, size: int, first: bytes) -> KindAndText | None:
     """
     if size == 0:
         return "empty", "a file of 0 bytes"
-    known = guess_kind(first)
-    if known.startswith("a Git LFS pointer"):
-        return "pointer", known
-    if known == "a web page":
-        return "page", known
+    guessed_kind = guess_kind(first)
+    if guessed_kind.startswith("a Git LFS pointer"):
+        return "pointer", guessed_kind
+    if guessed_kind == "a web page":
+        return "page", guessed_kind
     name = path.lower()
-    if reason := _why_pickle(name, first, known):
+    if reason := _why_pickle(name, first, guessed_kind):
         return "pickle", reason
     if name.endswith(SAFETENSORS):
         return _header_fault(path, size, first)
@@ -467,16 +467,16 @@ def unusual_compression(path: str, first: bytes) -> str:
     return ""
 
 
-def _why_pickle(name: str, first: bytes, known: str) -> str:
+def _why_pickle(name: str, first: bytes, guessed_kind: str) -> str:
     """Return the bytes or the suffix that make a file a pickle, as text; return "" if it is no pickle."""
     if first.startswith(b"PK\x03\x04") and b"data.pkl" in first[:512]:
         return "a torch pickle in a zip archive, by its first bytes"
-    if known == "a Python pickle":
+    if guessed_kind == "a Python pickle":
         return "a Python pickle, by its first bytes"
     if first.startswith(b"\x93NUMPY") and b"|O" in first[:512]:
         return "a NumPy file of pickled objects, by its first bytes"
     if name.endswith(PICKLED) and not (first.startswith(HARMLESS) or _is_safetensors(first)):
-        return f"a pickle, by its name; its first bytes are {known or 'of no format that is known'}"
+        return f"a pickle, by its name; its first bytes are {guessed_kind or 'of no format that is known'}"
     return ""
 
 

@@ -95,10 +95,10 @@ def card(
         UsageError: there are no collections, or the repo's name or the revision is invalid.
     """
     _check_arguments(collections, repo, revision)
-    shown = [Section(n, *collections[n], tuple(sorted(predictions.get(n, ())))) for n in sorted(collections)]
-    texts = source_texts(shown, repo, revision)
-    without = _render("source", {**texts, "marker": Markup("")})
-    return _render("source", {**texts, "marker": Markup(_marker_of(_digest_of(without)))})
+    sections = [Section(n, *collections[n], tuple(sorted(predictions.get(n, ())))) for n in sorted(collections)]
+    texts = source_texts(sections, repo, revision)
+    text_without_marker = _render("source", {**texts, "marker": Markup("")})
+    return _render("source", {**texts, "marker": Markup(_marker_of(_digest_of(text_without_marker)))})
 
 
 def card_files(
@@ -165,8 +165,8 @@ def _render(template: str, values: Mapping[str, str]) -> Markup:
     return Markup(_templates().get_template(f"{template}.md").render(values).rstrip("\n") + "\n")
 
 
-def _digest_of(rest: str) -> str:
-    return hashlib.sha256(rest.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _marker_of(digest: str) -> str:
@@ -202,8 +202,8 @@ class Section:
     @cached_property
     def members(self) -> Mapping[str, list[Any]]:
         """Column -> values of the rows that are loaded by default: those with status ok and final weights."""
-        kept = [s == "ok" and f for s, f in zip(self.column["status"], self.column["final"], strict=True)]
-        return {n: [v for v, k in zip(values, kept, strict=True) if k] for n, values in self.column.items()}
+        is_kept = [s == "ok" and f for s, f in zip(self.column["status"], self.column["final"], strict=True)]
+        return {n: [v for v, k in zip(values, is_kept, strict=True) if k] for n, values in self.column.items()}
 
     @property
     def count(self) -> int:
@@ -253,7 +253,7 @@ class Section:
 
 def source_texts(shown: list[Section], repo: str, revision: str | None) -> dict[str, str]:
     """Return the texts on the whole source, name in the template -> text; a text is "" if its facts are missing."""
-    known = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
+    known_columns = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
     title = shown[0].description.title if len(shown) == 1 else repo.partition("/")[2]
     title = title if markdown_text(title) else shown[0].name
     example = next((s for s in shown if s.count), None)
@@ -272,24 +272,24 @@ def source_texts(shown: list[Section], repo: str, revision: str | None) -> dict[
         "citations": Markup("\n\n".join(_citations(shown))),
         "format_version": str(FORMAT_VERSION),
         "schema_version": str(SCHEMA_VERSION),
-        "columns": Markup("\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known)),
+        "columns": Markup("\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known_columns)),
     }
 
 
-def _metadata(shown: list[Section], repo: str, title: str) -> Markup:
+def _metadata(sections: list[Section], repo: str, title: str) -> Markup:
     """Return the YAML head, which names the manifests for the Hub's viewer and for the package `datasets`."""
     from huggingface_hub.repocard_data import DatasetCardData
 
-    rows = sum(s.all_rows for s in shown)
+    rows = sum(s.all_rows for s in sections)
     configs: list[dict[str, Any]] = [
-        {"config_name": s.name, "data_files": f"manifests/{s.name}.parquet"} for s in shown
+        {"config_name": s.name, "data_files": f"manifests/{s.name}.parquet"} for s in sections
     ]
     if len(configs) > 1:
         configs[0]["default"] = True
     data = DatasetCardData(
-        pretty_name=one_line(title), tags=_tags(shown), configs=configs,
+        pretty_name=one_line(title), tags=_tags(sections), configs=configs,
         size_categories=[next((size for limit, size in _SIZES if rows < limit), "10M<n<100M")],
-        **_license([s.description.licence for s in shown], repo),
+        **_license([s.description.licence for s in sections], repo),
     )  # fmt: skip
     return Markup(data.to_yaml())
 
@@ -300,7 +300,7 @@ def loading_texts(example: Section, repo: str, revision: str | None) -> dict[str
     first = example.first_shard()
     measured = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
     where = [repo, revision] if not example.base else example.base.removeprefix("hf://datasets/").split("@")
-    file = [f'"{where[0]}"', _literal(first), *([f'revision="{where[1]}"'] if where[1] else [])]
+    file = [f'"{where[0]}"', _string_literal(first), *([f'revision="{where[1]}"'] if where[1] else [])]
     net, images = example.description.architecture, example.description.dataset
     texts = {
         "name": example.name,
@@ -316,13 +316,13 @@ def loading_texts(example: Section, repo: str, revision: str | None) -> dict[str
     return {name: Markup(text) for name, text in texts.items()}
 
 
-def _literal(text: str) -> str:
+def _string_literal(text: str) -> str:
     """Return Python code for a string, in double quotes unless the string contains one."""
     return repr(text) if '"' in text else f'"{repr(text)[1:-1]}"'
 
 
-def _tags(shown: Iterable[Section]) -> list[str]:
-    methods = {method for s in shown for method in s.members["method"]}
+def _tags(sections: Iterable[Section]) -> list[str]:
+    methods = {method for s in sections for method in s.members["method"]}
     ensembles = ["deep-ensembles"] if "independent" in methods else []
     return [
         *("checkpoints", "safetensors", "uncertainty", "bayesian-neural-networks"),
@@ -332,25 +332,25 @@ def _tags(shown: Iterable[Section]) -> list[str]:
 
 def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
     """Return the licence fields of the YAML head: names that the Hub knows, or "other" if it lacks one of them."""
-    known = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
+    known_licences = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
     names = sorted({_SPDX.get(text.strip().lower(), text.strip().lower()) for text in licences})
-    if known.issuperset(names):
+    if known_licences.issuperset(names):
         return {"license": names[0] if len(names) == 1 else names}
     slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(names))[:80].strip("-.") or "see-the-card"
     link = f"https://huggingface.co/datasets/{repo}#licence"
     return {"license": "other", "license_name": slug, "license_link": link}
 
 
-def _summary_text(shown: list[Section]) -> str:
-    what = counted(sum(s.count for s in shown), "trained network")
-    what += f" in {len(shown)} collections" if len(shown) > 1 else ""
-    elsewhere = [s for s in shown if s.base]
-    if len(elsewhere) == len(shown):
-        what = f"Manifests of {what}, whose weights lie in another repo"
+def _summary_text(sections: list[Section]) -> str:
+    contents = counted(sum(s.count for s in sections), "trained network")
+    contents += f" in {len(sections)} collections" if len(sections) > 1 else ""
+    elsewhere = [s for s in sections if s.base]
+    if len(elsewhere) == len(sections):
+        contents = f"Manifests of {contents}, whose weights lie in another repo"
     else:
-        what = f"The weights of {what}, as safetensors{', some of them in another repo' if elsewhere else ''}"
+        contents = f"The weights of {contents}, as safetensors{', some of them in another repo' if elsewhere else ''}"
     return (
-        f"{what}. A collection has a manifest: a Parquet table with a row for each member (one network), or each "
+        f"{contents}. A collection has a manifest: a Parquet table with a row for each member (one network), or each "
         "snapshot of one. It says what the member is, where its bytes lie, and what is known of its training and its "
         "test figures. The data set viewer shows the manifest. The package checkpoints_zoo loads any selection of "
         "members, stacks them or makes an ensemble of them, without downloading the rest."
@@ -366,15 +366,15 @@ def _table_row(s: Section) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _spread_note(shown: Iterable[Section]) -> str:
-    several = any(len(s.finite("test_accuracy")) > 1 for s in shown)
+def _spread_note(sections: Iterable[Section]) -> str:
+    several = any(len(s.finite("test_accuracy")) > 1 for s in sections)
     return "mean ± standard deviation (lowest to highest)" if several else ""
 
 
-def _citations(shown: Iterable[Section]) -> Iterable[str]:
+def _citations(sections: Iterable[Section]) -> Iterable[str]:
     """Yield each different citation once, below the names of its collections."""
     names: dict[str, list[str]] = {}
-    for s in shown:
+    for s in sections:
         if s.description.citation.strip():
             names.setdefault(s.description.citation, []).append(f"`{s.name}`")
     for text, cited in names.items():
@@ -383,16 +383,16 @@ def _citations(shown: Iterable[Section]) -> Iterable[str]:
 
 def collection_texts(s: Section) -> dict[str, Markup]:
     """Return the texts on a collection, name in the template -> Markdown; a text is "" if its facts are missing."""
-    known = bool(s.finite("test_accuracy"))
+    has_accuracy = bool(s.finite("test_accuracy"))
     title = markdown_text(s.description.title)
     texts = {
         "heading": f"`{s.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {s.name}",
-        "picture": picture_path(s.name) if known else "",
+        "picture": picture_path(s.name) if has_accuracy else "",
         "members": _members_sentence(s),
         "stored": _stored_sentence(s),
         "place": _place_sentence(s),
-        "unmeasured": "" if known else _unmeasured_sentence(s),
+        "unmeasured": "" if has_accuracy else _unmeasured_sentence(s),
         "figures": "\n".join(_figure_rows(s)),
         "measured": _measured_sentence(s),
         "training": "\n".join(_training_rows(s)),
@@ -471,10 +471,12 @@ def _figure_rows(s: Section) -> Iterable[str]:
 
 def _measured_sentence(s: Section) -> str:
     """Return a sentence on how the test figures were measured; "" if there are none."""
-    known = [name for name in FIGURES if name.startswith("test_") and s.finite(name)]
-    if not known:
+    measured_figures = [name for name in FIGURES if name.startswith("test_") and s.finite(name)]
+    if not measured_figures:
         return ""
-    sets = [d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in known)]
+    sets = [
+        d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in measured_figures)
+    ]
     eval_sets = (
         summarize_values(sets, "member")
         if len(set(sets)) > 1
@@ -499,10 +501,10 @@ def _training_rows(s: Section) -> Iterable[str]:
 def _preprocessing_sentence(fields: Mapping[str, Any]) -> str:
     if not fields:
         return ""
-    shown = ", ".join(
+    values_text = ", ".join(
         f"{markdown_code(name)} = {markdown_code(json.dumps(v, ensure_ascii=False))}" for name, v in fields.items()
     )
-    return f"Preprocessing, as `members.preprocess` does it: {shown}."
+    return f"Preprocessing, as `members.preprocess` does it: {values_text}."
 
 
 def _classes_sentence(classes: Sequence[str]) -> str:
@@ -539,8 +541,12 @@ def _snapshots_sentence(s: Section) -> str:
 
 
 def _seeds_sentence(s: Section) -> str:
-    known = [name for name in SEEDS if s.count and None not in s.members[name]]
-    return f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known)}." if known else ""
+    known_seeds = [name for name in SEEDS if s.count and None not in s.members[name]]
+    return (
+        f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known_seeds)}."
+        if known_seeds
+        else ""
+    )
 
 
 def _splits_sentence(s: Section) -> str:
@@ -596,13 +602,15 @@ def draw_histograms(section: Section) -> Figure:
     title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
     figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
     panels = figure.add_gridspec(1, 2 if losses else 1)
-    _histogram(figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, most=100)
+    _histogram(
+        figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, axis_end=100
+    )
     if losses:
         _histogram(figure.add_subplot(panels[1], label="test_nll"), losses, "test NLL (nats)", GREEN)
     return figure
 
 
-def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, most: float | None = None) -> None:
+def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, axis_end: float | None = None) -> None:
     """Draw a histogram of values, a line at their mean, and marks at the smallest and the largest value."""
     sides = histogram_edges(values)
     heights, *_ = axes.hist(values, sides, color=colour, alpha=0.85, edgecolor="white")
@@ -621,8 +629,8 @@ def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, mos
     if len(sides) <= FEWEST_BARS:
         middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * FEWEST_BARS / 2
         axes.set_xlim(middle - half, middle + half)
-    if most is not None:
-        axes.set_xlim(right=min(axes.get_xlim()[1], max(most, sides[-1])))
+    if axis_end is not None:
+        axes.set_xlim(right=min(axes.get_xlim()[1], max(axis_end, sides[-1])))
     axes.locator_params(axis="y", integer=True)
     axes.locator_params(axis="x", nbins=6)
     axes.ticklabel_format(axis="x", useOffset=False)

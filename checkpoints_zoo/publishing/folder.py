@@ -137,7 +137,7 @@ class Folder:
         """Return the paths of files that are not published; a folder with no published file is one path."""
         published = {*self.shards, *self.predictions, *self.tables(), "README.md"}
         folders = {"/".join(p.split("/")[:i]) for p in published for i in range(1, p.count("/") + 1)}
-        return sorted(_unpublished(self.source.root, "", published, folders))
+        return sorted(_unpublished_files(self.source.root, "", published, folders))
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def read_folder(folder: str | Path) -> Folder:
 
 
 def _check_rows(collection: LocalCollection) -> None:
-    states = zip(*(collection.rows.column(c).to_pylist() for c in ("status", "final")), strict=True)
-    if ("ok", True) not in states:
+    status_and_final = zip(*(collection.rows.column(c).to_pylist() for c in ("status", "final")), strict=True)
+    if ("ok", True) not in status_and_final:
         raise FormatError(
             f"manifest of {collection.name}",
             expected="a row or more that are final with status ok",
@@ -220,12 +220,12 @@ def _format_keys(keys: Sequence[tuple[int, int | None]]) -> str:
     return f"{format_ids(keys[:100])}{f' and {len(keys) - 100:,} more' if len(keys) > 100 else ''}"
 
 
-def _unpublished(root: Path, inside: str, published: set[str], folders: set[str]) -> Iterator[str]:
+def _unpublished_files(root: Path, inside: str, published: set[str], folders: set[str]) -> Iterator[str]:
     with os.scandir(root / inside) as entries:
         for entry in entries:
             path = f"{inside}/{entry.name}".lstrip("/")
             if entry.is_dir() and path in folders:
-                yield from _unpublished(root, path, published, folders)
+                yield from _unpublished_files(root, path, published, folders)
             elif path not in published and path != "cards":
                 yield f"{path}/" if entry.is_dir() else path
 
@@ -361,16 +361,16 @@ def measure_accuracies(folder: Folder, sample: int, say: Say) -> list[Problem]:
     problems: list[Problem] = []
     for collection in folder.collections:
         members = load(collection.name, source=folder.source.root)
-        net, count = collection.description.architecture, min(sample, len(members))
+        net, sample_size = collection.description.architecture, min(sample, len(members))
         can_build = net in ARCHITECTURES
         if not can_build:
             say(f"{collection.name}: accuracies are not measured again, since the package can't build {net!r}")
         if collection.base:
-            say(f"{collection.name}: fetching and checking {count} of {len(members):,} members …")
-            for position in (i * len(members) // count for i in range(count)):
+            say(f"{collection.name}: fetching and checking {sample_size} of {len(members):,} members …")
+            for position in (i * len(members) // sample_size for i in range(sample_size)):
                 problems += verify(members[position : position + 1], sample=int(can_build))
         elif can_build:
-            say(f"{collection.name}: measuring the accuracy of at most {count} of {len(members):,} members …")
+            say(f"{collection.name}: measuring the accuracy of at most {sample_size} of {len(members):,} members …")
             result = Verification(collection.name, len(members), members.nbytes)
             measure_again(members, range(len(members)), sample, result)
             problems += result.problems

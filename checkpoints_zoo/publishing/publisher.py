@@ -305,14 +305,14 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
 
 def _check_configs(text: str, names: Sequence[str], path: Path) -> None:
     """Check that a README's YAML names every manifest; the Hub's viewer and `datasets.load_dataset` need the names."""
-    known, problem = set(), ""
+    known_configs, problem = set(), ""
     try:
         match = _FRONT.match(text)
         configs = (yaml.safe_load((match[1] if match else "") or "") or {}).get("configs") or []
-        known = {(c["config_name"], file) for c in configs for file in _paths_in(c.get("data_files"))}
+        known_configs = {(c["config_name"], file) for c in configs for file in _paths_in(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         problem = f": {' '.join(str(error).split())[:200]}"
-    unnamed_manifests = [name for name in names if (name, f"manifests/{name}.parquet") not in known]
+    unnamed_manifests = [name for name in names if (name, f"manifests/{name}.parquet") not in known_configs]
     if unnamed_manifests:
         lines = "; ".join(f"- config_name: {n}, data_files: manifests/{n}.parquet" for n in unnamed_manifests)
         raise UsageError(
@@ -360,16 +360,22 @@ def _prediction_names(folder: Folder, branch: Branch) -> dict[str, set[str]]:
 
 
 def _make_plan(
-    folder: Folder, remote: Remote, branch: Branch, shards: list[File], last: list[File], tag: str | None, private: bool
+    folder: Folder,
+    remote: Remote,
+    branch: Branch,
+    shards: list[File],
+    files_sent_last: list[File],
+    tag: str | None,
+    private: bool,
 ) -> Plan:
-    missing, there = _split_by_presence(shards, branch, remote.label)
-    missing_last, there_last = _split_by_presence(last, branch, remote.label)
+    missing, present_files = _split_by_presence(shards, branch, remote.label)
+    missing_last, there_last = _split_by_presence(files_sent_last, branch, remote.label)
     changed = [f for f in missing_last if not (f.inside.endswith(".png") and f.inside in branch.tree)]
     if not changed and not missing:  # only pictures differ: another version of matplotlib drew them
-        missing_last, there_last = [], last
+        missing_last, there_last = [], files_sent_last
     return Plan(
         remote.label, branch, False, private, tuple(_group_into_commits(missing)), tuple(missing_last),
-        (*there, *there_last), tuple(_unnamed_shards(folder, branch.tree)), tuple(folder.ignored()), tag,
+        (*present_files, *there_last), tuple(_unnamed_shards(folder, branch.tree)), tuple(folder.ignored()), tag,
     )  # fmt: skip
 
 
@@ -380,9 +386,9 @@ def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tup
         UsageError: the branch has a shard of the same name with other bytes, which current readers of the repo need.
     """
     missing: list[File] = []
-    there: list[File] = []
+    present_files: list[File] = []
     for file in files:
-        (there if branch.has(file) else missing).append(file)
+        (present_files if branch.has(file) else missing).append(file)
     for file in missing:
         if file.inside in branch.tree and file.inside.endswith(SHARDS):
             raise UsageError(
@@ -392,7 +398,7 @@ def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tup
                 do="Rename it here and in the manifest; shards that this package writes have their hash in the name",
                 path=file.inside,
             )
-    return missing, there
+    return missing, present_files
 
 
 def _group_into_commits(files: Iterable[File]) -> Iterator[tuple[File, ...]]:
@@ -409,8 +415,8 @@ def _group_into_commits(files: Iterable[File]) -> Iterator[tuple[File, ...]]:
 
 def _unnamed_shards(folder: Folder, tree: Tree) -> list[str]:
     """Return the paths of shards in the repo that belong to the folder's collections and that no row names."""
-    places = tuple(f"shards/{collection.name}/" for collection in folder.collections)
-    return sorted(path for path in tree if path.startswith(places) and path not in folder.shards)
+    shard_folders = tuple(f"shards/{collection.name}/" for collection in folder.collections)
+    return sorted(path for path in tree if path.startswith(shard_folders) and path not in folder.shards)
 
 
 def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Say) -> Published:
@@ -460,13 +466,13 @@ def _title_of(folder: Folder) -> str:
 
 def _make_repo(remote: Remote, private: bool) -> Branch:
     """Make the repo on the Hub; return its main branch."""
-    what = f"making {remote.label}"
+    action = f"making {remote.label}"
     remote.call(
-        what, lambda: remote.api.create_repo(remote.id, repo_type="dataset", private=private, exist_ok=True), "write"
+        action, lambda: remote.api.create_repo(remote.id, repo_type="dataset", private=private, exist_ok=True), "write"
     )
     branch = remote.branch()
     if branch is None:
-        raise NetworkError(what, expected="the repo", found="none, though it was made", do="Try again")
+        raise NetworkError(action, expected="the repo", found="none, though it was made", do="Try again")
     if any("/" in path for path in branch.tree) or branch.private != private:
         raise _somebody_committed(remote)
     return branch
@@ -483,7 +489,7 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
         additions.append(CommitOperationAdd(file.inside, content))
         additions[-1].upload_info.sha256 = bytes.fromhex(file.sha256)  # else the client reads the file once more
     where: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
-    what = f"commit {title!r} to {remote.label}"
+    action = f"commit {title!r} to {remote.label}"
     with hub_errors(remote.label, f"upload to {remote.label}"):
         retry_patiently(
             lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **where), (408,)
@@ -505,8 +511,8 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
             return branch.name, landed_commit
         return f"refs/pr/{commit_info.pr_num}" if opens else branch.name, commit_info.oid
 
-    with hub_errors(remote.label, what):
-        name, head = remote.call(what, attempt, "write")
+    with hub_errors(remote.label, action):
+        name, head = remote.call(action, attempt, "write")
     after = replace(branch, name=name, head=head, tree=remote.tree(head))
     if missing := [file.inside for file in files if not after.has(file)]:
         raise DamagedError(
@@ -522,8 +528,8 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
 def _find_landed_commit(remote: Remote, branch: Branch, title: str) -> str | None:
     """Return the head if it is the requested commit, made by an attempt that was answered by an error; else None."""
     commits = remote.api.list_repo_commits(remote.id, revision=branch.name, repo_type="dataset")
-    ours = len(commits) > 1 and (commits[0].title, commits[1].commit_id) == (title, branch.head)
-    return commits[0].commit_id if ours else None
+    is_own_commit = len(commits) > 1 and (commits[0].title, commits[1].commit_id) == (title, branch.head)
+    return commits[0].commit_id if is_own_commit else None
 
 
 def _somebody_committed(remote: Remote) -> NetworkError:
@@ -591,11 +597,11 @@ def _check_base(remote: Remote, collection: LocalCollection) -> None:
 def _last_ends(collection: LocalCollection) -> list[tuple[str, int, int]]:
     """Return for each file that rows name: its path, the end of its last byte range, and the member of that range."""
     columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
-    last: dict[str, tuple[int, int]] = {}
+    last_by_name: dict[str, tuple[int, int]] = {}
     for path, offset, nbytes, member in zip(*columns, strict=True):
         if path is not None:
-            last[path] = max(last.get(path, (0, 0)), (offset + nbytes, member))
-    return [(path, *end) for path, end in last.items()]
+            last_by_name[path] = max(last_by_name.get(path, (0, 0)), (offset + nbytes, member))
+    return [(path, *end) for path, end in last_by_name.items()]
 
 
 def _missing_bytes(

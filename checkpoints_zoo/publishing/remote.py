@@ -249,9 +249,9 @@ def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[
         cause: BaseException = error
         while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
             cause = cause.__cause__
-        known = translate_error(cause, label, subject, permission)
-        if known is not cause:
-            raise known from error
+        translated_error = translate_error(cause, label, subject, permission)
+        if translated_error is not cause:
+            raise translated_error from error
         raise NetworkError(subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
     except ValueError as error:
         text = str(error)

@@ -253,7 +253,7 @@ def measure_again(
     """
     if sample < 1:
         return
-    known = {} if custom_data is None else {arguments.eval_data(custom_data): custom_data}
+    custom_images = {} if custom_data is None else {arguments.eval_data(custom_data): custom_data}
     claimed, claimed_on = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     network = members.description.architecture
     has_network = members._architecture is not None or network in ARCHITECTURES
@@ -264,7 +264,7 @@ def measure_again(
             result.impossible["accuracy, since the rows have none"] += 1
         elif not name:
             result.impossible["accuracy, since the rows do not name the images"] += 1
-        elif name not in known and str(name).split("/")[0] not in images.DATASETS:
+        elif name not in custom_images and str(name).split("/")[0] not in images.DATASETS:
             result.impossible[f"accuracy, since the package does not have the images {name!r} (give them as data)"] += 1
         elif not has_network:
             result.impossible[
@@ -272,19 +272,19 @@ def measure_again(
             ] += 1
         else:
             measurable.append(position)
-    chosen = [
+    sampled_positions = [
         measurable[i * len(measurable) // min(sample, len(measurable))] for i in range(min(sample, len(measurable)))
     ]
     problems = result.problems
-    for name in sorted({claimed_on[position] for position in chosen}):
-        positions = [position for position in chosen if claimed_on[position] == name]
+    for name in sorted({claimed_on[position] for position in sampled_positions}):
+        positions = [position for position in sampled_positions if claimed_on[position] == name]
         data, _, split = name.partition("/")
-        if name not in known and split not in images.DATASETS[data]:
+        if name not in custom_images and split not in images.DATASETS[data]:
             splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
             text = f"expected an accuracy on {splits}; found {name!r}."
             problems += [Problem(members.name, members.ids[position], "accuracy", text) for position in positions]
             continue
-        image_data = known.get(name) or images.in_order(images.load(data, split), members.classes)
+        image_data = custom_images.get(name) or images.in_order(images.load(data, split), members.classes)
         for position in positions:
             try:
                 logits = predictions.logits(members[position : position + 1], image_data, execution="module")[0]
@@ -327,8 +327,10 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
     if None in faulty_members or facts.split not in images.DATASETS.get(facts.data, ()) or not checkable or sample < 1:
         return problems
     image_data = images.load(facts.data, facts.split)
-    chosen = [checkable[i * len(checkable) // min(sample, len(checkable))] for i in range(min(sample, len(checkable)))]
-    for i in chosen:
+    sampled_positions = [
+        checkable[i * len(checkable) // min(sample, len(checkable))] for i in range(min(sample, len(checkable)))
+    ]
+    for i in sampled_positions:
         member = members[i : i + 1]
         try:
             stored_logits = predictions.predictions_of(member, name, data=image_data).logits()

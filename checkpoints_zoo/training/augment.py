@@ -56,14 +56,14 @@ class Augmentation:
         """
         if self.views == 1:
             return images
-        count, channels, height, width = images.shape
+        image_count, channels, height, width = images.shape
         top, left, flipped = self.offsets(choices)
         across = torch.arange(width, device=images.device)
         rows = top[:, None] + torch.arange(height, device=images.device)
         columns = left[:, None] + torch.where(flipped[:, None], width - 1 - across, across)
         padded = F.pad(images, (self.padding,) * 4)
         return padded[
-            torch.arange(count, device=images.device)[:, None, None, None],
+            torch.arange(image_count, device=images.device)[:, None, None, None],
             torch.arange(channels, device=images.device)[:, None, None],
             rows[:, None, :, None],
             columns[:, None, None, :],

@@ -57,7 +57,7 @@ class Export:
         """Return the ids of the finished members, in shards or staged."""
         return self.sealed | self.staging.members
 
-    def begin(self, ids: Collection[int]) -> Path:
+    def claim_runs_folder(self, ids: Collection[int]) -> Path:
         """Record the recipe and the description in the folder of runs; return that folder.
 
         Args:
@@ -97,10 +97,10 @@ class Export:
                     do="Give another folder or name, or change the file in manifests/ once all members are trained",
                 )
 
-    def keep(self, finished: Sequence[PackedSnapshot]) -> None:
+    def stage(self, finished: Sequence[PackedSnapshot]) -> None:
         """Stage finished snapshots on disk, so that a kill from now on loses none of them."""
         with disk.writing_into(self.source.root):
-            self.staging.keep(finished)
+            self.staging.stage(finished)
 
     def write_whole_shards(self, finished: Sequence[PackedSnapshot]) -> None:
         """Write the shards that the finished snapshots have completed."""
@@ -184,7 +184,7 @@ def train_into(
     check_network(recipe)
     with training_lock(out):
         export = Export(recipe, out)
-        logged = Log(export.begin(ids) / "log.jsonl")
+        logged = Log(export.claim_runs_folder(ids) / "log.jsonl")
         logged.add(export.staging.rows.values())
         stored_ids = export.members
         missing = [member for member in ids if member not in stored_ids]
@@ -199,15 +199,15 @@ def train_into(
 
         def finish(finished: list[PackedSnapshot]) -> None:
             nonlocal done
-            new = [
+            finished_members = [
                 f for f in finished if f.row["member"] not in stored_ids
             ]  # a resumed stack may hold members that are stored already
-            export.keep(new)
-            stored_ids.update(f.row["member"] for f in new)
-            for line in logged.add(f.row for f in new):
+            export.stage(finished_members)
+            stored_ids.update(f.row["member"] for f in finished_members)
+            for line in logged.add(f.row for f in finished_members):
                 log(line)
-            export.write_whole_shards(new)  # later runs log only staged members
-            finals = [f.row for f in new if f.row["final"]]
+            export.write_whole_shards(finished_members)  # later runs log only staged members
+            finals = [f.row for f in finished_members if f.row["final"]]
             done += len(finals)
             accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)
             say(f"{recipe.name}: {_progress_text(done, len(missing), time.monotonic() - began, accuracies)}")
@@ -227,8 +227,8 @@ def _progress_text(done: int, total: int, seconds: float, accuracies: Sequence[f
 
 def _duration_text(seconds: float) -> str:
     """Format seconds in the two largest units, such as 3 h 20 min."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    parts = [f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")) if n]
+    parts = [f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (seconds_left, "s")) if n]
     return " ".join(parts[:2]) or "0 s"

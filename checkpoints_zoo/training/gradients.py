@@ -74,9 +74,9 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         with explain_vmap_errors(
             recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"
         ):
-            gradients, (loss, new) = mapped(params, buffers, scaling, images, labels)
+            gradients, (loss, new_buffers) = mapped(params, buffers, scaling, images, labels)
         gradients = {name: _with_strides_of(params[name], gradient) for name, gradient in gradients.items()}
-        return gradients, loss, {name: buffer.contiguous() for name, buffer in new.items()}
+        return gradients, loss, {name: buffer.contiguous() for name, buffer in new_buffers.items()}
 
     return stacked
 

@@ -127,12 +127,12 @@ def train_epochs(
     Raises:
         UsageError: the images have no labels, or are fewer than one batch.
     """
-    count, batch, device = len(data), recipe.batch_size, state.loss.device
-    if data.labels is None or count < batch:
+    image_count, batch, device = len(data), recipe.batch_size, state.loss.device
+    if data.labels is None or image_count < batch:
         raise UsageError(
             f"data set {data.name!r}",
             expected=f"labels, and at least {batch} inputs",
-            found=f"{count} inputs with{'out' if data.labels is None else ''} labels",
+            found=f"{image_count} inputs with{'out' if data.labels is None else ''} labels",
         )
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
@@ -140,17 +140,17 @@ def train_epochs(
     if uses_channels_last(recipe, device):
         for tensors in (state.params, state.momentum, state.adam):
             tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
-    steps_per_epoch = count // batch
+    steps_per_epoch = image_count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
-        state.snapshots[0] = _snapshot(recipe, state, data)
+        state.snapshots[0] = _copy_weights(recipe, state, data)
 
     with ThreadPoolExecutor(1) as background:
-        upcoming = background.submit(_draw_epoch, members, state.epoch, count, augmentation.views)
+        upcoming = background.submit(_draw_epoch, members, state.epoch, image_count, augmentation.views)
         while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
             order, view = (draws.to(device) for draws in upcoming.result())
             if state.epoch + 1 < recipe.epochs:
-                upcoming = background.submit(_draw_epoch, members, state.epoch + 1, count, augmentation.views)
+                upcoming = background.submit(_draw_epoch, members, state.epoch + 1, image_count, augmentation.views)
             state.loss = torch.zeros_like(state.loss)
 
             # No operation in a step waits for the GPU: steps are queued while it computes.
@@ -176,19 +176,19 @@ def train_epochs(
 
             state.epoch += 1
             if state.epoch in recipe.snapshots:
-                state.snapshots[state.epoch] = _snapshot(recipe, state, data)
+                state.snapshots[state.epoch] = _copy_weights(recipe, state, data)
             yield state.epoch
 
 
-def _draw_epoch(members: Sequence[int], epoch: int, count: int, views: int) -> tuple[Tensor, Tensor]:
+def _draw_epoch(members: Sequence[int], epoch: int, image_count: int, views: int) -> tuple[Tensor, Tensor]:
     """Draw the order of the images and their views for an epoch, on the CPU: its generator is the same everywhere.
 
     Returns:
         Order and views of the images in an epoch, both (member, input). If many members are trained on a GPU, drawing
         these numbers takes as long as the epoch, so a second thread draws them.
     """
-    order = torch.stack([epoch_order(member, epoch, count) for member in members])
-    return order, torch.stack([epoch_views(member, epoch, count, views) for member in members])
+    order = torch.stack([epoch_order(member, epoch, image_count) for member in members])
+    return order, torch.stack([epoch_views(member, epoch, image_count, views) for member in members])
 
 
 def _kernels_channels_last(tensor: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def _kernels_channels_last(tensor: Tensor) -> Tensor:
     return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
 
 
-def _snapshot(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
+def _copy_weights(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
     """Return a copy on the CPU of the weights that would be stored if training ended now."""
     tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -237,12 +237,12 @@ def check_network(recipe: Recipe) -> None:
     """
     split, batch = recipe.split("train"), min(2, recipe.batch_size)
     shape = (batch, recipe.preprocess.channels, *recipe.preprocess.size)
-    what = f"architecture {recipe.architecture!r} of recipe {recipe.name!r}"
+    network_label = f"architecture {recipe.architecture!r} of recipe {recipe.name!r}"
     expected = f"float32 logits ({batch}, {len(split.classes)}) for images {shape}"
     module = recipe.skeleton()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code(what, expected):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code(network_label, expected):
         logits: Any = module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
     fits = isinstance(logits, Tensor) and logits.dtype == torch.float32
     if not fits or tuple(logits.shape) != (batch, len(split.classes)):
         found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise UsageError(what, expected=expected, found=found)
+        raise UsageError(network_label, expected=expected, found=found)

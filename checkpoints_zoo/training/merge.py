@@ -110,14 +110,14 @@ def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callab
     _check_recipes(name, pieces)
     snapshots = _choose_snapshots(name, pieces)
     existing = rows_of(target, name)
-    new = {
+    new_snapshots = {
         key: snapshot
         for key, snapshot in snapshots.items()
         if existing.get(key) != {**snapshot.row, **_location_columns(existing.get(key))}
     }
     per_member = max(Counter(member for member, _ in snapshots).values())
     with disk.writing_into(out):
-        for keys in write_shards(target, description, new, per_member):
+        for keys in write_shards(target, description, new_snapshots, per_member):
             say(f"{name}: {len(keys):,} snapshots in {out}")
         for piece in pieces:
             if piece.folder == out and piece.staging is not None:
@@ -176,8 +176,10 @@ def _common_description(pieces: Sequence[CollectionPiece]) -> Description:
     """
     first = pieces[0]
     for piece in pieces[1:]:
-        ours, theirs = first.description.to_json(), piece.description.to_json()
-        if differing := sorted(field for field in ours.keys() | theirs.keys() if ours.get(field) != theirs.get(field)):
+        first_json, piece_json = first.description.to_json(), piece.description.to_json()
+        if differing := sorted(
+            field for field in first_json.keys() | piece_json.keys() if first_json.get(field) != piece_json.get(field)
+        ):
             raise UsageError(
                 f"collection {first.description.name} in folder {piece.folder}",
                 expected=f"the description that it has in {first.folder}",
@@ -198,11 +200,13 @@ def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
         snapshot.row["recipe_hash"]: piece.folder for piece in reversed(pieces) for snapshot in piece.snapshots.values()
     }
     if len(hashes) > 1 or None in hashes:
-        shown = ", ".join(f"{recipe or 'none'} in {folder}" for recipe, folder in sorted(hashes.items(), key=str))
+        recipes_text = ", ".join(
+            f"{recipe or 'none'} in {folder}" for recipe, folder in sorted(hashes.items(), key=str)
+        )
         raise UsageError(
             f"members of {name}",
             expected="one recipe hash in all rows",
-            found=shown,
+            found=recipes_text,
             do="Name a changed recipe differently",
             collection=name,
         )

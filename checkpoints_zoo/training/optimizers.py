@@ -117,8 +117,8 @@ def scaled_step(
     changed = [tensor for tensors in (params, momentum, adam) for tensor in tensors.values()]
     before = [tensor.clone() for tensor in changed]
     optimizer_step(recipe, lr, params, momentum, adam, gradients)
-    for tensor, old in zip(changed, before, strict=True):
-        tensor.copy_(torch.where(_per_member(finite, tensor), tensor, old))
+    for tensor, old_tensor in zip(changed, before, strict=True):
+        tensor.copy_(torch.where(_per_member(finite, tensor), tensor, old_tensor))
     steps = (scaling["steps"] + 1) * finite
     is_grown = steps == GROWTH_STEPS
     scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(is_grown, GROWTH, 1.0), BACKOFF)
@@ -155,9 +155,9 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     if recipe.schedule == "cosine":
         return recipe.lr * (1 + math.cos(math.pi * (unit - warmup_units) / (units - warmup_units))) / 2
     if recipe.schedule == "cosine-restarts":
-        first, last = (bound * units // recipe.epochs for bound in _cycle_bounds(recipe, epoch))
-        first = max(first, warmup_units)
-        return recipe.lr * (1 + math.cos(math.pi * (unit - first) / (last - first))) / 2
+        cycle_start, cycle_end = (bound * units // recipe.epochs for bound in _cycle_bounds(recipe, epoch))
+        cycle_start = max(cycle_start, warmup_units)
+        return recipe.lr * (1 + math.cos(math.pi * (unit - cycle_start) / (cycle_end - cycle_start))) / 2
     if recipe.schedule == "multistep":
         return recipe.lr * recipe.gamma ** bisect_right(recipe.milestones, epoch)
     if recipe.schedule == "one-cycle":

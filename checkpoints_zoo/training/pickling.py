@@ -40,12 +40,12 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTIONS}
     values["arguments"] = dict(recipe.arguments)
     functions = {name: getattr(recipe, name) for name in FUNCTIONS}
-    places = {
+    class_places = {
         name: _function_place(recipe.name, name, function)
         for name, function in functions.items()
         if function is not None
     }
-    return SentRecipe(values, recipe.hash, places)
+    return SentRecipe(values, recipe.hash, class_places)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _import_file(path: Path, name: str) -> object:
     # name, so that its main guard does not run.
     names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
     for candidate in names:
-        known = getattr(sys.modules.get(candidate), "__file__", None)
-        if known is not None and Path(known).resolve() == path.resolve():
+        known_file = getattr(sys.modules.get(candidate), "__file__", None)
+        if known_file is not None and Path(known_file).resolve() == path.resolve():
             return sys.modules[candidate]
     return run_module(path, names[-1])

@@ -209,12 +209,12 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
     Raises:
         TooLargeError: they don't.
     """
-    one = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
-    needed = (3 if recipe.optimizer == "sgd" else 4) * one * recipe.stack_width
-    if (free := free_if_short(needed)) is not None:
+    bytes_per_member = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
+    needed = (3 if recipe.optimizer == "sgd" else 4) * bytes_per_member * recipe.stack_width
+    if (free_size := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"a stack of {recipe.stack_width:,} members, from member {stack[0]}",
-            expected=f"at most {free:,} bytes for weights, optimizer state and gradients, the memory that is free",
+            expected=f"at most {free_size:,} bytes for weights, optimizer state and gradients, the memory that is free",
             found=f"{needed:,}",
             do="Set a smaller stack_width: that is another recipe",
         )

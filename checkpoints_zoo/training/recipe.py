@@ -172,8 +172,10 @@ class Recipe:
         object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
         catalog.check_name(self.name)
         if self.build is None:
-            known = tuple(architectures.ARCHITECTURES)
-            self._check("architecture", self.architecture in known, f"one of {', '.join(known)}")
+            known_architectures = tuple(architectures.ARCHITECTURES)
+            self._check(
+                "architecture", self.architecture in known_architectures, f"one of {', '.join(known_architectures)}"
+            )
         if self.images is None:
             self._check("dataset", self.dataset in DATASETS, f"one of {', '.join(DATASETS)}")
         else:
@@ -303,13 +305,13 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _is_whole(value: object, least: int, most: float = math.inf) -> bool:
-    return type(value) is int and least <= value <= most
+def _is_whole(value: object, smallest: int, largest: float = math.inf) -> bool:
+    return type(value) is int and smallest <= value <= largest
 
 
-def _are_epochs(value: object, least: int, end: float) -> bool:
+def _are_epochs(value: object, smallest: int, end: float) -> bool:
     """Return whether a value is a tuple of whole numbers in [least, end), each larger than the one before."""
-    if not isinstance(value, tuple) or not all(_is_whole(epoch, least) and epoch < end for epoch in value):
+    if not isinstance(value, tuple) or not all(_is_whole(epoch, smallest) and epoch < end for epoch in value):
         return False
     return all(one < other for one, other in itertools.pairwise(value))
 
@@ -360,12 +362,12 @@ def load_images(
         UsageError: the function returns no two splits; or images lack labels or class names, or have another shape; or
             the splits have different classes.
     """
-    what = f"images of recipe {recipe!r}"
-    with user_code(what, "a function that returns (train, test)"):
+    images_label = f"images of recipe {recipe!r}"
+    with user_code(images_label, "a function that returns (train, test)"):
         splits: Any = images()
     if not (isinstance(splits, tuple) and len(splits) == 2 and all(_is_image_data(data) for data in splits)):
         raise UsageError(
-            what,
+            images_label,
             expected="a function that returns (train, test), each as `zoo.images.of(…)` gives it",
             found=repr(splits)[:80],
         )
@@ -373,14 +375,14 @@ def load_images(
     for name, data in zip(SPLITS, splits, strict=True):
         if data.labels is None or not data.classes:
             raise UsageError(
-                f"{what}, {name}",
+                f"{images_label}, {name}",
                 expected="labels and the names of their classes",
                 found="no labels" if data.labels is None else "labels without class names",
                 do="Give them to `zoo.images.of((images, labels), classes=[…])`",
             )
         if tuple(data.images.shape[1:]) != shape:
             raise UsageError(
-                f"{what}, {name}",
+                f"{images_label}, {name}",
                 expected=f"shape (input, {', '.join(map(str, shape))}), as the recipe's preprocess has it",
                 found=f"shape ({', '.join(map(str, data.images.shape))})",
                 do=f"`zoo.images.of(…, size={preprocess.size}, channels={shape[0]})` makes them fit",
@@ -388,7 +390,7 @@ def load_images(
     train, test = splits
     if train.classes != test.classes:
         raise UsageError(
-            f"{what}, test",
+            f"{images_label}, test",
             expected=f"the classes of train, in their order: {', '.join(train.classes[:12])}",
             found=", ".join(test.classes[:12]),
             do="`zoo.images.in_order(test, train.classes)` puts them in order",
@@ -401,11 +403,11 @@ def _is_image_data(data: object) -> bool:
 
 
 @contextmanager
-def user_code(what: str, expected: str) -> Iterator[None]:
+def user_code(label: str, expected: str) -> Iterator[None]:
     """Turn any exception of the user's code in the block into a UsageError.
 
     Args:
-        what: name of the code, for the error.
+        label: name of the code, for the error.
         expected: text about the expected behaviour, for the error.
     """
     try:
@@ -413,7 +415,7 @@ def user_code(what: str, expected: str) -> Iterator[None]:
     except ZooError:
         raise
     except Exception as error:
-        raise UsageError(what, expected=expected, found=error_line(error)) from error
+        raise UsageError(label, expected=expected, found=error_line(error)) from error
 
 
 def run_module(path: Path, name: str) -> ModuleType:

@@ -124,12 +124,12 @@ def check_changes(recipe: Recipe, changes: Sequence[str]) -> None:
     checkpoints_zoo.errors.UsageError: --set lr=0.05: expected another value than the recipe's; found the value that \
 recipe 'convnet-digits' has. Leave it out.
     """
-    seen = set[str]()
+    seen_fields = set[str]()
     for change in changes:
         field, value = _parse_change(change)
-        if field in seen:
+        if field in seen_fields:
             raise UsageError(f"--set {change}", expected="each field once", found=f"{field} twice")
-        seen.add(field)
+        seen_fields.add(field)
         argument = field.removeprefix("arguments.")
         now = getattr(recipe, field) if argument == field else recipe.arguments.get(argument)
         if type(value) is type(now) and value == now:
@@ -153,13 +153,15 @@ def _parse_field(field: str, text: str) -> Any:
     """Parse the text of a field by the field's type; return the value."""
     kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
     if field not in kinds:
-        known = [*kinds, "arguments.NAME"]
+        known_fields = [*kinds, "arguments.NAME"]
         # Other common names of fields: "learning_rate" means lr, and "wd" means weight_decay.
-        suggestions = [name for name in known if _initials(field) == name or _initials(name) == field]
-        suggestions.append(nearest_name(field, known))
+        suggestions = [
+            name for name in known_fields if _initials_of_words(field) == name or _initials_of_words(name) == field
+        ]
+        suggestions.append(nearest_name(field, known_fields))
         raise UsageError(
             f"field {field!r} of a recipe",
-            expected=f"one of {', '.join(known)}",
+            expected=f"one of {', '.join(known_fields)}",
             found="no such field",
             do=f"Did you mean {suggestions[0]}?",
         )
@@ -178,7 +180,7 @@ def _parse_field(field: str, text: str) -> Any:
         raise UsageError(f"field {field!r} of a recipe", expected=_KINDS[kind], found=repr(text)) from error
 
 
-def _initials(field: str) -> str:
+def _initials_of_words(field: str) -> str:
     return "".join(part[:1] for part in field.split("_"))
 
 
@@ -195,13 +197,17 @@ def _describe_variant(base: Recipe, variant: Recipe) -> str:
     first, *earlier = (base.made_from or base.name).split(" ")
     settings = dict(part.split("=", 1) for part in earlier)
     for field in dataclasses.fields(Recipe):
-        old, new = getattr(base, field.name), getattr(variant, field.name)
-        if field.name in NOT_HASHED or old == new:
+        base_value, variant_value = getattr(base, field.name), getattr(variant, field.name)
+        if field.name in NOT_HASHED or base_value == variant_value:
             continue
         if field.name == "arguments":
-            settings |= {f"arguments.{n}": _argument_text(v) for n, v in new.items() if n not in old or old[n] != v}
+            settings |= {
+                f"arguments.{n}": _argument_text(v)
+                for n, v in variant_value.items()
+                if n not in base_value or base_value[n] != v
+            }
         else:
-            settings[field.name] = _field_text(new)
+            settings[field.name] = _field_text(variant_value)
     return " ".join([first, *(f"{name}={value}" for name, value in sorted(settings.items()))])
 
 

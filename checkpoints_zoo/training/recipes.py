@@ -145,7 +145,7 @@ def resnet18_cifar100() -> Recipe:
         preprocess=_CIFAR100,
         lr=0.1,
         nesterov=True,
-        gamma=0.1,  # torch-uncertainty had 0.2 in March 2024, with half the rate and a fifth of the decay
+        gamma=0.1,  # torch-uncertainty had a factor of 0.2 in March 2024, half the learning rate, a fifth of the decay
         members=9216,
     )
 

@@ -116,8 +116,8 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
     new_device, new_threads = split_threads(new_row["device"])
     on_same_machine = (row["torch_version"], device) == (new_row["torch_version"], new_device)
     if on_same_machine and row["sha256"] is not None:
-        same = row["sha256"] == new_row["sha256"]
-        if same:
+        is_same = row["sha256"] == new_row["sha256"]
+        if is_same:
             return RetrainResult(member, "bytes", True, f"sha256 {new_row['sha256'][:16]}…")
         if threads == new_threads:
             text = f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
@@ -126,16 +126,16 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
         raise UsageError(f"test accuracy of member {member}", expected="one in its row", found="none", member=member)
     before, now = row["test_accuracy"], new_row["test_accuracy"]
     within = difference_interval(before, now, inputs)
-    same = abs(now - before) <= within
+    is_same = abs(now - before) <= within
     where = f"trained by torch {row['torch_version']} on {row['device']}, "
     where += f"here {new_row['torch_version']} on {new_row['device']}"
     if on_same_machine:
         unknown = "" if threads else "; the number of threads is not in its row"
         where += f"; last bits depend on the number of threads{unknown}"
-    return RetrainResult(member, "accuracy", same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
+    return RetrainResult(member, "accuracy", is_same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
 
 
-def difference_interval(one: float, other: float, inputs: int) -> float:
+def difference_interval(first_figure: float, second_figure: float, inputs: int) -> float:
     """Return the half width of the 99 % interval of the difference between two shares of `inputs` inputs.
 
     Source: Agresti and Caffo 2000; one success and one failure are added to each share.
@@ -143,5 +143,5 @@ def difference_interval(one: float, other: float, inputs: int) -> float:
     >>> round(difference_interval(0.9, 0.9, 100), 3)
     0.112
     """
-    shares = [(share * inputs + 1) / (inputs + 2) for share in (one, other)]
+    shares = [(share * inputs + 1) / (inputs + 2) for share in (first_figure, second_figure)]
     return LEVEL_Z * math.sqrt(sum(p * (1 - p) for p in shares) / (inputs + 2))

@@ -40,8 +40,8 @@ def epoch_order(member: int, epoch: int, inputs: int) -> Tensor:
 
 def epoch_views(member: int, epoch: int, inputs: int, views: int) -> Tensor:
     """Return the numbers (input,) of the views of the inputs for a member in an epoch."""
-    chosen = epoch_generator(derive_seed(member, "augment"), epoch)
-    return torch.randint(views, (inputs,), generator=chosen)
+    view_generator = epoch_generator(derive_seed(member, "augment"), epoch)
+    return torch.randint(views, (inputs,), generator=view_generator)
 
 
 @contextmanager

@@ -163,9 +163,9 @@ class Staging:
         self.folder, self.layout, self.recipe_hash, self.readonly = folder, layout, recipe_hash, readonly
         self.rows: dict[Key, Row] = {}
         self._digests: dict[Key, str | None] = {}
-        self._read()
+        self._read_staged()
 
-    def _read(self) -> None:
+    def _read_staged(self) -> None:
         """Read the staged snapshots; remove files of members that were not finished when a run was killed."""
         for path in self.folder.glob("[0-9]*.json"):
             # An unreadable row, as after a power loss, is ignored: the member is trained again.
@@ -174,7 +174,7 @@ class Staging:
         complete = self.members
         for key in [key for key in self.rows if key[0] not in complete]:
             del self.rows[key], self._digests[key]
-        expected = {path for key in self.rows for path in (self._json(key), self._bytes(key))}
+        expected = {path for key in self.rows for path in (self._json_path(key), self._tensors_path(key))}
         for path in () if self.readonly else self.folder.glob("*"):
             if path not in expected:
                 path.unlink()
@@ -200,20 +200,20 @@ class Staging:
         """Return the ids of the finished members."""
         return {key[0] for key, row in self.rows.items() if row["final"]}
 
-    def _name(self, key: Key) -> str:
+    def _file_name(self, key: Key) -> str:
         return f"{key[0]:06d}@{key[1]}"
 
-    def _json(self, key: Key) -> Path:
-        return self.folder / f"{self._name(key)}.json"
+    def _json_path(self, key: Key) -> Path:
+        return self.folder / f"{self._file_name(key)}.json"
 
-    def _bytes(self, key: Key) -> Path:
-        return self.folder / f"{self._name(key)}-{self._digests[key]}.safetensors"
+    def _tensors_path(self, key: Key) -> Path:
+        return self.folder / f"{self._file_name(key)}-{self._digests[key]}.safetensors"
 
     def location(self, key: Key) -> Location:
         """Return the location of a snapshot's bytes."""
-        return Location(key[0], "", self._bytes(key), shard_files.first_offset(self.layout, [""]), self.layout)
+        return Location(key[0], "", self._tensors_path(key), shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def keep(self, finished: Iterable[PackedSnapshot]) -> None:
+    def stage(self, finished: Iterable[PackedSnapshot]) -> None:
         """Stage the snapshots of a stack: each file is renamed when complete, a member's final snapshot last."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for snapshot in sorted(finished, key=lambda f: f.key):
@@ -221,18 +221,18 @@ class Staging:
             if snapshot.raw is not None:
                 digest = hashlib.sha256(snapshot.raw).hexdigest()
                 written = shard_files.write_shard(self.folder, 0, self.layout, [("", snapshot.raw)])
-                written.replace(self.folder / f"{self._name(key)}-{digest}.safetensors")
+                written.replace(self.folder / f"{self._file_name(key)}-{digest}.safetensors")
             row = snapshot.row | {"created": snapshot.row["created"].isoformat()}
-            catalog.write_json({"row": row, "bytes": digest}, self._json(key))
+            catalog.write_json({"row": row, "bytes": digest}, self._json_path(key))
             self.rows[key], self._digests[key] = dict(snapshot.row), digest
         disk.sync_folder(self.folder)
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Delete staged snapshots that are in a shard now; their row files are deleted first."""
         for key in list(keys):
-            self._json(key).unlink()
+            self._json_path(key).unlink()
             if self._digests[key] is not None:
-                self._bytes(key).unlink()
+                self._tensors_path(key).unlink()
             del self.rows[key], self._digests[key]
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()

@@ -89,11 +89,11 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
         groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
         snapshots: dict[int, Tensors] = {}
         for name, tensor in tensors.items():
-            group, _, rest = name.partition("/")
+            group, _, tensor_name = name.partition("/")
             if group.startswith(_SNAPSHOT):
-                snapshots.setdefault(int(group.removeprefix(_SNAPSHOT)), {})[rest] = tensor
-            elif rest:
-                groups[group][rest] = tensor
+                snapshots.setdefault(int(group.removeprefix(_SNAPSHOT)), {})[tensor_name] = tensor
+            elif tensor_name:
+                groups[group][tensor_name] = tensor
         loss, failed_step = tensors["loss"], tensors["failed_step"]
         state = StackState(**groups, loss=loss, failed_step=failed_step, epoch=facts["epoch"], snapshots=snapshots)
         return state, key, float(facts["wall_time_s"])
@@ -142,8 +142,8 @@ def _named_tensors(state: StackState, initial_only: bool = False) -> Tensors:
     groups = [group for group in _GROUPS if not initial_only or group != "averages"]
     tensors = {f"{group}/{name}": tensor for group in groups for name, tensor in getattr(state, group).items()}
     if not initial_only:
-        for epoch, kept in state.snapshots.items():
-            tensors |= {f"{_SNAPSHOT}{epoch}/{name}": tensor for name, tensor in kept.items()}
+        for epoch, snapshot in state.snapshots.items():
+            tensors |= {f"{_SNAPSHOT}{epoch}/{name}": tensor for name, tensor in snapshot.items()}
     return {**tensors, "loss": state.loss, "failed_step": state.failed_step}
 
 

@@ -179,7 +179,7 @@ def test_a_method_that_needs_what_is_missing_is_left_out_unless_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "checkpoints_zoo.methods.comparing.draws._installed", lambda need: not need.startswith("posteriors")
+        "checkpoints_zoo.methods.comparing.draws._is_installed", lambda need: not need.startswith("posteriors")
     )
     dry = values(run("compare", "convnet-digits", "--out", tmp_path, "--dry-run", "--format", "json"))
     assert "sgld" in dry["left_out"]

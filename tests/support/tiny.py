@@ -57,14 +57,14 @@ def export(recipe: Recipe, trained: Sequence[TrainedMember], out: Path) -> None:
     """Add trained members to a source, as a run does with members that have finished."""
     with training_lock(out):
         exporting = Export(recipe, out)
-        exporting.begin([member.member for member in trained])
+        exporting.claim_runs_folder([member.member for member in trained])
         add_finished(exporting, pack_members(recipe, trained, "cpu"))
         exporting.finish()
 
 
 def add_finished(exporting: Export, members: list[PackedSnapshot]) -> None:
     """Do what a run does with members that finished."""
-    exporting.keep(members)
+    exporting.stage(members)
     exporting.write_whole_shards(members)
 
 
@@ -73,7 +73,7 @@ def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) 
     ids = list(ids)
     with training_lock(out):
         exporting = Export(TINY, out)
-        exporting.begin(ids)
+        exporting.claim_runs_folder(ids)
         add_finished(exporting, finished(ids, **changes))
         if seal:
             exporting.finish()

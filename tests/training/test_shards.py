@@ -46,7 +46,7 @@ def staging(folder: Path, **options: Any) -> Staging:
 
 
 def test_what_is_laid_aside_is_there_again(tmp_path: Path) -> None:
-    staging(tmp_path).keep(finished([3, 5]))
+    staging(tmp_path).stage(finished([3, 5]))
     again = staging(tmp_path)
     assert again.members == {3, 5}
     assert again.rows == {(i, 1): tiny.made()[i].row for i in (3, 5)}
@@ -69,7 +69,7 @@ def test_killed_between_any_two_writes(tmp_path: Path, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(Path, "replace", killed)
         try:
-            staging(tmp_path / str(moment)).keep(finished([0, 1]))
+            staging(tmp_path / str(moment)).stage(finished([0, 1]))
             break
         except KeyboardInterrupt:
             monkeypatch.setattr(Path, "replace", replace)
@@ -81,7 +81,7 @@ def test_killed_between_any_two_writes(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "bit", "json", "recipe"])
 def test_damage_makes_a_member_unfinished(tmp_path: Path, damage: str) -> None:
-    staging(tmp_path).keep(finished([0, 1]))
+    staging(tmp_path).stage(finished([0, 1]))
     path = tmp_path / "finished" / "000001@1.json"
     (weights,) = (tmp_path / "finished").glob("000001@1-*.safetensors")
     if damage == "cut":
@@ -105,9 +105,9 @@ def test_damage_makes_a_member_unfinished(tmp_path: Path, damage: str) -> None:
 def test_snapshots_without_the_last_one_are_nothing(tmp_path: Path) -> None:
     one = tiny.made()[2]
     earlier = PackedSnapshot(one.row | {"epoch": 0, "final": False}, one.raw)
-    staging(tmp_path).keep([earlier])
+    staging(tmp_path).stage([earlier])
     assert staging(tmp_path, readonly=True).rows == {}
-    staging(tmp_path).keep([one, earlier])
+    staging(tmp_path).stage([one, earlier])
     assert list(staging(tmp_path).rows) == [(2, 0), (2, 1)]
 
 

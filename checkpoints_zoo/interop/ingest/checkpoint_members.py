@@ -111,10 +111,12 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
                     path=path,
                 )
             members.append(MemberRange(path, path, head.header_nbytes, head))
-    for other in contents.others:
-        if not other.member:
-            say(f"{other.name} is left out: {other.why}")
-    return MemberGroup(members, [(other.name, other.why) for other in contents.others if other.member])
+    for other_path in contents.others:
+        if not other_path.member:
+            say(f"{other_path.name} is left out: {other_path.why}")
+    return MemberGroup(
+        members, [(other_path.name, other_path.why) for other_path in contents.others if other_path.member]
+    )
 
 
 def _open_local(path: Path) -> tuple[int, ReadRange]:
@@ -150,10 +152,10 @@ def number_members(group: MemberGroup, paths: Sequence[str], earlier: Mapping[st
     present = set(names)
     usable = [path for path in paths if path in present]
     ids = dict(zip(usable, number_files(usable), strict=True))
-    known = {path: member for path, member in earlier.items() if path in ids}
-    if any(ids[path] != member for path, member in known.items()):
-        free = itertools.count(max(known.values()) + 1)
-        ids = {path: known[path] if path in known else next(free) for path in usable}
+    known_numbers = {path: member for path, member in earlier.items() if path in ids}
+    if any(ids[path] != member for path, member in known_numbers.items()):
+        free_numbers = itertools.count(max(known_numbers.values()) + 1)
+        ids = {path: known_numbers[path] if path in known_numbers else next(free_numbers) for path in usable}
     return replace(group, numbers=[ids[name] for name in names])
 
 
@@ -164,7 +166,7 @@ def members_by_file(groups: Sequence[MemberGroup]) -> dict[str, int]:
     return dict(sorted((pair for pairs in named for pair in pairs), key=lambda pair: pair[1]))
 
 
-def check_all_fit(label: str, groups: Sequence[MemberGroup], tell: IdentifyNet) -> None:
+def check_all_fit(label: str, groups: Sequence[MemberGroup], identify_net: IdentifyNet) -> None:
     """Check that every file holds a member of the net.
 
     Raises:
@@ -176,7 +178,7 @@ def check_all_fit(label: str, groups: Sequence[MemberGroup], tell: IdentifyNet) 
     for member in (m for group in groups for m in group.members):
         if id(member.head) not in problems:
             try:
-                tell(member.head)
+                identify_net(member.head)
                 problems[id(member.head)] = ""
             except LayoutError as error:
                 problems[id(member.head)] = error.found or str(error)
@@ -184,14 +186,14 @@ def check_all_fit(label: str, groups: Sequence[MemberGroup], tell: IdentifyNet) 
             misfits.append((member.name, problem))
     if not damaged and not misfits:
         return
-    count = sum(len(group.members) + len(group.broken) for group in groups)
+    file_count = sum(len(group.members) + len(group.broken) for group in groups)
     # The text on a damaged file names the file already.
     listed = [*(why.rstrip(".") for _, why in damaged), *(f"{name}: {why}" for name, why in misfits)][:MAX_LISTED]
     more = len(damaged) + len(misfits) - len(listed)
     and_more = f". And {more:,} more" if more else ""
     raise (DamagedError if damaged else LayoutError)(
         f"checkpoints of {label}",
-        expected=f"{count:,} of the architecture, by name and shape of their tensors",
+        expected=f"{file_count:,} of the architecture, by name and shape of their tensors",
         found=f"{len(damaged) + len(misfits):,} that are not. {'. '.join(listed)}{and_more}",
         do="Nothing was written. Move these files away, or give the architecture that they were trained with",
         path=[*damaged, *misfits][0][0],

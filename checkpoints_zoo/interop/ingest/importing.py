@@ -102,8 +102,10 @@ def ingest(
     if dry_run and origin.gzips:
         return plan_of_gzips(name, origin, str(root))
     if dry_run:
-        reads = hash or evaluate is not None or reshard is not None
-        return survey_origin(origin, name, {}, True, user_facts, like, options, copy_root, say).plan(str(root), reads)
+        reads_weights = hash or evaluate is not None or reshard is not None
+        return survey_origin(origin, name, {}, True, user_facts, like, options, copy_root, say).plan(
+            str(root), reads_weights
+        )
     locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
     with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
@@ -133,7 +135,7 @@ def ingest(
         user_columns.write_columns(target, name, survey.user_columns)
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
-        return _summary(target, name)
+        return _import_summary(target, name)
 
 
 def _earlier_members(target: FolderSource, name: str, copied: bool) -> dict[str, int]:
@@ -208,7 +210,7 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
     return test_images
 
 
-def _summary(target: FolderSource, name: str) -> Imported:
+def _import_summary(target: FolderSource, name: str) -> Imported:
     rows = target.read_collection(name)[1]
     counts = status_counts(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))

@@ -72,11 +72,11 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
         return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), expected)
     if net.architecture is None:
         return lambda head: _recognise(head, net)
-    known = RecognisedNetwork(net.architecture, dict(net.arguments), {})
+    network = RecognisedNetwork(net.architecture, dict(net.arguments), {})
     if net.architecture in UPSTREAM:
-        return lambda head: _recognise_or_fit(head, net, known)
+        return lambda head: _recognise_or_fit(head, net, network)
     shapes = tensor_shapes(net, None)
-    return lambda head: _fit(head, net, known, shapes)
+    return lambda head: _fit(head, net, network, shapes)
 
 
 def _check_custom_name(net: NetSpec) -> None:
@@ -172,15 +172,15 @@ def _fit(
     Raises:
         LayoutError: tensors are missing, extra or misshapen.
     """
-    bare = _without_prefix(head, net.prefix)
-    names = unwrap_names({name: shape for name, (_, shape) in bare.items()}, expected)
-    shapes = {names[name]: shape for name, (_, shape) in bare.items()}
+    bare_header = _without_prefix(head, net.prefix)
+    names = unwrap_names({name: shape for name, (_, shape) in bare_header.items()}, expected)
+    shapes = {names[name]: shape for name, (_, shape) in bare_header.items()}
     different, problem = compare_shapes(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
     if different:
         raise LayoutError(
             "tensors of a member", expected=f"those of {recognised.architecture} by name and shape", found=problem,
             tensor=different[0],
         )  # fmt: skip
-    tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare.items())
+    tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare_header.items())
     missing = [name for name in expected if is_counter(name) and name not in shapes]
     return recognised, Layout.of_stored(tensors, missing, head.header_nbytes)

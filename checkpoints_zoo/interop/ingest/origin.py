@@ -131,7 +131,7 @@ def _origin_on_disk(
         raise UsageError(
             f"source {', '.join(map(str, paths))[:200]}",
             expected="archives, safetensors files or files of torch.save, one kind of them",
-            found=" and ".join(f"{len(some):,} ({kind})" for kind, some in kinds.items() if some),
+            found=" and ".join(f"{len(paths):,} ({kind})" for kind, paths in kinds.items() if paths),
         )
     archives = tuple(p for p in ordered if p in {*kinds["tar"], *kinds["gzip"]})
     label = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {base}"
@@ -162,9 +162,13 @@ def _check_utf8(inside: str) -> None:
     try:
         inside.encode()
     except UnicodeEncodeError as error:
-        shown = inside.encode("utf-8", "backslashreplace").decode()
+        printable_name = inside.encode("utf-8", "backslashreplace").decode()
         raise UsageError(
-            f"file {shown}", expected="a name in UTF-8", found="other bytes", do="Rename it", path=shown
+            f"file {printable_name}",
+            expected="a name in UTF-8",
+            found="other bytes",
+            do="Rename it",
+            path=printable_name,
         ) from error
 
 
@@ -190,7 +194,9 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
     listing = catalog.collections().get(name)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
         return [folder / p for p in indexing.list_in_folder(folder, listing.archives)]
-    candidates = [p for p in _walk_files(folder, excluded) if _matches(p.relative_to(folder), file_filter.pattern)]
+    candidates = [
+        p for p in _walk_files(folder, excluded) if _matches_pattern(p.relative_to(folder), file_filter.pattern)
+    ]
     pickles = [p for p in candidates if p.name.lower().endswith(PICKLES)]
     tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
     archives = [p for p in tars if p not in pickles]
@@ -206,20 +212,23 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
         )
     left_out_count = sum(map(len, kinds[1:]))
     if left_out_count:
-        others = ", ".join(sorted({p.suffix for kind in kinds[1:] for p in kind}))
+        other_suffixes = ", ".join(sorted({p.suffix for kind in kinds[1:] for p in kind}))
         if file_filter.one_kind:
             raise UsageError(
                 f"source {folder}",
                 expected="checkpoints of one kind",
-                found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left_out_count:,} others ({others})",
+                found=f"{len(kinds[0]):,} ({kinds[0][0].suffix}) and {left_out_count:,} others ({other_suffixes})",
                 do=f"Choose with files='*{kinds[0][0].suffix}'",
                 path=folder,
             )
-        say(f"{folder}: {left_out_count:,} files ({others}) are left out: the {kinds[0][0].suffix} files are taken")
+        say(
+            f"{folder}: {left_out_count:,} files ({other_suffixes}) are left out: the {kinds[0][0].suffix} files are "
+            "taken"
+        )
     return sorted(kinds[0], key=lambda p: _number_key(p.relative_to(folder).as_posix()))
 
 
-def _matches(path: Path, pattern: str | None) -> bool:
+def _matches_pattern(path: Path, pattern: str | None) -> bool:
     return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
 
 
@@ -230,7 +239,7 @@ def _number_key(path: str) -> tuple[list[int], str]:
 def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
     """Yield the files below a folder, links to folders included, except hidden files and files that an import wrote."""
     excluded_path = None if excluded is None else excluded.resolve()
-    seen, starts = set[Path](), [folder]
+    visited_folders, starts = set[Path](), [folder]
     while starts:
         links = list[
             Path
@@ -239,10 +248,10 @@ def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
             for folder_path, folders, names in os.walk(start):
                 current = Path(folder_path)
                 real = current.resolve()
-                if real in seen:
+                if real in visited_folders:
                     folders.clear()
                     continue
-                seen.add(real)
+                visited_folders.add(real)
                 is_excluded = real == excluded_path
                 folders[:] = sorted(
                     f
@@ -280,8 +289,8 @@ def _file_kind(first: bytes, name: str) -> str:
 
 def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them as an origin."""
-    place, path = hub.split_address(address, "source")
-    repo = hub.resolve_address(place)
+    repo_address, path = hub.split_address(address, "source")
+    repo = hub.resolve_address(repo_address)
     label = f"{repo}/{path}" if path else str(repo)
     listing = catalog.collections().get(name)
     if not path and listing and listing.archives:

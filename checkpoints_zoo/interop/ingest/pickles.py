@@ -95,9 +95,9 @@ def _choose_head(path: Path, place: StateDictPlace) -> MemberHeader:
     return next(iter(fitting.values()), None) or max(heads.values(), key=lambda head: len(head.tensors))
 
 
-def _is_recognised(head: MemberHeader, known: IdentifyNet) -> bool:
+def _is_recognised(head: MemberHeader, identify_net: IdentifyNet) -> bool:
     try:
-        known(head)
+        identify_net(head)
     except LayoutError:
         return False
     return True
@@ -139,8 +139,8 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
     if isinstance(loaded, Mapping):
         # Entries that are no named tensors are listed first: they are the reason why the dict is no state dict.
         entries = sorted(loaded.items(), key=lambda entry: _is_tensor_entry(*entry))
-        shown = [f"{n!r}: {type(v).__name__}" for n, v in entries]
-        description = first_few(shown, 5) or "an empty one"
+        entry_types = [f"{n!r}: {type(v).__name__}" for n, v in entries]
+        description = first_few(entry_types, 5) or "an empty one"
     raise DamagedError(
         f"file {path}",
         expected="a state dict, tensors by name, or one under 'state_dict'",
@@ -152,13 +152,13 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
 
 def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
     """Yield the state dicts in nested dicts with their keys; the same dict is yielded only once."""
-    level, seen = [("", loaded)], set[int]()
+    level, visited_ids = [("", loaded)], set[int]()
     for _ in range(MAX_DEPTH):
         deeper = []
         for key, value in level:
-            if not isinstance(value, Mapping) or id(value) in seen:
+            if not isinstance(value, Mapping) or id(value) in visited_ids:
                 continue
-            seen.add(id(value))
+            visited_ids.add(id(value))
             if value and all(_is_tensor_entry(n, t) for n, t in value.items()):
                 yield key, dict(value)
             else:
@@ -289,8 +289,8 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
 
     from checkpoints_zoo.networks.device import free_if_short
 
-    if (free := free_if_short(layout.nbytes)) is not None:
-        expected = f"at most {free:,} bytes of tensors, the memory that is free"
+    if (free_bytes := free_if_short(layout.nbytes)) is not None:
+        expected = f"at most {free_bytes:,} bytes of tensors, the memory that is free"
         raise TooLargeError(f"file {path}", expected=expected, found=f"{layout.nbytes:,}", path=path)
     tensors = [
         (t.stored or t.name, t.dtype, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors

@@ -84,13 +84,13 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     Raises:
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read, or the disk is full.
     """
-    old, name = reader.description, reader.description.name
+    old_description, name = reader.description, reader.description.name
     keys, layouts = dict[str, str](), dict[str, Layout]()
-    for key, layout in old.layouts.items():
+    for key, layout in old_description.layouts.items():
         sharded_layout = shard_files.shard_layout(layout)
-        keys[key] = archives.layout_key(old.architecture, sharded_layout)
+        keys[key] = archives.layout_key(old_description.architecture, sharded_layout)
         layouts[keys[key]] = sharded_layout
-    description = replace(old, layouts=layouts, base="")
+    description = replace(old_description, layouts=layouts, base="")
     finished = _written_rows(target, name)
     for row in rows:
         if row["path"] is None:

@@ -78,7 +78,7 @@ def survey_origin(
     """
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
-    lots: list[MemberGroup] = (
+    member_groups: list[MemberGroup] = (
         checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
     )
     if origin.files:
@@ -90,22 +90,22 @@ def survey_origin(
                 origin, files=(), pickles=origin.files
             )  # such files are read as state dicts, from which the net's tensors are selected
         else:
-            lots.append(in_place)
+            member_groups.append(in_place)
     if within := options.state_dict_place(origin):
-        lots.append(
+        member_groups.append(
             checkpoint_members.number_members(
                 pickles.members_of_pickles(origin, within), origin.pickles, options.earlier
             )
         )
-    recogniser = make_recogniser(options.net, lots, options.build)
+    recogniser = make_recogniser(options.net, member_groups, options.build)
     if options.strict:
-        checkpoint_members.check_all_fit(origin.label, lots, recogniser)
-    broken = [why for lot in lots for _, why in lot.broken]
-    if not any(lot.members for lot in lots):
+        checkpoint_members.check_all_fit(origin.label, member_groups, recogniser)
+    broken = [why for group in member_groups for _, why in group.broken]
+    if not any(group.members for group in member_groups):
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
         raise DamagedError(f"source {origin.label}", expected="members", found=first)
     try:
-        rows, layouts, net = archives.rows_of_groups(lots, recogniser)
+        rows, layouts, net = archives.rows_of_groups(member_groups, recogniser)
     except LayoutError as error:
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
@@ -114,7 +114,7 @@ def survey_origin(
     check_net(description, options.build)
     if origin.repo is not None:
         description = replace(description, base=str(origin.repo))
-    files = checkpoint_members.members_by_file(lots)
+    files = checkpoint_members.members_by_file(member_groups)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
     surveyed = Survey(origin, description, table, user_facts, like, files, columns)
@@ -151,9 +151,9 @@ class Survey:
     files: Mapping[str, int]
     user_columns: Mapping[int, Mapping[str, Any]]
 
-    def plan(self, target: str, reads: bool) -> ImportPlan:
+    def plan(self, target: str, reads_weights: bool) -> ImportPlan:
         headers = checkpoint_members.count_predicted_headers(self.origin)
-        return make_plan(self.description, self.origin, target, self.rows.to_pylist(), headers, reads)
+        return make_plan(self.description, self.origin, target, self.rows.to_pylist(), headers, reads_weights)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
         """Return the survey with rows and facts of an existing manifest; members of new files are added to it.
@@ -164,8 +164,8 @@ class Survey:
         path = source.manifest_path(self.description.name)
         if not path.is_file():
             return self
-        old, rows = source.read_collection(self.description.name)
-        if difference := _manifest_difference(self, old, rows):
+        old_description, rows = source.read_collection(self.description.name)
+        if difference := _manifest_difference(self, old_description, rows):
             raise UsageError(
                 f"manifest {path}",
                 expected=f"the members of {self.origin.label}, or no manifest of that name",
@@ -174,8 +174,8 @@ class Survey:
                 collection=self.description.name,
                 path=path,
             )
-        description = with_earlier_facts(self.description, self.user_facts, self.like, old)
-        layouts = {**self.description.layouts, **old.layouts}
+        description = with_earlier_facts(self.description, self.user_facts, self.like, old_description)
+        layouts = {**self.description.layouts, **old_description.layouts}
         return replace(self, description=replace(description, layouts=layouts), rows=_with_new_rows(rows, self.rows))
 
     def write(self, target: FolderSource) -> None:
@@ -189,30 +189,35 @@ class Survey:
             manifest.write_manifest(current.rows, target.manifest_path(name))
 
 
-def _manifest_difference(new: Survey, old: Description, rows: pa.Table) -> str:
+def _manifest_difference(survey: Survey, old_description: Description, rows: pa.Table) -> str:
     """Return how an existing manifest differs from a survey; "" if all its members are in the survey unchanged."""
-    if old.base != new.description.base:
-        return f"members in {old.base or 'this folder'}, not in {new.description.base or 'this folder'}"
-    if (old.architecture, dict(old.arguments)) != (new.description.architecture, dict(new.description.arguments)):
-        return f"members of {old.architecture} with {dict(old.arguments)}"
+    if old_description.base != survey.description.base:
+        return f"members in {old_description.base or 'this folder'}, not in {survey.description.base or 'this folder'}"
+    if (old_description.architecture, dict(old_description.arguments)) != (
+        survey.description.architecture,
+        dict(survey.description.arguments),
+    ):
+        return f"members of {old_description.architecture} with {dict(old_description.arguments)}"
     columns = ("member", "epoch", "path", "offset", "nbytes")
-    mine, theirs = (list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (new.rows, rows))
-    added = len(mine) - len(theirs)
-    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in mine)):
-        return f"{len(theirs):,} members, not {len(mine):,}"
-    layout_of = dict(zip(mine, new.rows.column("layout").to_pylist(), strict=True))
-    for row, old_key in zip(theirs, rows.column("layout").to_pylist(), strict=True):
+    surveyed_values, manifest_values = (
+        list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (survey.rows, rows)
+    )
+    added = len(surveyed_values) - len(manifest_values)
+    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
+        return f"{len(manifest_values):,} members, not {len(surveyed_values):,}"
+    layout_of = dict(zip(surveyed_values, survey.rows.column("layout").to_pylist(), strict=True))
+    for row, old_key in zip(manifest_values, rows.column("layout").to_pylist(), strict=True):
         key = layout_of.get(row)
-        if row not in layout_of or (key and new.description.layouts[key] != old.layouts[old_key]):
+        if row not in layout_of or (key and survey.description.layouts[key] != old_description.layouts[old_key]):
             return f"member {row[0]} elsewhere or of other tensors"
     return ""
 
 
-def _with_new_rows(old: pa.Table, surveyed: pa.Table) -> pa.Table:
+def _with_new_rows(old_rows: pa.Table, surveyed: pa.Table) -> pa.Table:
     """Add the surveyed rows of members that a manifest lacks; return all rows, in the order of their ids."""
-    known = set(old.column("member").to_pylist())
-    new = [row for row in surveyed.to_pylist() if row["member"] not in known]
-    return manifest.build_manifest([*old.to_pylist(), *new]) if new else old
+    old_members = set(old_rows.column("member").to_pylist())
+    new_rows = [row for row in surveyed.to_pylist() if row["member"] not in old_members]
+    return manifest.build_manifest([*old_rows.to_pylist(), *new_rows]) if new_rows else old_rows
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,12 @@ class ImportPlan:
 
 
 def make_plan(
-    description: Description, origin: Origin, target: str, rows: Sequence[Mapping[str, Any]], headers: int, reads: bool
+    description: Description,
+    origin: Origin,
+    target: str,
+    rows: Sequence[Mapping[str, Any]],
+    headers: int,
+    reads_weights: bool,
 ) -> ImportPlan:
     """Return the plan of an import of surveyed members.
 
@@ -251,16 +261,16 @@ def make_plan(
         description, origin, target: description of the collection, its origin, and the folder that is written to.
         rows: rows of the manifest.
         headers: number of headers that must still be read, one request each.
-        reads: whether weights are read, to hash, measure or copy them.
+        reads_weights: whether weights are read, to hash, measure or copy them.
     """
     located = [dict(row) for row in rows if row["path"] is not None]
     size = sum(row["nbytes"] for row in located)
     requests = 0
     if origin.repo is not None:
-        requests = headers + (_count_ranges(located) + len(origin.paths) if reads else 0)
+        requests = headers + (_count_ranges(located) + len(origin.paths) if reads_weights else 0)
     return ImportPlan(
         description.name, origin.label, target, len(origin.paths), len(rows), **status_counts(rows), bytes=size,
-        read=size if reads else 0, requests=requests,
+        read=size if reads_weights else 0, requests=requests,
     )  # fmt: skip
 
 
@@ -279,14 +289,14 @@ def status_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def _count_ranges(rows: Sequence[Row]) -> int:
     """Return the number of range requests for members: neighbours share one, long ranges are split."""
-    count = 0
+    range_count = 0
     for batch in batch_rows(sorted(rows, key=lambda r: (r["path"], r["offset"]))):
-        begin, end, path = 0, 0, None
+        range_start, end, path = 0, 0, None
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
             if row["path"] != path or start > end + GAP:
-                count += -(-(end - begin) // LARGEST_RANGE)
-                begin, path = start, row["path"]
+                range_count += -(-(end - range_start) // LARGEST_RANGE)
+                range_start, path = start, row["path"]
             end = stop
-        count += -(-(end - begin) // LARGEST_RANGE)
-    return count
+        range_count += -(-(end - range_start) // LARGEST_RANGE)
+    return range_count

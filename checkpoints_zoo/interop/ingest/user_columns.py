@@ -269,7 +269,7 @@ def convert_value(name: str, value: Any, owner: str) -> Any:
     except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors with several numbers
         converted = None
     if converted is None or not _in_range(name, converted):
-        raise UsageError(f"column {name!r} of {owner}", expected=_expected(name, kind), found=repr(value)[:80])
+        raise UsageError(f"column {name!r} of {owner}", expected=_expected_value(name, kind), found=repr(value)[:80])
     return converted
 
 
@@ -278,10 +278,10 @@ def _convert(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_string(kind):
         return value if isinstance(value, str) else None
     if pa.types.is_timestamp(kind):
-        when = datetime.fromisoformat(value) if isinstance(value, str) else value
-        if not isinstance(when, datetime):
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if not isinstance(moment, datetime):
             return None
-        return (when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)).replace(microsecond=0)
+        return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)).replace(microsecond=0)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     number = float(value) if pa.types.is_floating(kind) or isinstance(value, float) else int(value)
@@ -298,7 +298,7 @@ def _in_range(name: str, value: Any) -> bool:
     return not isinstance(value, int) or 0 <= value < (2**32 if name == "seed" else 2**31)
 
 
-def _expected(name: str, kind: pa.DataType) -> str:
+def _expected_value(name: str, kind: pa.DataType) -> str:
     if name == "split":
         return f"one of {', '.join(SPLITS)}"
     if name.endswith("_accuracy") or name == "test_ece":
@@ -442,16 +442,16 @@ def keep_earlier_facts(
 
 
 def with_earlier_facts(
-    description: Description, user_facts: Mapping[str, Any], like: str | None, old: Description
+    description: Description, user_facts: Mapping[str, Any], like: str | None, old_description: Description
 ) -> Description:
     """Return a description with the facts of an earlier one, except those that the user gives now.
 
     Args:
         description: the new description.
         given, like: the same arguments as in `make_description`.
-        old: the earlier description, whose facts may have been edited by hand.
+        old_description: the earlier description, whose facts may have been edited by hand.
     """
     replaced = {*user_facts, *(IMAGE_FACTS if like is not None else ())}
-    keep_earlier_facts = {fact: getattr(old, fact) for fact in EMPTY_FACTS if fact not in replaced}
+    keep_earlier_facts = {fact: getattr(old_description, fact) for fact in EMPTY_FACTS if fact not in replaced}
     values = {f.name: getattr(description, f.name) for f in fields(description)}
     return Description(**{**values, **keep_earlier_facts})

@@ -128,17 +128,25 @@ class CompactComparison:
         method, column, row = place
         figures = self.table.get(method, {}).get(column, {})
         if row not in figures:
-            there = ", ".join(f"{m} {c}" for m, columns in self.table.items() for c in columns)
-            raise UsageError(f"figure {place!r}", expected=f"a row of one of {there}", found="none such")
+            row_names = ", ".join(f"{m} {c}" for m, columns in self.table.items() for c in columns)
+            raise UsageError(f"figure {place!r}", expected=f"a row of one of {row_names}", found="none such")
         return figures[row]
 
     def _rows(self) -> list[dict[str, Any]]:
-        whole = [(m, c, False, f) for m, columns in self.table.items() for c, f in columns.items()]
+        whole_rows = [(m, c, False, f) for m, columns in self.table.items() for c, f in columns.items()]
         halves = [("hmc", c, True, f) for c, f in self.halves.items()]
         return [
-            {"method": m, "column": c, "figure": n, "value": x.value, "low": x.low, "high": x.high, "held_out": held}
-            for m, c, held, of in whole + halves
-            for n, x in of.items()
+            {
+                "method": m,
+                "column": c,
+                "figure": n,
+                "value": x.value,
+                "low": x.low,
+                "high": x.high,
+                "held_out": is_held_out,
+            }
+            for m, c, is_held_out, figures_by_row in whole_rows + halves
+            for n, x in figures_by_row.items()
         ]
 
     def to_frame(self) -> pd.DataFrame:
@@ -165,8 +173,11 @@ class CompactComparison:
             if version != VERSION:
                 raise FormatError("compact table", expected=f"version {VERSION}", found=str(version)[:80])
             values.pop("level")
-            table = {m: {c: _intervals(f) for c, f in columns.items()} for m, columns in values.pop("table").items()}
-            halves = {c: _intervals(f) for c, f in values.pop("halves").items()}
+            table = {
+                m: {c: _intervals_from_json(f) for c, f in columns.items()}
+                for m, columns in values.pop("table").items()
+            }
+            halves = {c: _intervals_from_json(f) for c, f in values.pop("halves").items()}
             sources = {n: Source(**source) for n, source in values.pop("sources").items()}
             return cls(sources=sources, table=table, halves=halves, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -192,15 +203,15 @@ class CompactComparison:
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with booktabs, in the layout of the paper."""
-        count = len(headings(self))
+        column_count = len(headings(self))
         spans, at, rules = [], 2, []
-        for method, of in self.table.items():
-            spans.append(rf"\multicolumn{{{len(of)}}}{{c}}{{{escape_latex(TITLES[method])}}}")
-            rules.append(rf"\cmidrule(lr){{{at}-{at + len(of) - 1}}}")
-            at += len(of)
-        names = [_LATEX[column] for of in self.table.values() for column in of]
+        for method, columns_of_method in self.table.items():
+            spans.append(rf"\multicolumn{{{len(columns_of_method)}}}{{c}}{{{escape_latex(TITLES[method])}}}")
+            rules.append(rf"\cmidrule(lr){{{at}-{at + len(columns_of_method) - 1}}}")
+            at += len(columns_of_method)
+        names = [_LATEX[column] for columns_of_method in self.table.values() for column in columns_of_method]
         lines = [
-            rf"\begin{{tabular}}{{l{'r' * count}}}",
+            rf"\begin{{tabular}}{{l{'r' * column_count}}}",
             r"\toprule",
             " & ".join(["", *spans]) + r" \\",
             " ".join(rules),
@@ -227,27 +238,29 @@ class CompactComparison:
         return write_text(texts[path.suffix.lower()](), path)
 
 
-def _intervals(values: Mapping[str, Any]) -> dict[str, Interval]:
+def _intervals_from_json(values: Mapping[str, Any]) -> dict[str, Interval]:
     return {name: Interval(**x) for name, x in values.items()}
 
 
 def cells(result: CompactComparison) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: its words, and a text for each column in the table's order."""
-    columns = [figures for of in result.table.values() for figures in of.values()]
+    columns = [figures for figures_by_row in result.table.values() for figures in figures_by_row.values()]
     for row, (words, scale) in ROWS.items():
         yield words, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
 def headings(result: CompactComparison) -> list[str]:
     """Return the names of the columns, such as "HMC q_r"."""
-    return [f"{TITLES[method]} {column}" for method, of in result.table.items() for column in of]
+    return [
+        f"{TITLES[method]} {column}" for method, figures_by_row in result.table.items() for column in figures_by_row
+    ]
 
 
 def explanation(result: CompactComparison) -> list[str]:
     """Explain rows, columns and intervals; return the lines."""
     hmc, ensemble, vi = (result.sources.get(name) for name in ("hmc", "ensemble", "vi"))
-    sources = [f"HMC: {_counted(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
-    sources += [f"VI: {_counted(vi, 'fit')}"] if vi is not None else []
+    sources = [f"HMC: {_draws_text(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
+    sources += [f"VI: {_draws_text(vi, 'fit')}"] if vi is not None else []
     lines = [
         f"Measured on {result.data.split(' ')[0]}, {result.inputs:,} inputs. {'; '.join(sources)}.",
         f"{result.samples} samples of each q_d and q_r; draws aligned to {result.to}"
@@ -264,7 +277,7 @@ def explanation(result: CompactComparison) -> list[str]:
     return lines
 
 
-def _counted(source: Source | None, word: str) -> str:
+def _draws_text(source: Source | None, word: str) -> str:
     if source is None:
         return ""
     return f"{source.draws:,} draws of {source.runs:,} {word}{'s' if source.runs != 1 else ''}"
@@ -395,8 +408,8 @@ def compare_with_hmc(
         _check_network(name, members, hmc)
     seed = arguments.check_seed(seed)
     sample_count = min(len(hmc), MOST_SAMPLES) if samples is None else samples
-    for thing, number in (("samples", sample_count), ("splits", splits)):
-        _check_whole(thing, number, _LEAST[thing])
+    for option_name, number in (("samples", sample_count), ("splits", splits)):
+        _check_whole(option_name, number, _LEAST[option_name])
     if to not in (None, "mean"):
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
     ensembles = {name: _sorted_by_run(name, members) for name, members in draws.items()}
@@ -461,9 +474,9 @@ def fit_and_compare(
         UsageError: a method can't be used for the network, a package is missing, or one of the cases of `compact`.
     """
     numbers = {"runs": (runs, 1), "draws": (draws, 2), "steps": (hmc.steps, 1), "warmup": (hmc.warmup, 0)}
-    numbers |= {n: (options[n], least) for n, least in _LEAST.items() if options.get(n) is not None}
-    for thing, (number, least) in numbers.items():
-        _check_whole(thing, number, least)
+    numbers |= {n: (options[n], smallest) for n, smallest in _LEAST.items() if options.get(n) is not None}
+    for option_name, (number, smallest) in numbers.items():
+        _check_whole(option_name, number, smallest)
     root = Path(out).expanduser().absolute()
     disk.check_folder(root)
     fits = MethodFits(recipe, root, runs, draws, seed, device=device)
@@ -479,9 +492,11 @@ def fit_and_compare(
     return replace(comparison, sources={n: replace(source, facts=facts[n]) for n, source in comparison.sources.items()})
 
 
-def _check_whole(thing: str, number: object, least: int) -> None:
-    if (known := whole_number(number)) is None or known < least:
-        raise UsageError(f"{thing} of a compact table", expected=f"a whole number from {least}", found=repr(number))
+def _check_whole(option_name: str, number: object, smallest: int) -> None:
+    if (integer := whole_number(number)) is None or integer < smallest:
+        raise UsageError(
+            f"{option_name} of a compact table", expected=f"a whole number from {smallest}", found=repr(number)
+        )
 
 
 def _check_network(name: str, members: Collection, hmc: Collection) -> None:
@@ -509,8 +524,8 @@ def _sorted_by_run(name: str, members: Collection) -> DrawEnsemble:
     if name == "vi" and min(map(len, runs)) < 2:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
     ends = list(accumulate(map(len, runs)))
-    places = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
-    return DrawEnsemble(ONE, members.take([at for run in runs for at in run]), places)
+    new_positions = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
+    return DrawEnsemble(ONE, members.take([at for run in runs for at in run]), new_positions)
 
 
 @dataclass(frozen=True)
@@ -586,14 +601,16 @@ def measure_draws(
         seed: seed of halves and noise.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
-    chosen = [_positions_of(draws, runs) for runs in plan.chosen]
+    positions_of_subsets = [_positions_of(draws, runs) for runs in plan.chosen]
     probs = _probabilities(draws, evaluator)
-    columns = {"sample": _column_of_draws(probs, evaluator, chosen)}
+    columns = {"sample": _column_of_draws(probs, evaluator, positions_of_subsets)}
     for name, view in (("q_d", draws.members), ("q_r", draws.members.align(to=to))):
-        columns[name] = _column_of_gaussians(fit_gaussians(view, evaluator, chosen), evaluator, samples, seed)
-    rest = [probs[_positions_not_in(len(probs), half)].mean(0) for half in chosen[1:]]
-    others = torch.stack(rest) if rest else probs.new_zeros((0, *probs.shape[1:]))
-    return MethodPredictives(plan, torch.eye(len(chosen), dtype=torch.float64), columns, others)
+        columns[name] = _column_of_gaussians(
+            fit_gaussians(view, evaluator, positions_of_subsets), evaluator, samples, seed
+        )
+    means_of_others = [probs[_positions_not_in(len(probs), half)].mean(0) for half in positions_of_subsets[1:]]
+    stacked_means = torch.stack(means_of_others) if means_of_others else probs.new_zeros((0, *probs.shape[1:]))
+    return MethodPredictives(plan, torch.eye(len(positions_of_subsets), dtype=torch.float64), columns, stacked_means)
 
 
 def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
@@ -610,8 +627,8 @@ def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, se
     plan = jackknife_plan(len(draws.runs), seed, splits)
     runs = [torch.tensor(run) for run in draws.runs]
     weights = torch.zeros(len(plan.chosen), len(runs), dtype=torch.float64)
-    for row, some in zip(weights, plan.chosen, strict=True):
-        row[some] = 1 / len(some)
+    for row, chosen_runs in zip(weights, plan.chosen, strict=True):
+        row[chosen_runs] = 1 / len(chosen_runs)
     probs = _probabilities(draws, evaluator)
     sample = _column_of_draws(probs, evaluator, runs)
     means = [evaluator.accuracies(evaluator.log_probs(q.center)) for q in fit_gaussians(draws.members, evaluator, runs)]
@@ -627,18 +644,23 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
         column: name of the column.
         against: the method to compare with; if it is the same method, each half is compared with its own draws.
     """
-    of, target = method.columns[column], against.columns["sample"].probs
+    method_column, target = method.columns[column], against.columns["sample"].probs
     by_row = {}
     if method is against:
-        by_row = {name: method.interval(values) for name, values in of.distances_to(target).items()}
+        by_row = {name: method.interval(values) for name, values in method_column.distances_to(target).items()}
     else:
-        distances = of.distances_to(target[0])
+        distances = method_column.distances_to(target[0])
         # A figure of all runs of the method, compared with each half of the other method's runs.
-        theirs = [method.halves(torch.stack([n[row] for n in map(of.distances_to, target)]).T)[0] for row in DISTANCES]
-        for name, values in zip(DISTANCES, theirs, strict=True):
-            other = against.plan.intervals(values[:, None])[0]
-            by_row[name] = join_intervals([method.plan.intervals(method.halves(distances[name])[:, None])[0], other])
-    return by_row | {name: method.interval(values) for name, values in of.accuracies.items()}
+        distance_intervals = [
+            method.halves(torch.stack([n[row] for n in map(method_column.distances_to, target)]).T)[0]
+            for row in DISTANCES
+        ]
+        for name, values in zip(DISTANCES, distance_intervals, strict=True):
+            reference_interval = against.plan.intervals(values[:, None])[0]
+            by_row[name] = join_intervals(
+                [method.plan.intervals(method.halves(distances[name])[:, None])[0], reference_interval]
+            )
+    return by_row | {name: method.interval(values) for name, values in method_column.accuracies.items()}
 
 
 def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
@@ -648,19 +670,19 @@ def half_against_half(method: MethodPredictives, column: str) -> dict[str, Inter
     """
     if not len(method.rest):
         return {}
-    of = Column(method.columns[column].probs[1:], method.columns[column].sample_accuracy[1:])
+    half_columns = Column(method.columns[column].probs[1:], method.columns[column].sample_accuracy[1:])
     by_row = {}
-    for name, values in of.distances_to(method.rest).items():
+    for name, values in half_columns.distances_to(method.rest).items():
         low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
         by_row[name] = Interval(float(values.mean()), low, high)
     return by_row
 
 
-def _cut_at_0_and_1(x: Interval) -> Interval:
+def _cut_at_0_and_1(interval: Interval) -> Interval:
     """Return an interval cut at 0 and 1."""
-    if x.low is None or x.high is None:
-        return x
-    return Interval(x.value, max(0.0, x.low), min(1.0, x.high))
+    if interval.low is None or interval.high is None:
+        return interval
+    return Interval(interval.value, max(0.0, interval.low), min(1.0, interval.high))
 
 
 def _probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
@@ -668,10 +690,10 @@ def _probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
     return logits.double().softmax(-1)
 
 
-def _column_of_draws(probs: Tensor, evaluator: Evaluator, chosen: Sequence[Tensor]) -> Column:
+def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]) -> Column:
     right = evaluator.accuracies(probs)
-    return Column(torch.stack([probs[some].mean(0) for some in chosen]),
-                  torch.stack([right[some].mean() for some in chosen]))  # fmt: skip
+    return Column(torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
+                  torch.stack([right[positions].mean() for positions in positions_of_subsets]))  # fmt: skip
 
 
 def _column_of_gaussians(fitted: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int) -> Column:
@@ -688,7 +710,7 @@ def _positions_of(draws: DrawEnsemble, runs: Tensor) -> Tensor:
     return torch.tensor([at for run in runs.tolist() for at in draws.runs[run]])
 
 
-def _positions_not_in(count: int, chosen: Tensor) -> Tensor:
-    rest = torch.ones(count, dtype=torch.bool)
-    rest[chosen] = False
-    return rest
+def _positions_not_in(draw_count: int, positions: Tensor) -> Tensor:
+    is_left = torch.ones(draw_count, dtype=torch.bool)
+    is_left[positions] = False
+    return is_left

@@ -88,7 +88,7 @@ class Row:
         return {
             "method": self.method, "mode": self.mode, "runs": self.runs, "draws": self.draws,
             "figures": {n: x.to_json() for n, x in self.figures.items()},
-            "layers": {n: {g: x.to_json() for g, x in of.items()} for n, of in self.layers.items()},
+            "layers": {n: {g: x.to_json() for g, x in estimates.items()} for n, estimates in self.layers.items()},
             "corollary": self.corollary, "corollary_layers": dict(self.corollary_layers),
             "worth": {n: x.to_json() for n, x in self.worth.items()},
         }  # fmt: skip
@@ -97,7 +97,9 @@ class Row:
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Read the values of `to_json`; return the object."""
         figures = {n: Estimate.from_json(x) for n, x in values["figures"].items()}
-        layers = {n: {g: Estimate.from_json(x) for g, x in of.items()} for n, of in values["layers"].items()}
+        layers = {
+            n: {g: Estimate.from_json(x) for g, x in estimates.items()} for n, estimates in values["layers"].items()
+        }
         worth_cells = {n: Worth.from_json(x) for n, x in values["worth"].items()}
         plain = {n: values[n] for n in ("method", "mode", "runs", "draws", "corollary", "corollary_layers")}
         return cls(figures=figures, layers=layers, worth=worth_cells, **plain)
@@ -395,8 +397,8 @@ def draw(result: Comparison) -> Figure:
     for at, name in enumerate(names):
         shared: Axes | None = None
         for beside, distance in enumerate(distances):
-            place = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
-            axes = figure.add_subplot(lines, columns, place, label=f"{name} {distance}", sharey=shared)
+            panel_number = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
+            axes = figure.add_subplot(lines, columns, panel_number, label=f"{name} {distance}", sharey=shared)
             _draw_panel(axes, result, rows, name, distance, styles)
             axes.set_ylabel(KNOWN[name].label if shared is None else "", fontsize=9)
             shared = shared or axes
@@ -463,12 +465,12 @@ def _axis_position(value: float) -> float:
     return max(SMALLEST, 100 * value)
 
 
-def _error_bars(place: object, point: Estimate) -> list[list[float]] | None:
+def _error_bars(transform: object, point: Estimate) -> list[list[float]] | None:
     """Return the distances of an interval's ends from the value on the axis; None without an interval."""
-    if point.low is None or point.high is None or not callable(place):
+    if point.low is None or point.high is None or not callable(transform):
         return None
-    value = place(point.value)
-    return [[max(0.0, value - place(point.low))], [max(0.0, place(point.high) - value)]]
+    value = transform(point.value)
+    return [[max(0.0, value - transform(point.low))], [max(0.0, transform(point.high) - value)]]
 
 
 def _add_legend(figure: Figure, rows: Sequence[Row], styles: Mapping[str, tuple[str, str]], lines: int) -> None:

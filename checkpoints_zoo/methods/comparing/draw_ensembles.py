@@ -52,8 +52,11 @@ class DrawEnsemble:
             subsets: number of subsets.
         """
         plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
-        chosen = [torch.tensor([at for run in some.tolist() for at in self.runs[run]]) for some in plan.chosen]
-        return replace(plan, chosen=chosen)
+        draws_of_subsets = [
+            torch.tensor([at for run in runs_of_subset.tolist() for at in self.runs[run]])
+            for runs_of_subset in plan.chosen
+        ]
+        return replace(plan, chosen=draws_of_subsets)
 
 
 def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
@@ -76,12 +79,12 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     for at, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
         by_run.setdefault(-1 if run is None else run, []).append((at if draw is None else draw, at))
     runs = [[at for _, at in sorted(by_run[run])] for run in sorted(by_run)]
-    ways = []
+    groupings = []
     if min(map(len, runs)) > 1:
-        ways.append(_mode(ONE, members, runs))
+        groupings.append(_ensemble_of_runs(ONE, members, runs))
     if len(runs) > 1:
-        ways.append(_mode(MULTI, members, [run[:: len(runs)] for run in runs]))
-    return ways
+        groupings.append(_ensemble_of_runs(MULTI, members, [run[:: len(runs)] for run in runs]))
+    return groupings
 
 
 def independent_members(members: Collection) -> DrawEnsemble:
@@ -89,11 +92,11 @@ def independent_members(members: Collection) -> DrawEnsemble:
     return DrawEnsemble(MEMBERS, members, tuple((at,) for at in range(len(members))))
 
 
-def _mode(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
-    starts, count = [], 0
+def _ensemble_of_runs(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
+    starts, draw_count = [], 0
     for run in runs:
-        starts.append(tuple(range(count, count + len(run))))
-        count += len(run)
+        starts.append(tuple(range(draw_count, draw_count + len(run))))
+        draw_count += len(run)
     return DrawEnsemble(name, members.take([at for run in runs for at in run]), tuple(starts))
 
 
@@ -114,5 +117,5 @@ def content_hash(members: Collection) -> str:
 
 def portable_citation(members: Collection) -> str:
     """Return a citation without the folder of this machine."""
-    label, at, rest = members.citation.rpartition("@")
-    return rest if label.startswith("file:") else f"{label}{at}{rest}"
+    label, at, revision = members.citation.rpartition("@")
+    return revision if label.startswith("file:") else f"{label}{at}{revision}"

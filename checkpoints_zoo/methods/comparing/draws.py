@@ -86,7 +86,7 @@ class MethodFits:
         """Return a method with the settings of its fit; None if a search has yet to find them."""
         if not self.search or method.independent:  # members are trained as the recipe says
             return method
-        search_record = self._searched(method)
+        search_record = self._stored_search(method)
         return None if search_record is None else type(method)(**search_record["settings"])
 
     def folder(self, method: Method) -> Path | None:
@@ -108,7 +108,7 @@ class MethodFits:
             members = load(name, source=root, architecture=build)
         except CollectionNotFound:
             return None
-        search_record = {"search": self._searched(method)} if self.search and not method.independent else {}
+        search_record = {"search": self._stored_search(method)} if self.search and not method.independent else {}
         facts = {"title": configured.title, "source": configured.source, "fit": asdict(record), **search_record}
         return Draws(configured.name, members, finite_or_null(facts))
 
@@ -130,8 +130,8 @@ class MethodFits:
         return FitOutcome(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
-        return _unpickle, (serialize_recipe(self.recipe), *rest)
+        other_arguments = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
+        return _unpickle, (serialize_recipe(self.recipe), *other_arguments)
 
     def _search(self, method: Method) -> Method:
         problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
@@ -141,7 +141,7 @@ class MethodFits:
             file.write(json.dumps(finite_or_null(record), indent=1, allow_nan=False))
         return best
 
-    def _searched(self, method: Method) -> dict[str, Any] | None:
+    def _stored_search(self, method: Method) -> dict[str, Any] | None:
         path = self._search_path(method)
         try:
             return read_json(path) if path.is_file() else None
@@ -168,8 +168,8 @@ class MethodFits:
         return fitting.draws_name(self.recipe, method.name, 1 if method.independent else self.runs)
 
 
-def _unpickle(recipe: SentRecipe, *rest: Any) -> MethodFits:
-    return MethodFits(rebuild_recipe(recipe), *rest)
+def _unpickle(recipe: SentRecipe, *other_arguments: Any) -> MethodFits:
+    return MethodFits(rebuild_recipe(recipe), *other_arguments)
 
 
 def available_methods(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
@@ -187,7 +187,7 @@ def available_methods(names: Iterable[str] | None, collection: str) -> tuple[lis
         raise UsageError("methods", expected="each once", found=", ".join(requested))
     available, left_out = [], {}
     for method in [fitting.choose_method(name, collection) for name in requested]:
-        missing = [need for need in method.needs if not _installed(need)]
+        missing = [need for need in method.needs if not _is_installed(need)]
         if not missing:
             available.append(method)
             continue
@@ -203,7 +203,7 @@ def available_methods(names: Iterable[str] | None, collection: str) -> tuple[lis
     return available, left_out
 
 
-def _installed(requirement: str) -> bool:
+def _is_installed(requirement: str) -> bool:
     from packaging.requirements import Requirement
 
     needed = Requirement(requirement)
@@ -255,17 +255,19 @@ def _fit_missing(
             refused[job.name] = outcome.refused
             say(f"{job.name}: left out: {outcome.refused}")
         elif finished is not None:
-            place = f"{finished.members.name} in {fits.folder(job.argument)}"
-            say(f"{job.name}: {len(finished.members):,} draws in {finished.facts['fit']['seconds']:.0f} s: {place}")
+            draws_text = f"{finished.members.name} in {fits.folder(job.argument)}"
+            say(
+                f"{job.name}: {len(finished.members):,} draws in {finished.facts['fit']['seconds']:.0f} s: {draws_text}"
+            )
     return refused
 
 
-def check_custom_draws(draws: Mapping[str, Collection] | None, taken: Iterable[str]) -> list[Draws]:
+def check_custom_draws(draws: Mapping[str, Collection] | None, used_names: Iterable[str]) -> list[Draws]:
     """Check draws that the caller supplied; return them.
 
     Args:
         draws: name of the method -> its draws.
-        taken: names of the fitted methods.
+        used_names: names of the fitted methods.
 
     Raises:
         UsageError: draws that are no collection, or a name that is malformed or taken.
@@ -274,7 +276,7 @@ def check_custom_draws(draws: Mapping[str, Collection] | None, taken: Iterable[s
     if draws is not None and not isinstance(draws, Mapping):
         raise UsageError("draws", expected="a dict of name -> Collection", found=type(draws).__name__)
     for name, members in (draws or {}).items():
-        if not _NAME.fullmatch(str(name)) or name in set(taken) | {"reference"}:
+        if not _NAME.fullmatch(str(name)) or name in set(used_names) | {"reference"}:
             raise UsageError(
                 f"name {name!r} of draws",
                 expected="letters, digits, dots and dashes, and no method's that is fitted",

@@ -45,7 +45,7 @@ class Curve:
         return [max(0.0, float(value)) for value in levelled.x]
 
     def size_of(self, value: float) -> float:
-        """Find the size of the ensembles whose mean figure is a value; return it, interpolated linearly in 1/k.
+        """Return the size of the ensembles whose mean figure equals a given value, interpolated linearly in 1/k.
 
         The size is 0 if a single member has a better figure, and infinity if the value is at the limit or beyond it.
         For sizes above the number of members, the distance from the limit is proportional to 1/k.
@@ -100,10 +100,10 @@ class Worth:
     def short(self) -> str:
         """A short text for a table: "<1 [<1, 2.2]", ">64 [12, >64]"."""
         bounds = [] if self.low is None or self.high is None else [self.low, self.high]
-        interval = f" [{', '.join(map(self._bound, bounds))}]" if bounds else ""
-        return self._bound(self.members) + interval
+        interval = f" [{', '.join(map(self._size_text, bounds))}]" if bounds else ""
+        return self._size_text(self.members) + interval
 
-    def _bound(self, size: float) -> str:
+    def _size_text(self, size: float) -> str:
         return "<1" if size < 1 else f">{self.at_hand}" if size > self.at_hand else f"{size:.2g}"
 
     def to_json(self) -> dict[str, Any]:

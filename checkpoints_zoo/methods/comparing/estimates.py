@@ -70,16 +70,16 @@ def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)
     (0.2, 0.0, 0.448)
     """
-    count, mean = len(values), math.fsum(values) / len(values)
+    run_count, mean = len(values), math.fsum(values) / len(values)
     low = high = None
-    if count > 1 and math.isfinite(mean):
+    if run_count > 1 and math.isfinite(mean):
         from scipy.special import stdtrit
 
-        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (count - 1))
-        half = float(stdtrit(count - 1, 0.975)) * spread / math.sqrt(count)
+        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (run_count - 1))
+        half = float(stdtrit(run_count - 1, 0.975)) * spread / math.sqrt(run_count)
         low, high = mean - half, mean + half
-    whole = estimate_from_interval(name, Interval(mean, low, high))
-    return Estimate(whole.value, whole.low, whole.high, runs=tuple(values))
+    estimate = estimate_from_interval(name, Interval(mean, low, high))
+    return Estimate(estimate.value, estimate.low, estimate.high, runs=tuple(values))
 
 
 def estimate_from_interval(name: str, interval: Interval, p: float | None = None) -> Estimate:

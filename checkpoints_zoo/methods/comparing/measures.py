@@ -123,14 +123,14 @@ def mmd2(kernel: Tensor, first: int, subsets: Sequence[Tensor]) -> Tensor:
     '1.4000'
     """
     pairs = kernel.double().clone().fill_diagonal_(0)
-    chosen = torch.zeros(first, len(subsets), dtype=torch.float64)
+    choices = torch.zeros(first, len(subsets), dtype=torch.float64)
     for column, subset in enumerate(subsets):
-        chosen[subset, column] = 1
-    chosen = chosen.to(kernel.device)
-    size, other = chosen.sum(0), len(kernel) - first
-    within = (chosen * (pairs[:first, :first] @ chosen)).sum(0) / (size * (size - 1))
-    across = (pairs[:first, first:].sum(1) @ chosen) / (size * other)
-    return (within + pairs[first:, first:].sum() / (other * (other - 1)) - 2 * across).cpu()
+        choices[subset, column] = 1
+    choices = choices.to(kernel.device)
+    size, other_size = choices.sum(0), len(kernel) - first
+    within = (choices * (pairs[:first, :first] @ choices)).sum(0) / (size * (size - 1))
+    across = (pairs[:first, first:].sum(1) @ choices) / (size * other_size)
+    return (within + pairs[first:, first:].sum() / (other_size * (other_size - 1)) - 2 * across).cpu()
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ def choose_images(
         UsageError: images without labels of the members' classes.
         SourceNotFound, NetworkError, AccessError, DamagedError: the images can't be read.
     """
-    chosen = arguments.images_of(members.description) if data is None else images.of(data)
-    inside, _ = arguments.require_labels(chosen, members.description)
+    image_set = arguments.images_of(members.description) if data is None else images.of(data)
+    inside, _ = arguments.require_labels(image_set, members.description)
     named = OOD.get(inside.name) if ood is None else ood
     if named is None or (isinstance(named, str) and named == NO_OOD):
         return inside, None

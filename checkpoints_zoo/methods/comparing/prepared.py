@@ -124,9 +124,9 @@ class PreparedComparison:
             left_out |= refused
             draws = [_check_fresh(d, self.reference) for d in draws]
         draws += self.custom_draws
-        for other in self.custom_draws:
-            if shared := _shared(other.members, self.reference):
-                self.say(f"{other.name}: {shared:,} of its draws are members of the reference too: no p-values")
+        for custom_draws in self.custom_draws:
+            if shared := _count_shared_members(custom_draws.members, self.reference):
+                self.say(f"{custom_draws.name}: {shared:,} of its draws are members of the reference too: no p-values")
         tasks = self._tasks(draws)
         values = {task.name: self.cells.read(self.measuring.key(task)) for task in tasks}
         missing = [task for task in tasks if values[task.name] is None]
@@ -181,7 +181,7 @@ class PreparedComparison:
             members=len(self.reference),
             data=arguments.image_key(inside),
             ood="" if outside is None else arguments.image_key(outside),
-            rows=tuple(_row(some, values, growth) for some in of_rows.values()),
+            rows=tuple(_row_of_cells(cell_tasks, values, growth) for cell_tasks in of_rows.values()),
             methods=finite_or_null({d.name: {"draws": portable_citation(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
@@ -197,19 +197,19 @@ def _check_fresh(draws: Draws, reference: Collection) -> Draws:
     columns = [members.rows.column(n) for members in (draws.members, reference) for n in ("method", "sha256")]
     if set(columns[0].to_pylist()) != {INDEPENDENT}:
         return draws
-    known = columns[1].null_count + columns[3].null_count == 0
-    if known:
+    has_all_values = columns[1].null_count + columns[3].null_count == 0
+    if has_all_values:
         check_fresh(draws.members, reference)
-    return replace(draws, facts={**draws.facts, "fresh": True if known else None})
+    return replace(draws, facts={**draws.facts, "fresh": True if has_all_values else None})
 
 
-def _shared(draws: Collection, reference: Collection) -> int:
+def _count_shared_members(draws: Collection, reference: Collection) -> int:
     """Count, by their hashes, the draws that are members of the reference."""
-    counts, theirs = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
-    return sum(count for digest, count in counts.items() if digest is not None and digest in theirs)
+    counts, reference_counts = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
+    return sum(count for digest, count in counts.items() if digest is not None and digest in reference_counts)
 
 
-def _row(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
+def _row_of_cells(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
     """Make the row of a method and mode from its cells; figures of single runs are averaged."""
     cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASURED}
     alone, first, tests = tasks[0].run is not None, tasks[0], cells["corollary"]

@@ -49,9 +49,9 @@ def prepare(
     The arguments and errors are those of `compare`.
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
-    for thing, (number, least) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
-        if (known := whole_number(number)) is None or known < least:
-            raise UsageError(thing, expected=f"a whole number from {least}", found=repr(number)[:80])
+    for option_name, (number, smallest) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
+        if (integer := whole_number(number)) is None or integer < smallest:
+            raise UsageError(option_name, expected=f"a whole number from {smallest}", found=repr(number)[:80])
     runs, per_run, permutations = int(runs), int(per_run), int(permutations)
     seed = arguments.check_seed(seed)
     check_device(device)
@@ -111,23 +111,23 @@ def _find_recipe(members: Collection, recipe: Recipe | None, *, required: bool) 
             found="neither",
             do="Give the recipe that its members were trained by (recipe=, --recipe), or no methods and draws of yours",
         )
-    chosen = recipes.recipe_by_name(members.name) if recipe is None else recipe
+    found_recipe = recipes.recipe_by_name(members.name) if recipe is None else recipe
     hashes = set(members.rows.column("recipe_hash").to_pylist()) - {None}
-    if hashes - {chosen.hash}:
+    if hashes - {found_recipe.hash}:
         raise UsageError(
             f"recipe of {members.name}",
             expected=f"the one that its members were trained by, {', '.join(sorted(hashes))}",
-            found=f"{chosen.name}, {chosen.hash}",
+            found=f"{found_recipe.name}, {found_recipe.hash}",
             do="Methods have to approximate the posterior that the population is of",
         )
-    return chosen
+    return found_recipe
 
 
-def _check_same_network(thing: str, members: Collection, reference: Collection) -> None:
+def _check_same_network(label: str, members: Collection, reference: Collection) -> None:
     """Check that members have the reference's tensors.
 
     Args:
-        thing: description of the members, for the error.
+        label: description of the members, for the error.
         members, reference: collections to be compared.
 
     Raises:
@@ -137,7 +137,7 @@ def _check_same_network(thing: str, members: Collection, reference: Collection) 
     if shapes != requested:
         differ = [n for n in {**requested, **shapes} if shapes.get(n) != requested.get(n)]
         raise UsageError(
-            thing,
+            label,
             expected=f"the tensors of {reference.name}",
             found=f"others, such as {differ[0]!r}",
             do="All draws have to be of the reference's network",

@@ -78,7 +78,7 @@ def report_page(
     >>> page.title, list(page.panels)[0]
     ('convnet-digits: a population of 4 networks', 'member-accuracy')
     """
-    place = None if path is None else path_of(path)
+    page_path = None if path is None else path_of(path)
     if isinstance(ood, str) and ood == DEFAULT:
         runs = isinstance(members, Collection) and not isinstance(data, Predictions)
         ood = OOD.get(members.description.dataset) if runs and isinstance(members, Collection) else None
@@ -93,7 +93,7 @@ def report_page(
     scaling = Scaling(temperature, checked_held_out, within)
     measured = measure(members, data, ood, checked_sizes, scaling, subsets, device, seed, command, say)
     page = assemble(measured)
-    return page if place is None else replace(page, path=page.save(place))
+    return page if page_path is None else replace(page, path=page.save(page_path))
 
 
 def assemble(measured: Measurements) -> Page:

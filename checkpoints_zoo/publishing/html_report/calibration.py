@@ -66,16 +66,16 @@ def _figure(measured: Measurements) -> FigureBlock:
 
 def _bins_table(bins: Bins, pooled: Bins | None) -> TableBlock:
     """Return a table of the reliability bins of the ensemble, and of the single members if there are several."""
-    count = len(bins["inputs"])
+    bin_count = len(bins["inputs"])
     rows: list[Sequence[str]] = []
-    for b in range(count):
-        cells = [f"{b / count:.3f} to {(b + 1) / count:.3f}"]
+    for b in range(bin_count):
+        cells = [f"{b / bin_count:.3f} to {(b + 1) / bin_count:.3f}"]
         for series in (bins, pooled):
             if series is not None:
                 cells += [
                     f"{int(series['inputs'][b]):,}",
-                    _number(series["confidence"][b]),
-                    _number(series["accuracy"][b]),
+                    _number_text(series["confidence"][b]),
+                    _number_text(series["accuracy"][b]),
                 ]
         rows.append(cells)
     header = ["bin", "inputs", "confidence", "accuracy"]
@@ -83,7 +83,7 @@ def _bins_table(bins: Bins, pooled: Bins | None) -> TableBlock:
     return number_table("bins", header, rows, "The bins; pooled: all predictions of single members.")
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "–"
 
 

@@ -118,8 +118,8 @@ def roc_points(inside: Array, outside: Array) -> tuple[Array, Array]:
         inside, outside: (input,) scores in and out of distribution.
     """
     flagged, found = _rates(inside, outside)
-    chosen = _thin(flagged, found)
-    return flagged[chosen], found[chosen]
+    plotted_positions = _thin_out_points(flagged, found)
+    return flagged[plotted_positions], found[plotted_positions]
 
 
 def precision_points(inside: Array, outside: Array) -> tuple[Array, Array]:
@@ -129,11 +129,11 @@ def precision_points(inside: Array, outside: Array) -> tuple[Array, Array]:
         inside, outside: (input,) scores in and out of distribution.
     """
     flagged, found = _rates(inside, outside)
-    some = found > 0
-    flagged, found = flagged[some], found[some]
+    has_detections = found > 0
+    flagged, found = flagged[has_detections], found[has_detections]
     precision = found * len(outside) / (found * len(outside) + flagged * len(inside))
-    chosen = _thin(found, precision)
-    return found[chosen], precision[chosen]
+    plotted_positions = _thin_out_points(found, precision)
+    return found[plotted_positions], precision[plotted_positions]
 
 
 def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
@@ -144,11 +144,11 @@ def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
     return flagged, found
 
 
-def _thin(x: Array, y: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _thin_out_points(x: Array, y: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return positions of at most `MOST_POINTS` points of a curve, about equally far apart along it, with both ends."""
     along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
-    places = np.linspace(0, along[-1], MOST_POINTS)
-    return np.unique(np.searchsorted(along, places).clip(max=len(along) - 1))
+    even_lengths = np.linspace(0, along[-1], MOST_POINTS)
+    return np.unique(np.searchsorted(along, even_lengths).clip(max=len(along) - 1))
 
 
 def _score_table(inside: Array, outside: Array, edges: Array) -> TableBlock:

@@ -66,8 +66,8 @@ class Measurements:
     @property
     def subject(self) -> str:
         """Words for the measured ensemble, such as "all 64 members as one ensemble"."""
-        count = self.report.members
-        return "the one member" if count == 1 else f"all {count:,} members as one ensemble"
+        member_count = self.report.members
+        return "the one member" if member_count == 1 else f"all {member_count:,} members as one ensemble"
 
     @property
     def interval_note(self) -> str:
@@ -156,15 +156,15 @@ def _predict(
     test_set = (
         arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
     )
-    others = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
-    against = "" if others is None else f" against {others.name}"
+    ood_images = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
+    against = "" if ood_images is None else f" against {ood_images.name}"
     say(
         f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {test_set.name}{against} …"
     )
     predicted = compute_predictions(inside, test_set, device, labelled=True)
-    if isinstance(others, ImageData):
-        return predicted, compute_predictions(inside, others, device, labelled=False)
-    return predicted, others
+    if isinstance(ood_images, ImageData):
+        return predicted, compute_predictions(inside, ood_images, device, labelled=False)
+    return predicted, ood_images
 
 
 def _images_for_predictions(inside: Predictions) -> UsageError:
@@ -276,34 +276,34 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
     nll = torch.zeros(members, dtype=torch.float64)
     scores: list[Tensor] = []
     bars: list[Reliability] = []
-    at = count = 0
+    at = input_count = 0
     with one_thread(math.prod(predicted.shape) < SMALL_LOGITS):
         for block in predicted.blocks():
-            here = torch.arange(at, at + block.shape[1])
+            input_positions = torch.arange(at, at + block.shape[1])
             at += block.shape[1]
             if counted_inputs is not None:
-                counts = torch.isin(here, counted_inputs)
-                here, block = here[counts], block[:, counts]
-            count += len(here)
-            if not len(here):
+                counts = torch.isin(input_positions, counted_inputs)
+                input_positions, block = input_positions[counts], block[:, counts]
+            input_count += len(input_positions)
+            if not len(input_positions):
                 continue
             log_probs = block.log_softmax(-1)
             probs = log_probs.exp()
             scores.append(metrics.ood_score(probs.mean(0), check=False))
             if labels is not None:
-                true = labels[here].expand(members, -1)
+                true = labels[input_positions].expand(members, -1)
                 nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
                 bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
     pooled = None if labels is None else _join_bars(bars)
-    return PooledOutputs(torch.cat(scores), nll / count if labels is not None else nll[:0], pooled)
+    return PooledOutputs(torch.cat(scores), nll / input_count if labels is not None else nll[:0], pooled)
 
 
 def _join_bars(bars: Sequence[Reliability]) -> Reliability:
     """Merge the reliability bars of several blocks of inputs into one set of bars."""
-    count = torch.stack([b.inputs for b in bars]).sum(0)
+    inputs_per_bar = torch.stack([b.inputs for b in bars]).sum(0)
     confidence = torch.stack([torch.nan_to_num(b.confidence).double() * b.inputs for b in bars]).sum(0)
     accuracy = torch.stack([torch.nan_to_num(b.accuracy).double() * b.inputs for b in bars]).sum(0)
-    return Reliability(confidence / count, accuracy / count, count)
+    return Reliability(confidence / inputs_per_bar, accuracy / inputs_per_bar, inputs_per_bar)
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ def command_of(
     stored = isinstance(data, Predictions)
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
     options = {"--data": data, "--ood": ood, "--held-out": held_out}
-    words = {option: _word(value, stored) for option, value in options.items() if value is not None}
+    words = {option: _command_line_argument(value, stored) for option, value in options.items() if value is not None}
     if isinstance(members, Predictions) or members._view.steps or "" in words.values() or subsets != SUBSETS:
         return ""
-    written = ["zoo-cli", "report", *_selection_words(members)]
+    written = ["zoo-cli", "report", *_selection_arguments(members)]
     if isinstance(data, Predictions):
-        written += ["--stored", _source_word(data.stored.source)]
+        written += ["--stored", _source_argument(data.stored.source)]
     written += [word for pair in {**words, "--ood": words.get("--ood", "none")}.items() for word in pair]
     written += ["--sizes", ",".join(map(str, sizes))] if sizes is not None else []
     written += ["--temperature"] if scaling.temperature else []
@@ -58,7 +58,7 @@ def command_of(
     return shlex.join([*written, "--out", "report.html"])
 
 
-def _word(value: ImageInput | Predictions, stored: bool) -> str:
+def _command_line_argument(value: ImageInput | Predictions, stored: bool) -> str:
     """Return the name of images or predictions on the command line; "" if they have none there."""
     if isinstance(value, Predictions):
         return value.facts.set if stored else ""
@@ -70,7 +70,7 @@ def _word(value: ImageInput | Predictions, stored: bool) -> str:
     return ""
 
 
-def _selection_words(members: Collection) -> list[str]:
+def _selection_arguments(members: Collection) -> list[str]:
     """Return the words of the command line that select the members."""
     cited = parse_citation(members.citation)
     if cited is None or not cited.label.startswith("file:"):
@@ -78,7 +78,7 @@ def _selection_words(members: Collection) -> list[str]:
     return [members.name, "--members", cited.ids, "--source", _last_part(cited.label)]
 
 
-def _source_word(source: Source) -> str:
+def _source_argument(source: Source) -> str:
     return _last_part(source.label) if source.label.startswith("file:") else source.label
 
 

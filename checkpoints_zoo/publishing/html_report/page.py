@@ -59,8 +59,8 @@ class Page(Printed):
     def to_text(self) -> str:
         """Return the page's parts and the path of its file as a table in plain text."""
         rows = [{"part": part.title, "blocks": len(part.blocks)} for part in self.parts]
-        place = "It is not saved: .save(path) writes it." if self.path is None else f"Saved at {self.path}."
-        return f"{self.title}: {self.subtitle}\n\n{text_table(rows)}\n\n{place}"
+        saved_sentence = "It is not saved: .save(path) writes it." if self.path is None else f"Saved at {self.path}."
+        return f"{self.title}: {self.subtitle}\n\n{text_table(rows)}\n\n{saved_sentence}"
 
     @property
     def panels(self) -> Mapping[str, Panel]:
@@ -83,10 +83,10 @@ class Page(Printed):
 
     def values(self) -> dict[str, Any]:
         """Return the names of the page's blocks, and its figures, as JSON values."""
-        place = {} if self.path is None else {"path": str(self.path)}
+        path_entry = {} if self.path is None else {"path": str(self.path)}
         size = {"bytes": len(self.html.encode())}
         parts = {"parts": [part.values() for part in self.parts]}
-        return {**place, **size, "title": self.title, **self.origin, **parts, **self.numbers}
+        return {**path_entry, **size, "title": self.title, **self.origin, **parts, **self.numbers}
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a temporary file that is then renamed; return its path.

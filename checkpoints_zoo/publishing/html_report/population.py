@@ -48,11 +48,11 @@ def columns_of(members: Collection) -> dict[str, list[Any]]:
 
 def training_days(members: Collection) -> str:
     """Return the first and last day on which members were trained; "" if their manifest has no days."""
-    days = sorted({_day(s) for s in columns_of(members).get("created", []) if s is not None})
+    days = sorted({_iso_day(s) for s in columns_of(members).get("created", []) if s is not None})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
 
 
-def _day(seconds: int) -> str:
+def _iso_day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
@@ -69,7 +69,7 @@ def _facts(measured: Measurements) -> FactsBlock:
         rows += [("values of a member", f"{values:,}, {format_bytes(members._member_nbytes)}")] if values else []
         rows += [("trained on", description.dataset), ("classes", _classes(members.classes))]
         columns = columns_of(members)
-        rows.append(("members", f"{len(members):,}, {_methods(columns)}{_view(members)}"))
+        rows.append(("members", f"{len(members):,}, {_methods(columns)}{_view_note(members)}"))
         rows += [("seeds", text) for text in [_values_text(columns.get("seed", []), only_range=True)] if text]
         rows += [
             (name, text) for name in TRAINING if name not in OMITTED and (text := _values_text(columns.get(name, [])))
@@ -98,7 +98,7 @@ def _methods(columns: dict[str, list[Any]]) -> str:
     return "by method: " + ", ".join(f"{m or 'not known'} ({n:,})" for m, n in sorted(methods.items(), key=str))
 
 
-def _view(members: Collection) -> str:
+def _view_note(members: Collection) -> str:
     steps = "; ".join(map(str, members._view.steps))
     return f"; weights viewed: {steps}" if steps else ""
 
@@ -113,15 +113,15 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
     counts = Counter(v for v in values if v is not None)
     if not counts:
         return ""
-    shown = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(counts)]
-    without = len(values) - counts.total()
-    missing = f" ({counted(without, 'member')} without)" if without else ""
-    if len(shown) == 1:
-        return f"{shown[0]}{missing}"
-    if len(shown) <= MOST_LISTED and not only_range:
-        listed = ", ".join(f"{text} ({counts[v]:,})" for text, v in zip(shown, sorted(counts), strict=True))
+    value_texts = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(counts)]
+    missing_count = len(values) - counts.total()
+    missing = f" ({counted(missing_count, 'member')} without)" if missing_count else ""
+    if len(value_texts) == 1:
+        return f"{value_texts[0]}{missing}"
+    if len(value_texts) <= MOST_LISTED and not only_range:
+        listed = ", ".join(f"{text} ({counts[v]:,})" for text, v in zip(value_texts, sorted(counts), strict=True))
         return f"{listed}{missing}"
-    return f"{shown[0]} to {shown[-1]}, {len(shown):,} different ones{missing}"
+    return f"{value_texts[0]} to {value_texts[-1]}, {len(value_texts):,} different ones{missing}"
 
 
 def _figure(measured: Measurements) -> FigureBlock:

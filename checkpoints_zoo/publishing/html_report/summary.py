@@ -63,19 +63,21 @@ def cell(interval: Interval, scale: float = 1) -> Markup:
 def build_part(measured: Measurements) -> Part:
     """Return the part with the table of all figures."""
     report = measured.report
-    chosen = choose_sizes(sorted(report.curve)) if report.members > 1 else []
+    shown_sizes = choose_sizes(sorted(report.curve)) if report.members > 1 else []
     single = report.members == 1
-    header = ("", "unit", "the member" if single else "mean of members", *(f"ensemble of {s:,}" for s in chosen))
+    header = ("", "unit", "the member" if single else "mean of members", *(f"ensemble of {s:,}" for s in shown_sizes))
     rows: list[Sequence[str]] = []
     for group, names in GROUPS.items():
-        known = [name for name in names if name in report.ensemble]
-        if known:
+        known_figures = [name for name in names if name in report.ensemble]
+        if known_figures:
             rows.append((group,))
-        for name in known:
+        for name in known_figures:
             intervals = report.ensemble if single else report.member
             mean = cell(intervals[name], scale_of(name)) if name in intervals else "–"
             named = markup("{} {}", term(name), better(name))
-            rows.append((named, unit_of(name), mean, *(cell(report.curve[s][name], scale_of(name)) for s in chosen)))
+            rows.append(
+                (named, unit_of(name), mean, *(cell(report.curve[s][name], scale_of(name)) for s in shown_sizes))
+            )
     against = f"; out of distribution: {measured.images_ood}" if measured.outside is not None else ""
     caption = (
         bold("All figures."), f" On {measured.images}{against}. ", term("interval", "[ ]"), ": of the mean of members, "
@@ -100,20 +102,22 @@ def build_sizes_part(measured: Measurements) -> Part:
     title = "Ensemble size"
     if measured.report.members < 2:
         return Part("sizes", title, [NoteBlock(("Curves over sizes need two members or more.",), True)])
-    blocks: list[Block] = [draw_curves(measured, "curves", CURVES, 3), _limits(measured.report)]
-    return Part("sizes", title, [*blocks, *_needed(measured.report)])
+    blocks: list[Block] = [draw_curves(measured, "curves", CURVES, 3), _infinite_ensemble_table(measured.report)]
+    return Part("sizes", title, [*blocks, *_needed_members_tables(measured.report)])
 
 
-def _limits(report: Report) -> TableBlock:
+def _infinite_ensemble_table(report: Report) -> TableBlock:
     """Return a table of the figures' limits for infinite ensembles, and the numbers of members that come near them."""
     rows = []
     for name, growth in report.growth.items():
         limit, scale = growth.limit, scale_of(name)
         # A limit of 0 has no percentage. If ensembles of half the members are no better than single members, the number
         # of members is not known.
-        known = math.isfinite(limit.value) and abs(limit.value) > FAINTEST and (growth.spread or 0) < MOST_SPREAD
-        near = _members(report.needed(name, NEAR)) if known else "–"
-        rows.append((term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), near))
+        is_known = math.isfinite(limit.value) and abs(limit.value) > FAINTEST and (growth.spread or 0) < MOST_SPREAD
+        members_near_limit = _needed_members_cell(report.needed(name, NEAR)) if is_known else "–"
+        rows.append(
+            (term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), members_near_limit)
+        )
     caption = (
         bold("Limits."), " The figure of an infinite ensemble of such members, estimated from the curves, and how "
         f"many members the mean figure takes to come within {NEAR.replace('%', ' %')} of it and stay there. [ ]: "
@@ -123,7 +127,7 @@ def _limits(report: Report) -> TableBlock:
     return TableBlock("limits", header, rows, caption, words=(0, 1))
 
 
-def _needed(report: Report) -> list[TableBlock]:
+def _needed_members_tables(report: Report) -> list[TableBlock]:
     """Return a table of the numbers of members that reach the requested distances from the limits."""
     rows = [
         (
@@ -131,7 +135,7 @@ def _needed(report: Report) -> list[TableBlock]:
             unit_of(x.figure),
             scaled or "as measured",
             f"{x.within * scale_of(x.figure):.4g}",
-            _members(x),
+            _needed_members_cell(x),
         )
         for scaled, x in report.answers()
     ]
@@ -140,13 +144,13 @@ def _needed(report: Report) -> list[TableBlock]:
     return [TableBlock("needed", header, rows, caption, words=(0, 1, 2))] if rows else []
 
 
-def _members(needed: Needed) -> Markup:
+def _needed_members_cell(needed: Needed) -> Markup:
     """Return the number of needed members as HTML."""
-    count = f"≈ {needed.extrapolated:,}" if needed.members is None else f"{needed.members:,}"
+    count_text = f"≈ {needed.extrapolated:,}" if needed.members is None else f"{needed.members:,}"
     high = "…" if needed.high is None else f"{needed.high:,}"
     if needed.low is None:
-        return markup("{}", count)
-    return markup("{} <small>{}</small>", count, f"[{needed.low:,}, {high}]")
+        return markup("{}", count_text)
+    return markup("{} <small>{}</small>", count_text, f"[{needed.low:,}, {high}]")
 
 
 def draw_curves(measured: Measurements, name: str, figures: Sequence[str], across: int) -> FigureBlock:
@@ -177,9 +181,9 @@ def _curve_panel(report: Report, figure: str, size: tuple[float, float]) -> Pane
 
     scale, title = scale_of(figure), TERMS[figure][0]
     sizes = sorted(report.curve)
-    first, last = (report.curve[size][figure].value for size in (sizes[0], sizes[-1]))
+    first_value, last_value = (report.curve[size][figure].value for size in (sizes[0], sizes[-1]))
     described = (
-        f"{title} against ensemble size, from {first * scale:.4g} for {sizes[0]} to {last * scale:.4g} for "
+        f"{title} against ensemble size, from {first_value * scale:.4g} for {sizes[0]} to {last_value * scale:.4g} for "
         f"{sizes[-1]} members."
     )
     if not any(math.isfinite(known[figure].value) for known in report.curve.values()):

@@ -70,7 +70,7 @@ def _counts(table: Table) -> list[Block]:
          *((" The signs of ", bold(f"{signs:,}"), " units can be flipped freely.") if signs else ())),
     )  # fmt: skip
     groups = [
-        (g.name, f"{g.size:,}", _kind(g.stream, g.blocks), f"{g.log10_order:.1f}",
+        (g.name, f"{g.size:,}", _freedom_text(g.stream, g.blocks), f"{g.log10_order:.1f}",
          ", ".join(name for name, _ in g.writers))
         for g in list(table.groups.values())[:MOST_ROWS]
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def _counts(table: Table) -> list[Block]:
     ]  # fmt: skip
 
 
-def _kind(stream: bool, blocks: int) -> str:
+def _freedom_text(stream: bool, blocks: int) -> str:
     return f"{blocks:,} blocks" if blocks > 1 else "stream" if stream else "free"
 
 
@@ -106,10 +106,10 @@ def _discrepancies(weights: WeightFigures, before: MMD) -> TableBlock:
             [*cells, _thousandths(after[name].value), _p_text(after[name].p_value)] if after is not None else cells
         )
     first, second = before.members
-    without = (", and ", term("ns"), ": without their symmetries") if after is not None else ()
+    aligned_note = (", and ", term("ns"), ": without their symmetries") if after is not None else ()
     caption = (
         bold("Two halves of the members."), " ", term("mmd"), f" between the weights of {first:,} and {second:,} "
-        f"members ({members_read(weights)}, at even and at odd positions), as they are", *without,
+        f"members ({members_read(weights)}, at even and at odd positions), as they are", *aligned_note,
         f". p: test with {before.permutations:,} permutations; halves of one population differ by chance alone.",
     )  # fmt: skip
     return TableBlock("halves", header, rows, caption)
@@ -128,21 +128,21 @@ def _figure(weights: WeightFigures) -> list[FigureBlock]:
     before, after, aligned = weights.before, weights.after, weights.aligned
     panels: list[Panel] = []
     tables: list[TableBlock] = []
-    pieces: list[str] = [bold("Distances, with and without symmetries."), f" Of {members_read(weights)}."]
+    caption: list[str] = [bold("Distances, with and without symmetries."), f" Of {members_read(weights)}."]
     if before is not None and after is not None:
         panels.append(_layers_panel(before, after))
         tables.append(_layers_table(before, after))
-        pieces += [" (a) ", term("mmd"), " of the two halves, layer by layer, and ", term("ns"), "."]
+        caption += [" (a) ", term("mmd"), " of the two halves, layer by layer, and ", term("ns"), "."]
     if aligned is not None:
         panels += _alignment_panels(aligned)
         tables += [_alignment_table(aligned), _groups_table(aligned)]
         letters = "abc"[len(panels) - 2 : len(panels)]
-        pieces += [
+        caption += [
             f" ({letters[0]}) Squared distance of each member to {aligned.to}, as stored and after its units are "
             f"permuted to match (weight matching). ({letters[1]}) ", term("transpositions", "Transpositions"),
             " of that permutation in each group, a box over the members.",
         ]  # fmt: skip
-    return [FigureBlock("apart", panels, pieces, tables, len(panels))] if panels else []
+    return [FigureBlock("apart", panels, caption, tables, len(panels))] if panels else []
 
 
 def _layers_panel(before: MMD, after: MMD) -> Panel:
@@ -196,11 +196,11 @@ def _alignment_table(aligned: Alignment) -> TableBlock:
 
 def _group_shares(aligned: Alignment) -> list[tuple[str, int, float, float]]:
     """Return for each group: name, size, and share of the possible transpositions, for members and at random."""
-    others = [i for i, r in enumerate(aligned.rows()) if r["before"] > 0] or list(range(len(aligned)))
+    moved_rows = [i for i, r in enumerate(aligned.rows()) if r["before"] > 0] or list(range(len(aligned)))
     shares = []
     for name, size in aligned.sizes.items():
         if size > 1:
-            mean = float(aligned.transpositions[name][others].double().mean()) / (size - 1)
+            mean = float(aligned.transpositions[name][moved_rows].double().mean()) / (size - 1)
             random = (size - sum(1 / k for k in range(1, size + 1))) / (size - 1)
             shares.append((name, size, mean, random))
     return shares
