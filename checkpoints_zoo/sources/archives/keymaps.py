@@ -184,12 +184,12 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> RecognisedNetwork:
 
 
 def _renamings(
-    architecture: str, bare: list[str], tensors: Mapping[str, tuple[str, Shape]]
+    architecture: str, stored_names: list[str], tensors: Mapping[str, tuple[str, Shape]]
 ) -> Iterator[dict[str, tuple[str, Shape]]]:
     """Yield the tensors under our names, translated by the rules or, if the stored names are unknown, by shape."""
     key_map = UPSTREAM[architecture]
     renamed: dict[str, tuple[str, Shape]] = {}
-    for name, (dtype, shape) in zip(bare, tensors.values(), strict=True):
+    for name, (dtype, shape) in zip(stored_names, tensors.values(), strict=True):
         ours, flat = key_map.ours(name, shape)
         # If two stored names translate to the same name, the second tensor counts as extra.
         renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
@@ -227,11 +227,11 @@ def _resnet(
 ) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
 
-    def conv_and_norm(conv: str, after: str, width: int, width_in: int, kernel: int) -> None:
+    def conv_and_norm(conv: str, norm_layer: str, width: int, width_in: int, kernel: int) -> None:
         shapes[f"{conv}.weight"] = (width, width_in, kernel, kernel)
         if conv_bias:
             shapes[f"{conv}.bias"] = (width,)
-        shapes.update({f"{after}.{leaf}": () if is_counter(leaf) else (width,) for leaf in norm})
+        shapes.update({f"{norm_layer}.{leaf}": () if is_counter(leaf) else (width,) for leaf in norm})
 
     conv_and_norm("conv1", "bn1", widths[0], 3, 3)
     width_in = widths[0]

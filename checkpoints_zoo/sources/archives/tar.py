@@ -109,11 +109,11 @@ def header_at(read_exactly: ReadExactly, start: int, size: int, archive: str) ->
 
 
 def _build_header(
-    block: bytes, kind: str, count: int, known: TarHeader, size: int, archive: str, pax: dict[str, str]
+    block: bytes, kind: str, count: int, partial_header: TarHeader, size: int, archive: str, pax: dict[str, str]
 ) -> TarHeader:
     """Combine the header block of a file with the pax records and long names before it; return the header."""
-    at, name = known.data, known.name or _decode(block[:100])
-    if not known.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
+    at, name = partial_header.data, partial_header.name or _decode(block[:100])
+    if not partial_header.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
         name = f"{prefix}/{name}"
     if "size" in pax:
         if not re.fullmatch("[0-9]{1,18}", pax["size"]):
@@ -132,7 +132,7 @@ def _build_header(
     if data + count > size:
         expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
         raise damage_error(archive, at, expected, "an archive that is cut, or a wrong size")
-    return TarHeader(tidy_name(name), known.start, data, count, kind_text)
+    return TarHeader(tidy_name(name), partial_header.start, data, count, kind_text)
 
 
 def tidy_name(name: str) -> str:

@@ -22,7 +22,7 @@ from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-_SMALL = 1 << 20  # Number of weights of all members below which one thread is faster.
+_SMALL_MEMBER = 1 << 20  # Number of weights of all members below which one thread is faster.
 _SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
@@ -211,7 +211,7 @@ def _check_most(most: int) -> None:
 
 
 def _is_small(params: Mapping[str, Tensor], members: int = 1) -> bool:
-    return sum(tensor.numel() for tensor in params.values()) < _SMALL * members
+    return sum(tensor.numel() for tensor in params.values()) < _SMALL_MEMBER * members
 
 
 def _stack_matches(table: Table, matches: Sequence[MemberMatch], objectives: Sequence[float]) -> Matching:

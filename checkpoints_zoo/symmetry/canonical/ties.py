@@ -12,13 +12,14 @@ from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, chain, fi
 from checkpoints_zoo.symmetry.table import Group
 
 _CHUNK = 1 << 22  # Largest number of codes compared at once.
-_FIRST = 4  # Number of entries of a slice that are compared first, because they break most ties.
+_FIRST_ENTRIES = 4  # Number of entries of a slice that are compared first, because they break most ties.
 
 
 @dataclass
 class Cells:
-    """Units in cells. Units in cells: a cell is a run of places whose units may still swap. The order of the cells is
-    known; the order inside a cell is not.
+    """Units in cells: a cell is a run of places whose units may still swap.
+
+    The order of the cells is known; the order inside a cell is not.
 
     Args:
         unit: (unit), index of each unit in its group.
@@ -36,7 +37,7 @@ class Cells:
         return len(self.unit)
 
     def select(self, which: Tensor) -> Cells:
-        """Return some cells. Return the selected units; of each cell, all units or none must be selected."""
+        """Return the selected units; of each cell, all units or none must be selected."""
         return Cells(self.unit[which], self.member[which], self.cell[which], self.place[which])
 
     def concatenate(self, other: Cells) -> Cells:
@@ -117,12 +118,12 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         if slices.labels is not None:
             unordered.append(slices)
             continue
-        cells = _split_by(slices, cells, 0, min(_FIRST, len(slices)), order)
+        cells = _split_by(slices, cells, 0, min(_FIRST_ENTRIES, len(slices)), order)
         if not len(cells):
             return open_
         # Most of the remaining units have equal slices, dead units for instance.
         differs = _differing([slices], cells)
-        others = _split_by(slices, cells.select(differs), _FIRST, len(slices), order)
+        others = _split_by(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
         cells = cells.select(~differs).concatenate(others)
         if not len(cells):
             return open_
@@ -139,7 +140,7 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
 
 def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor) -> Cells:
     """Split cells by entries start to stop of slices; return the cells with ties left."""
-    width = _FIRST
+    width = _FIRST_ENTRIES
     while start < stop and len(cells):
         until = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
         cells.split(slices.codes(cells.member, cells.unit, start, until), slices.members.tolerance)
