@@ -237,11 +237,11 @@ class _ParameterSet(NamedTuple):
             if not bool(tensor.isfinite().all()):
                 expected, found = "finite weights", "infinite ones or NaN"
                 raise DamagedError(f"tensor {name!r} of {subject}", expected=expected, found=found, tensor=name)
-        first = {name: known for name, known in first_names(self.module).items() if name in state}
-        for name, known in first.items():
-            if known != name and not torch.equal(state[known], state[name]):
+        first = {name: first_name for name, first_name in first_names(self.module).items() if name in state}
+        for name, first_name in first.items():
+            if first_name != name and not torch.equal(state[first_name], state[name]):
                 raise LayoutError(
-                    f"tensors {known!r} and {name!r} of {subject}",
+                    f"tensors {first_name!r} and {name!r} of {subject}",
                     expected="one value: they are one tensor of the module",
                     found="two",
                     tensor=name,

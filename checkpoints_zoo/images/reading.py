@@ -335,11 +335,11 @@ class ImageBuffer:
 @contextmanager
 def _complete_images() -> Iterator[None]:
     """Make Pillow refuse damaged images while the `with` block runs, even if the process has told it to accept them."""
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    accepted_truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         yield
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
+        ImageFile.LOAD_TRUNCATED_IMAGES = accepted_truncated
 
 
 def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:

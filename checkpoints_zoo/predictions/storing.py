@@ -115,9 +115,9 @@ def predict(
         ):
             key = members._keys[position]
             finished.store(key, hashes[key], raw)
-        finals = members.rows.column("final").to_pylist()
+        is_final_by_member = members.rows.column("final").to_pylist()
         finished_keys = sorted(
-            (key, final) for key, final in zip(members._keys, finals, strict=True) if key not in stored
+            (key, final) for key, final in zip(members._keys, is_final_by_member, strict=True) if key not in stored
         )
         finished.write_set(
             existing_set, finished_keys, hashes, lambda rows: replace(facts, citation=_public_citation(members, rows))
@@ -350,10 +350,10 @@ class FinishedMembers:
         record = self.parts_folder / "begun.json"
         values = facts.to_json() | {"version": "", "citation": ""}
         try:
-            same = record.is_file() and catalog.read_json(record) == values
+            has_same_description = record.is_file() and catalog.read_json(record) == values
         except FormatError:
-            same = False
-        if not same:
+            has_same_description = False
+        if not has_same_description:
             shutil.rmtree(self.parts_folder, ignore_errors=True)
             catalog.write_json(values, record)
         for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.

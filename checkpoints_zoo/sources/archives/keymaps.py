@@ -38,16 +38,16 @@ def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> 
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
     target = {name: shape for name, shape in expected.items() if not is_counter(name)}
-    tried: list[tuple[list[str], str]] = []
-    for bare in _unwrapped_everywhere(list(stored)):
-        if len(set(bare)) < len(bare):  # The removed part was the only difference between two names.
+    failed_attempts: list[tuple[list[str], str]] = []
+    for bare_names in _unwrapped_everywhere(list(stored)):
+        if len(set(bare_names)) < len(bare_names):  # The removed part was the only difference between two names.
             continue
-        shapes = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
+        shapes = {name: shape for name, shape in zip(bare_names, stored.values(), strict=True) if not is_counter(name)}
         names_that_differ, phrase = compare_shapes(shapes, target)
         if not names_that_differ:
-            return dict(zip(stored, bare, strict=True))
-        tried.append((names_that_differ, phrase))
-    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
+            return dict(zip(stored, bare_names, strict=True))
+        failed_attempts.append((names_that_differ, phrase))
+    names_that_differ, phrase = min(failed_attempts, key=lambda one: len(one[0]))
     raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=names_that_differ[0])
 
 

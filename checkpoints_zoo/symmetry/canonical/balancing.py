@@ -257,27 +257,28 @@ def _newton_step(balancer: Balancer, totals: Tensor, is_frozen: Tensor | None) -
         is_frozen: see `Balancer.sweep`.
     """
     powers = balancer.powers
-    shift, now, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)
-    ridge = torch.eye(powers.shape[1], dtype=totals.dtype, device=totals.device)
-    active = torch.ones_like(sums, dtype=torch.bool) if is_frozen is None else ~is_frozen
+    shift, present_totals, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)
+    identity = torch.eye(powers.shape[1], dtype=totals.dtype, device=totals.device)
+    is_active = torch.ones_like(sums, dtype=torch.bool) if is_frozen is None else ~is_frozen
     for _ in range(_MOST_NEWTON_STEPS):
-        curvature = (powers.T * now[:, None]) @ powers
+        curvature = (powers.T * present_totals[:, None]) @ powers
         size = 1e-10 * curvature.diagonal(dim1=1, dim2=2).amax(1) + _ADDED_TO_ZEROS
-        step = torch.linalg.solve_ex(curvature + size[:, None, None] * ridge, -now @ powers)[0]
+        step = torch.linalg.solve_ex(curvature + size[:, None, None] * identity, -present_totals @ powers)[0]
         largest_change = step.abs().amax(1, keepdim=True).clamp(min=_LARGEST_NEWTON_STEP)
-        step = step * (_LARGEST_NEWTON_STEP / largest_change) * active[:, None]
+        step = step * (_LARGEST_NEWTON_STEP / largest_change) * is_active[:, None]
         for half in range(_MOST_HALVINGS):
             trial = totals * ((shift + step) @ powers.T).exp()
-            new = trial.sum(1)
-            got_worse = ~(new <= sums)
+            trial_sums = trial.sum(1)
+            got_worse = ~(trial_sums <= sums)
             if half == _MOST_HALVINGS - 1 or not bool(got_worse.any()):
                 break
             step = torch.where(got_worse[:, None], step / 2, step)
-        taken = active & ~got_worse
-        active = taken & (sums - new > _LEAST_NEWTON_GAIN * sums)
-        shift = torch.where(taken[:, None], shift + step, shift)
-        now, sums = torch.where(taken[:, None], trial, now), torch.where(taken, new, sums)
-        if not bool(active.any()):
+        accepted = is_active & ~got_worse
+        is_active = accepted & (sums - trial_sums > _LEAST_NEWTON_GAIN * sums)
+        shift = torch.where(accepted[:, None], shift + step, shift)
+        present_totals = torch.where(accepted[:, None], trial, present_totals)
+        sums = torch.where(accepted, trial_sums, sums)
+        if not bool(is_active.any()):
             break
     factors = shift.exp()
     for i, name in enumerate(balancer.uses):

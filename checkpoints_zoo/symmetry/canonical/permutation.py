@@ -188,12 +188,12 @@ def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tens
     values, within = keys.rough.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
     order = (within + torch.arange(0, group.size, step, device=within.device)[:, None]).flatten()
     tied = keys.may_tie(values[..., :-1], values[..., 1:]) & is_unsorted[:, None, None]
-    before = torch.zeros_like(within, dtype=torch.bool)
-    behind = torch.zeros_like(before)
-    before[..., 1:] = behind[..., :-1] = tied
-    place = (before | behind).flatten().nonzero()[:, 0]
+    ties_with_previous = torch.zeros_like(within, dtype=torch.bool)
+    ties_with_next = torch.zeros_like(ties_with_previous)
+    ties_with_previous[..., 1:] = ties_with_next[..., :-1] = tied
+    place = (ties_with_previous | ties_with_next).flatten().nonzero()[:, 0]
     member = place.div(group.size, rounding_mode="floor")
-    cells = Cells(order[place], member, (~before).flatten().cumsum(0)[place], place)
+    cells = Cells(order[place], member, (~ties_with_previous).flatten().cumsum(0)[place], place)
     if keys.exact is not None and len(cells):
         exact = keys.exact(member, cells.unit)
         cells.split(exact.reshape(len(cells), -1), keys.tolerance)

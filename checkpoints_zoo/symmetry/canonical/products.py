@@ -246,18 +246,18 @@ class Products:
             return self._products[term]
         if term not in self._units:
             self._units[term] = term.units_of(self.tensors[term.name])
-        units, (one, two) = self._units[term], self.reference.buffers
+        units, (first_buffer, second_buffer) = self._units[term], self.reference.buffers
         rows, before = term.rows(permutations), self._rows.get(term)
         if before is not None and units.numel() > _SMALL_TENSOR:
             changed = (rows != before).nonzero()[:, 0]
             if len(changed) <= _MOST_CHANGED_ROWS * len(rows):
-                difference = term.select(units, rows[changed], one)
-                difference -= term.select(units, before[changed], two)
-                self._products[term].addmm_(*term.product(term.select(fixed, changed, two), difference))
+                difference = term.select(units, rows[changed], first_buffer)
+                difference -= term.select(units, before[changed], second_buffer)
+                self._products[term].addmm_(*term.product(term.select(fixed, changed, second_buffer), difference))
                 self._rows[term] = rows
                 return self._products[term]
         self._rows[term] = rows
-        self._products[term] = torch.mm(*term.product(fixed, term.select(units, rows, one)))
+        self._products[term] = torch.mm(*term.product(fixed, term.select(units, rows, first_buffer)))
         return self._products[term]
 
 

@@ -112,7 +112,7 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         order: (place), the unit at each place. It is changed.
     """
     unordered: list[Slices] = []
-    open_ = torch.zeros(len(members), dtype=torch.bool, device=members.device)
+    has_open_tie = torch.zeros(len(members), dtype=torch.bool, device=members.device)
     for placement in find_placements(members.table, group):
         slices = Slices(members, placement)
         if slices.labels is not None:
@@ -120,13 +120,13 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
             continue
         cells = _split_by(slices, cells, 0, min(_FIRST_ENTRIES, len(slices)), order)
         if not len(cells):
-            return open_
+            return has_open_tie
         # Most of the remaining units have equal slices, dead units for instance.
         differs = _differing([slices], cells)
         others = _split_by(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
         cells = cells.select(~differs).concatenate(others)
         if not len(cells):
-            return open_
+            return has_open_tie
     for part in _parts(
         _distinguishable(unordered, group, cells), max((len(slices) for slices in unordered), default=1)
     ):
@@ -134,18 +134,18 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
             if len(part):
                 part.split(slices.sort_unordered(slices.codes(part.member, part.unit)), members.tolerance)
                 part = _write_order(part, order)
-        open_[_distinguishable(unordered, group, part).member] = True
-    return open_
+        has_open_tie[_distinguishable(unordered, group, part).member] = True
+    return has_open_tie
 
 
 def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor) -> Cells:
     """Split cells by entries start to stop of slices; return the cells with ties left."""
     width = _FIRST_ENTRIES
     while start < stop and len(cells):
-        until = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
-        cells.split(slices.codes(cells.member, cells.unit, start, until), slices.members.tolerance)
+        chunk_stop = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
+        cells.split(slices.codes(cells.member, cells.unit, start, chunk_stop), slices.members.tolerance)
         cells = _write_order(cells, order)
-        start, width = until, width * 16
+        start, width = chunk_stop, width * 16
     return cells
 
 
