@@ -242,21 +242,21 @@ class _JobQueue(Generic[A]):
         job, earlier_starts = self.repeated_jobs.popleft() if self.repeated_jobs else (next(self.new_jobs, None), 0)
         return None if job is None else (job, earlier_starts + 1)
 
-    def record_death(self, job: Job[A], tries: int, how: str, started: bool = True) -> None:
+    def record_death(self, job: Job[A], tries: int, cause_of_death: str, started: bool = True) -> None:
         """Put the job of a dead worker back into the queue; after its last try, record the failure.
 
         Args:
             job: the job that the dead worker was running.
             tries: number of times that the job was started so far.
-            how: phrase that says why the worker died.
+            cause_of_death: phrase that says why the worker died.
             started: whether the worker had become ready for jobs; a worker that dies before would die again, so its job
                 is not retried.
         """
-        if not started and not how.startswith("signal"):
+        if not started and not cause_of_death.startswith("signal"):
             self.failure = self.failure or WorkerError(
                 "a worker process",
                 expected="one that starts",
-                found=f"{how} before its first job",
+                found=f"{cause_of_death} before its first job",
                 do="It may have printed an error above. Use one worker to run the jobs in this process",
             )
         elif tries < self.tries:
@@ -265,7 +265,7 @@ class _JobQueue(Generic[A]):
         self.failure = self.failure or WorkerError(
             f"job {job.name}",
             expected="a result",
-            found=f"{tries} workers that died, the last one by {how}",
+            found=f"{tries} workers that died, the last one by {cause_of_death}",
             do="The usual cause is too little memory: use fewer workers. The workers may have printed more above",
         )
 
@@ -574,9 +574,9 @@ class RayCluster:
                         except ray.exceptions.RayTaskError:
                             raise  # The node could not start the job; the work function itself raised no error.
                         except ray.exceptions.RayError as error:
-                            how = type(error).__name__
-                            self.say(f"{how} in job {job.name}, start {tries} of {self.tries}")
-                            queue.record_death(job, tries, how)
+                            error_name = type(error).__name__
+                            self.say(f"{error_name} in job {job.name}, start {tries} of {self.tries}")
+                            queue.record_death(job, tries, error_name)
                         else:
                             yield from queue.read_answer(job, raw, where)
                 queue.raise_failure()

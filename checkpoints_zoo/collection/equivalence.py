@@ -179,17 +179,19 @@ def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
             raise UsageError("inputs", expected="finite numbers", found="infinite ones or NaN")
 
 
-def _differences(one: Mapping[str, Tensor], other: Mapping[str, Tensor], batch: int) -> tuple[Tensor, Tensor]:
+def _differences(
+    outputs: Mapping[str, Tensor], other_outputs: Mapping[str, Tensor], batch: int
+) -> tuple[Tensor, Tensor]:
     """Compare two outputs; return the largest relative and the largest absolute difference for each input, (input,)
     each."""
-    if {n: t.shape for n, t in one.items()} != {n: t.shape for n, t in other.items()}:
+    if {n: t.shape for n, t in outputs.items()} != {n: t.shape for n, t in other_outputs.items()}:
         raise UsageError("outputs of a and b", expected="the same shapes", found="others: they depend on the values")
-    if not any(bool(t.any()) for t in (*one.values(), *other.values())):
+    if not any(bool(t.any()) for t in (*outputs.values(), *other_outputs.values())):
         raise UsageError("inputs", expected="some that tell functions apart", found="ones whose outputs are all 0")
     # Outputs that do not have one row for each input are treated as the output for one input.
-    rows = batch if all(t.ndim and len(t) == batch for t in one.values()) else 1
+    rows = batch if all(t.ndim and len(t) == batch for t in outputs.values()) else 1
     relative, absolute = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
-    for first, second in ((t, other[name]) for name, t in one.items() if t.numel()):
+    for first, second in ((t, other_outputs[name]) for name, t in outputs.items() if t.numel()):
         difference = (first - second).abs().reshape(rows, -1).amax(1).cpu()
         scale = float(torch.maximum(first.abs().max(), second.abs().max()))
         absolute = torch.maximum(absolute, difference)
@@ -235,11 +237,11 @@ class _ParameterSet(NamedTuple):
             if not bool(tensor.isfinite().all()):
                 expected, found = "finite weights", "infinite ones or NaN"
                 raise DamagedError(f"tensor {name!r} of {subject}", expected=expected, found=found, tensor=name)
-        first = {name: known for name, known in first_names(self.module).items() if name in state}
-        for name, known in first.items():
-            if known != name and not torch.equal(state[known], state[name]):
+        first = {name: first_name for name, first_name in first_names(self.module).items() if name in state}
+        for name, first_name in first.items():
+            if first_name != name and not torch.equal(state[first_name], state[name]):
                 raise LayoutError(
-                    f"tensors {known!r} and {name!r} of {subject}",
+                    f"tensors {first_name!r} and {name!r} of {subject}",
                     expected="one value: they are one tensor of the module",
                     found="two",
                     tensor=name,

@@ -190,13 +190,13 @@ def _arguments_with_defaults(description: Description) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.default is not p.empty} | arguments
 
 
-def _check_compatible(one: SelectedMembers, other: SelectedMembers) -> None:
+def _check_compatible(selection: SelectedMembers, other_selection: SelectedMembers) -> None:
     """Check that two selections have the same network, preprocessing and classes.
 
     Raises:
         UsageError, LayoutError: the networks, the preprocessing or the classes differ.
     """
-    first, second = one.description, other.description
+    first, second = selection.description, other_selection.description
     names = f"{first.name} and {second.name}"
 
     def network(description: Description) -> str:
@@ -219,7 +219,7 @@ def _check_compatible(one: SelectedMembers, other: SelectedMembers) -> None:
             )
     shapes = [
         {t.name: t.shape for t in part.description.layouts[key].tensors}
-        for part in (one, other)
+        for part in (selection, other_selection)
         for key in sorted(set(part.rows.column("layout").to_pylist()) - {None})
     ]
     for known in shapes[1:]:

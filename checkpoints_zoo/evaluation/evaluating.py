@@ -296,9 +296,11 @@ def _ood_logits(
         logits = _LabelledLogits(
             _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
         )
-    both = logits.logits, test.logits
+    logits_pair = logits.logits, test.logits
     if logits.data == test.data or (
-        isinstance(both[0], Tensor) and isinstance(both[1], Tensor) and torch.equal(both[0], both[1])
+        isinstance(logits_pair[0], Tensor)
+        and isinstance(logits_pair[1], Tensor)
+        and torch.equal(logits_pair[0], logits_pair[1])
     ):
         name = test.data.partition(" ")[0]
         do = "Give images of another data set as `ood`"

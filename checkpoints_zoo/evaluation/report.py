@@ -464,7 +464,7 @@ def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     """
     series = [(reliability_bins(report)["inputs"], GREY if pooled is None else BLUE, "ensemble")]
     series += [] if pooled is None else [(pooled["inputs"], PURPLE, "single members")]
-    least = 1.0
+    least_share = 1.0
     for i, (inputs, colour, label) in enumerate(series):
         width, total = 1 / len(inputs), sum(inputs)
         filled_bins = [b for b, n in enumerate(inputs) if n]
@@ -474,8 +474,8 @@ def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> 
             bar_lefts, shares, width / len(series), align="edge", color=colour, edgecolor="white", linewidth=0.5,
             label=label,
         )  # fmt: skip
-        least = min(least, *shares)
-    axes.set(yscale="log", xlim=(0, 1), ylim=(least / 2, 200), ylabel="inputs (%)")
+        least_share = min(least_share, *shares)
+    axes.set(yscale="log", xlim=(0, 1), ylim=(least_share / 2, 200), ylabel="inputs (%)")
     axes.set_xlabel("confidence of the top class")
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}")

@@ -407,9 +407,9 @@ class Population:
             figures |= self._metrics(SCORES, torch.cat([uncertainty, ood_uncertainty]), self.is_ood)
         return figures
 
-    def _metrics(self, of: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, input_kind: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
         """Compute all figures that take one kind of input, each by the metric of the same name; return them."""
-        names = [name for name in self.names if FIGURES[name].of == of]
+        names = [name for name in self.names if FIGURES[name].of == input_kind]
         return {name: getattr(metrics, name)(*tensors, **named, check=False) for name in names}
 
     def drawing(self, temperature: float | None = None) -> dict[str, Any]:
@@ -468,11 +468,11 @@ class _OodPredictions:
         return cls(uncertainty, entropy / largest.shape[1], uncertainty if temperatures is None else scaled)
 
     @classmethod
-    def of_member(cls, data: DataSetLogits, at: int, temperature: Tensor | None) -> _OodPredictions:
+    def of_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
         """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
-        logits = data.logits.one(at).to(data.dtype)
+        logits = data.logits.one(position).to(data.dtype)
         probs = logits.softmax(-1)  # Computed as in `_single`, so that equal inputs of both data sets get equal values.
-        uncertainty = data.uncertainty(torch.tensor([at]), probs.amax(-1))[None]
+        uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]
         scaled = uncertainty
         if temperature is not None:
             scaled = _log_others(logits.log_softmax(-1) / temperature.to(data.dtype))[None]

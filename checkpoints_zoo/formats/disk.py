@@ -82,8 +82,8 @@ def sync_folder(folder: Path) -> None:
 
 def shortage_of_room(root: Path, needed: int) -> str:
     """Return a text that states the free bytes of a folder's disk if they are too few; "" if they suffice."""
-    free = shutil.disk_usage(root).free
-    return f"{free:,} bytes free" if free < needed else ""
+    free_bytes = shutil.disk_usage(root).free
+    return f"{free_bytes:,} bytes free" if free_bytes < needed else ""
 
 
 def check_room(root: Path, needed: int) -> None:

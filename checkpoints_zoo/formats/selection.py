@@ -251,25 +251,27 @@ def parse_citation(text: str) -> Citation | None:
     return None
 
 
-def verify_citation(citation: Citation, commit: str, rows: pa.Table) -> None:
+def verify_citation(citation: Citation, present_commit: str, rows: pa.Table) -> None:
     """Check that the cited rows are still the same.
 
     Raises:
         DamagedError: the rows of the source have changed since they were cited.
     """
     check = check_digits(rows)
-    if (citation.commit, citation.check) == (commit, check):
+    if (citation.commit, citation.check) == (present_commit, check):
         return
     comparison = "the same weights" if citation.check == check else "other weights"
-    raise source_changed(citation, commit, f"with check {check}, these ids now name {comparison}")
+    raise source_changed(citation, present_commit, f"with check {check}, these ids now name {comparison}")
 
 
-def source_changed(citation: Citation, commit: str, what: str) -> DamagedError:
+def source_changed(citation: Citation, present_commit: str, change: str) -> DamagedError:
     """Return the error for a source that has changed since it was cited."""
     return DamagedError(
         f"citation of {citation.name}",
         expected=f"{citation.label} at {citation.commit[:12]} with check {citation.check}",
-        found=f"it at {commit[:12]}, so it has changed: {what}" if commit != citation.commit else what,
+        found=f"it at {present_commit[:12]}, so it has changed: {change}"
+        if present_commit != citation.commit
+        else change,
         do=f"Load it anew with source= and members={citation.ids!r}",
         collection=citation.name,
     )

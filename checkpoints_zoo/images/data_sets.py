@@ -219,12 +219,12 @@ def digits(split: str) -> ImageData:
     """
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    order = _rank_by_hash("digits-test", len(bunch.target))
+    sklearn_digits = load_digits()
+    order = _rank_by_hash("digits-test", len(sklearn_digits.target))
     chosen = order[:DIGITS_TEST] if split == "test" else order[DIGITS_TEST:]
     # scikit-learn's pixels k are 0..16; this computes round(k * 255 / 16) in integers.
-    pixels = torch.from_numpy((bunch.images[chosen].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[:, None]
-    labels = torch.from_numpy(bunch.target[chosen].astype(np.int64))
+    pixels = torch.from_numpy((sklearn_digits.images[chosen].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[:, None]
+    labels = torch.from_numpy(sklearn_digits.target[chosen].astype(np.int64))
     return ImageData("digits", split, pixels, labels, CLASSES["digits"])
 
 

@@ -94,8 +94,8 @@ class ImageData(Printed):
         self._check_shape(some, preprocess, "images")
         return preprocess(some)
 
-    def _check_shape(self, some: Tensor, preprocess: Preprocess, noun: str) -> None:
-        expected, found = (preprocess.channels, *preprocess.size), tuple(some.shape[1:])
+    def _check_shape(self, images: Tensor, preprocess: Preprocess, noun: str) -> None:
+        expected, found = (preprocess.channels, *preprocess.size), tuple(images.shape[1:])
         if found == expected:
             return
         do = f"`zoo.images.of(…, size={preprocess.size}, channels={expected[0]})` makes them fit"

@@ -117,7 +117,7 @@ def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> 
         FormatError: there are images beside class folders, a class has no images, or a file is not an image.
     """
     inside = sorted(each.name for each in _list_folder(folder) if each.is_dir())
-    if inside and all(name in SPLITS for name in inside) and not list(_image_paths([folder], deep=False)):
+    if inside and all(name in SPLITS for name in inside) and not list(_image_paths([folder], recursive=False)):
         chosen_split = choose_split(inside, split, f"folder {folder}")
         return _read_class_folders(folder / chosen_split, chosen_split, pixel_format)
     return _read_class_folders(folder, "", pixel_format)
@@ -126,7 +126,7 @@ def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> 
 def _read_class_folders(folder: Path, split: str, pixel_format: PixelFormat) -> RawImages:
     data_name = f"folder {folder}"
     classes = sorted(each.name for each in _list_folder(folder) if each.is_dir())
-    flat = list(_image_paths([folder], deep=False))
+    flat = list(_image_paths([folder], recursive=False))
     if not classes and not flat:
         found = f"none of them among {len(_list_folder(folder)):,} files" if _list_folder(folder) else "an empty folder"
         raise SourceNotFound(data_name, expected="PNG or JPEG images, or Parquet files", found=found, path=folder)
@@ -137,7 +137,7 @@ def _read_class_folders(folder: Path, split: str, pixel_format: PixelFormat) -> 
             found=f"folders ({', '.join(classes[:4])}{', …' if len(classes) > 4 else ''}) beside {flat[0].name}",
             path=folder,
         )
-    files_by_class = [flat] if flat else [list(_image_paths([folder / name], deep=True)) for name in classes]
+    files_by_class = [flat] if flat else [list(_image_paths([folder / name], recursive=True)) for name in classes]
     empty = [name for name, files in zip(classes, files_by_class, strict=not flat) if not files]
     if empty and not flat:
         found = f"none in {first_few([repr(name) for name in empty], 1)}"
@@ -158,8 +158,8 @@ def _list_folder(folder: Path) -> list[Path]:
         raise SourceNotFound(f"folder {folder}", expected=expected, found=f"{error.strerror}", path=folder) from error
 
 
-def _image_paths(roots: list[Path], *, deep: bool) -> Iterator[Path]:
-    for file in _walk_files(roots, deep):
+def _image_paths(roots: list[Path], *, recursive: bool) -> Iterator[Path]:
+    for file in _walk_files(roots, recursive):
         if file.suffix.lower() in READ_SUFFIXES:
             yield file
         elif file.suffix.lower() in REFUSED_SUFFIXES:
@@ -169,15 +169,15 @@ def _image_paths(roots: list[Path], *, deep: bool) -> Iterator[Path]:
 
 def _has_images(folder: Path) -> bool:
     """Say whether a folder, or any folder below it, contains an image."""
-    return next(_image_paths([folder], deep=True), None) is not None
+    return next(_image_paths([folder], recursive=True), None) is not None
 
 
 def _parquet_paths(folder: Path) -> list[Path]:
     """Return the Parquet files below a folder, in order."""
-    return sorted(p for p in _walk_files([folder], deep=True) if p.suffix.lower() == ".parquet")
+    return sorted(p for p in _walk_files([folder], recursive=True) if p.suffix.lower() == ".parquet")
 
 
-def _walk_files(roots: list[Path], deep: bool) -> Iterator[Path]:
+def _walk_files(roots: list[Path], recursive: bool) -> Iterator[Path]:
     """Yield files that are not hidden, in order; links are followed, but no folder is visited twice."""
     seen = set()
     for root in roots:
@@ -187,7 +187,7 @@ def _walk_files(roots: list[Path], deep: bool) -> Iterator[Path]:
                 inside[:] = []
                 continue
             seen.add((stat.st_dev, stat.st_ino))
-            inside[:] = sorted(name for name in inside if not name.startswith(".")) if deep else []
+            inside[:] = sorted(name for name in inside if not name.startswith(".")) if recursive else []
             yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
 
 

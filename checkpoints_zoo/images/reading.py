@@ -97,21 +97,21 @@ class Columns:
         return image, self._choose_column(self.label, "ClassLabel", "label", kinds, data_name)
 
     def _choose_column(
-        self, said: str | None, kind: str, default: str, kinds: Mapping[str, str], data_name: str
+        self, column_name: str | None, kind: str, default: str, kinds: Mapping[str, str], data_name: str
     ) -> str | None:
-        if said is not None:
-            if said not in kinds:
-                raise UsageError(data_name, expected=f"a column {said!r}", found=_list_columns(kinds))
-            return said
-        known = [column for column, of in kinds.items() if of == kind]
-        if len(known) > 1:
+        if column_name is not None:
+            if column_name not in kinds:
+                raise UsageError(data_name, expected=f"a column {column_name!r}", found=_list_columns(kinds))
+            return column_name
+        columns_of_kind = [column for column, of in kinds.items() if of == kind]
+        if len(columns_of_kind) > 1:
             raise UsageError(
                 data_name,
                 expected=f"one column of kind {kind}",
-                found=_list_columns(known),
-                do=f'Choose one: `zoo.images.of(…, {default}="{known[0]}")`',
+                found=_list_columns(columns_of_kind),
+                do=f'Choose one: `zoo.images.of(…, {default}="{columns_of_kind[0]}")`',
             )
-        return known[0] if known else default if default in kinds else None
+        return columns_of_kind[0] if columns_of_kind else default if default in kinds else None
 
 
 def _list_columns(columns: Iterable[str]) -> str:
@@ -335,11 +335,11 @@ class ImageBuffer:
 @contextmanager
 def _complete_images() -> Iterator[None]:
     """Make Pillow refuse damaged images while the `with` block runs, even if the process has told it to accept them."""
-    before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    accepted_truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         yield
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before
+        ImageFile.LOAD_TRUNCATED_IMAGES = accepted_truncated
 
 
 def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:

@@ -341,13 +341,13 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: s
     Raises:
         LayoutError: some tensors are missing, extra or have another shape; the error names them.
     """
-    wanted = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
+    expected_shapes = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
     found = {n: s for n, s in found.items() if not is_counter(n)}
-    names, phrase = compare_shapes(found, wanted)
+    names, phrase = compare_shapes(found, expected_shapes)
     if names:
         raise LayoutError(
             thing,
-            expected=f"the layout's {len(wanted)} tensors by name and shape",
+            expected=f"the layout's {len(expected_shapes)} tensors by name and shape",
             found=phrase,
             tensor=names[0],
         )

@@ -447,14 +447,16 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
     return rows
 
 
-def weights_mismatch(name: str, member: int, known: str | None, made: str) -> UsageError:
+def weights_mismatch(name: str, member: int, row_hash: str | None, used_hash: str) -> UsageError:
     """Return the error for predictions that were made with other weights than a member's."""
     hash_advice = "`zoo-cli import --hash` fills the hashes of a collection that has none"
     return UsageError(
         f"predictions {name} of member {member}",
-        expected=f"made with weights of sha256 {known[:16]}…" if known else "the hash of its weights in its manifest",
-        found=f"made with {made[:16]}…" if known else "null, so that the two can't be compared",
-        do="Predict again, under another name or after deleting the set" if known else hash_advice,
+        expected=f"made with weights of sha256 {row_hash[:16]}…"
+        if row_hash
+        else "the hash of its weights in its manifest",
+        found=f"made with {used_hash[:16]}…" if row_hash else "null, so that the two can't be compared",
+        do="Predict again, under another name or after deleting the set" if row_hash else hash_advice,
         collection=name.partition("/")[0],
         member=member,
     )

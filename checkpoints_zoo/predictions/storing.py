@@ -99,15 +99,15 @@ def predict(
     folder = root / prediction_sets.folder_of(members.name, set_name)
     facts = _describe(members, data_set, set_name, dtype)
     with disk.writing_into(folder), disk.locked(folder / ".lock", _locked_error(folder)):
-        before = (
+        existing_set = (
             prediction_sets.read_set(FolderSource(root, root.as_uri()), members.name, set_name)
             if (folder / prediction_sets.TABLE).is_file()
             else None
         )
         hashes = _weight_hashes(members)
-        _check_existing_set(before, facts, members, hashes)
+        _check_existing_set(existing_set, facts, members, hashes)
         finished = FinishedMembers(folder, facts)
-        stored = {} if before is None else dict.fromkeys(_keys(before))
+        stored = {} if existing_set is None else dict.fromkeys(_keys(existing_set))
         missing = [i for i, key in enumerate(members._keys) if key not in stored and not finished.has(key, hashes[key])]
         say(f"{facts.name}: {len(missing):,} of {len(members):,} members to run on {len(data_set):,} inputs …")
         for position, raw in _run_members(
@@ -115,9 +115,13 @@ def predict(
         ):
             key = members._keys[position]
             finished.store(key, hashes[key], raw)
-        finals = members.rows.column("final").to_pylist()
-        new = sorted((key, final) for key, final in zip(members._keys, finals, strict=True) if key not in stored)
-        finished.write_set(before, new, hashes, lambda rows: replace(facts, citation=_public_citation(members, rows)))
+        is_final_by_member = members.rows.column("final").to_pylist()
+        finished_keys = sorted(
+            (key, final) for key, final in zip(members._keys, is_final_by_member, strict=True) if key not in stored
+        )
+        finished.write_set(
+            existing_set, finished_keys, hashes, lambda rows: replace(facts, citation=_public_citation(members, rows))
+        )
     return predictions_of(members, set_name, source=root, data=data_set)
 
 
@@ -170,7 +174,7 @@ def _weight_hashes(members: Members) -> dict[Key, str]:
 
 
 def _check_existing_set(
-    before: PredictionSet | None, facts: SetDescription, members: Members, hashes: dict[Key, str]
+    existing_set: PredictionSet | None, facts: SetDescription, members: Members, hashes: dict[Key, str]
 ) -> None:
     """Check that predictions of these members can be added to a set that exists already.
 
@@ -178,26 +182,26 @@ def _check_existing_set(
         UsageError: the existing set is on other images, was computed in another way, or with other weights of the same
             members.
     """
-    if before is None:
+    if existing_set is None:
         return
-    stored = before.facts
+    stored = existing_set.facts
     for field in ("fingerprint", "inputs", "classes", "labels", "preprocessing", "computed", "view"):
         if getattr(stored, field) != getattr(facts, field):
             shown = [f"{field} {getattr(x, field)!r}" if field != "labels" else "labels" for x in (facts, stored)]
             raise UsageError(
-                f"predictions {facts.name} in {before.source.display_name}",
+                f"predictions {facts.name} in {existing_set.source.display_name}",
                 expected=f"none yet, or some with {shown[0]:.160}",
                 found=f"some with {'others' if field == 'labels' else shown[1]:.160}",
                 do="Give another name, or delete the set",
                 collection=facts.collection,
             )
-    for key, made_from in zip(_keys(before), before.rows.column("weights_sha256").to_pylist(), strict=True):
+    for key, made_from in zip(_keys(existing_set), existing_set.rows.column("weights_sha256").to_pylist(), strict=True):
         if hashes.get(key, made_from) != made_from:
             raise weights_mismatch(facts.name, key[0], hashes[key], made_from)
     origin = f"{members.source.label}@{members._commit}/"
-    if stored.citation and not stored.citation.startswith(origin) and set(_keys(before)) - set(members._keys):
+    if stored.citation and not stored.citation.startswith(origin) and set(_keys(existing_set)) - set(members._keys):
         raise UsageError(
-            f"predictions {facts.name} in {before.source.display_name}",
+            f"predictions {facts.name} in {existing_set.source.display_name}",
             expected=f"some of members of {origin}{members.name}",
             found=f"some of {stored.citation}",
             do="Select the members that it has as well, or give another name",
@@ -346,10 +350,10 @@ class FinishedMembers:
         record = self.parts_folder / "begun.json"
         values = facts.to_json() | {"version": "", "citation": ""}
         try:
-            same = record.is_file() and catalog.read_json(record) == values
+            has_same_description = record.is_file() and catalog.read_json(record) == values
         except FormatError:
-            same = False
-        if not same:
+            has_same_description = False
+        if not has_same_description:
             shutil.rmtree(self.parts_folder, ignore_errors=True)
             catalog.write_json(values, record)
         for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.
@@ -379,28 +383,29 @@ class FinishedMembers:
 
     def write_set(
         self,
-        before: PredictionSet | None,
-        new: Sequence[tuple[Key, bool]],
+        existing_set: PredictionSet | None,
+        finished: Sequence[tuple[Key, bool]],
         weights: Mapping[Key, str],
         facts: Callable[[pa.Table], SetDescription],
     ) -> None:
         """Write the finished members into shards, and the manifest after each shard; older shards stay as they are.
 
         Args:
-            before: the set as it was before this run; None if there was none.
-            new: (member, epoch) of each finished member -> whether the snapshot is final, in the order of the rows.
+            existing_set: the set as it was before this run; None if there was none.
+            finished: pairs of a finished member's key (member, epoch) and whether its snapshot is final, in the order
+                of the rows.
             weights: the hash of each member's weights.
             facts: function that returns the description of the set, given its rows.
         """
-        rows = [] if before is None else before.rows.to_pylist()
+        rows = [] if existing_set is None else existing_set.rows.to_pylist()
         number = 1 + max((int(Path(row["path"]).name[:5]) for row in rows), default=-1)
         # Such a shard was left by a run that was killed before it wrote the rows.
         for path in self.folder.glob("[0-9]*.safetensors"):
             if int(path.name[:5]) >= number:
                 path.unlink()
         size = shard_files.members_per_shard(self.layout)
-        for first in range(0, len(new), size):
-            chunk = new[first : first + size]
+        for first in range(0, len(finished), size):
+            chunk = finished[first : first + size]
             rows += self._shard(number, chunk, weights)
             number += 1
             table = manifest.build_manifest(rows, SCHEMA)

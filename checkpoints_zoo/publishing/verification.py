@@ -64,6 +64,7 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
     >>> zoo.verify(zoo.load("convnet-digits", n=4))
     []
     """
+    arguments.check_collection(members)
     verification = check_members(members, sample, data)
     if verification.error is not None:
         if verification.problems:

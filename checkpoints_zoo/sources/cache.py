@@ -71,14 +71,14 @@ def writable_folder(repo: str) -> Path:
     return place
 
 
-def check_room(place: Path, needed: int) -> None:
+def check_room(cache_folder: Path, needed: int) -> None:
     """Check that the disk has free space before anything is fetched.
 
     Raises:
         StorageError: the disk has too little free space.
     """
-    if shortage := disk.shortage_of_room(place, needed):
-        raise disk.disk_full(place, OSError(errno.ENOSPC, shortage), needed)
+    if shortage := disk.shortage_of_room(cache_folder, needed):
+        raise disk.disk_full(cache_folder, OSError(errno.ENOSPC, shortage), needed)
 
 
 def header_of(layout: Layout) -> bytes:
@@ -121,8 +121,8 @@ def member_files(repo: str) -> set[Path]:
     return {path for place in cache_folders(repo) for path in (place / "members").glob("*.safetensors")}
 
 
-def _record_path(place: Path, commit: str, repo_path: str) -> Path:
-    return place / "files" / commit / f"{hashlib.sha256(repo_path.encode()).hexdigest()[:32]}.json"
+def _record_path(cache_folder: Path, commit: str, repo_path: str) -> Path:
+    return cache_folder / "files" / commit / f"{hashlib.sha256(repo_path.encode()).hexdigest()[:32]}.json"
 
 
 def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] | None:
@@ -137,22 +137,22 @@ def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] 
     return None
 
 
-def write_file_record(place: Path, commit: str, repo_path: str, etag: str, size: int) -> None:
+def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str, size: int) -> None:
     """Record the ETag and size of a file at a commit, by rename.
 
     Raises:
         StorageError: the disk is full.
     """
     try:
-        with disk.replace_file(_record_path(place, commit, repo_path)) as file:
+        with disk.replace_file(_record_path(cache_folder, commit, repo_path)) as file:
             file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
-        raise disk.disk_full(place, error) from error
+        raise disk.disk_full(cache_folder, error) from error
 
 
-def locked_key(place: Path, key: str) -> AbstractContextManager[None]:
+def locked_key(cache_folder: Path, key: str) -> AbstractContextManager[None]:
     """Hold the lock of a key, such as an ETag, so that only one process fetches the file."""
-    return disk.locked(place / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
+    return disk.locked(cache_folder / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
 class MemberDraft:
@@ -246,9 +246,9 @@ def _write_all(file: FileIO, piece: bytes) -> None:
         remaining = remaining[file.write(remaining) or 0 :]
 
 
-def delete_stale(place: Path) -> None:
+def delete_stale(cache_folder: Path) -> None:
     """Delete old temporary files of killed processes."""
-    for path in (place / "members").glob(".*.tmp"):
+    for path in (cache_folder / "members").glob(".*.tmp"):
         try:
             if path.stat().st_mtime < time.time() - STALE_SECONDS:
                 path.unlink()

@@ -257,13 +257,13 @@ def _plan_shards(
 ) -> list[PlannedShard]:
     """Return the shards to write: every shard with a new member, together with all members that belong into it."""
     shards: dict[tuple[str, int], PlannedShard] = {}
-    members_per_shard = {
+    members_per_shard_by_layout = {
         key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()
     }
     for row in rows:
         if row["path"] is None:
             continue
-        key, number = row["layout"], row["member"] // members_per_shard[row["layout"]]
+        key, number = row["layout"], row["member"] // members_per_shard_by_layout[row["layout"]]
         shard = shards.setdefault((key, number), PlannedShard(number, key, description.layouts[key]))
         shard.pieces.append(new_pieces.get(_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
     return [shard for _, shard in sorted(shards.items()) if any(p.at is not None for p in shard.pieces)]

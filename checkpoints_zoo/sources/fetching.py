@@ -46,8 +46,8 @@ class WantedMember:
         sha256: content hash of the member; None if unknown.
         name_in_archive: name of the member's file in the archive that holds it.
         bytes_before: number of bytes before the member that are read too, because they prove its name.
-        is_proven: function that says whether these bytes and the header belong to the member; None where no proof is
-            needed.
+        proves_member: function of the bytes before the member and its header; returns whether they belong to this
+            member. None where no proof is needed.
     """
 
     key: Key
@@ -58,7 +58,7 @@ class WantedMember:
     sha256: str | None
     name_in_archive: str = ""
     bytes_before: int = 0
-    is_proven: Callable[[bytes], bool] | None = field(default=None, compare=False)
+    proves_member: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
     @property
     def begin(self) -> int:
@@ -205,7 +205,7 @@ def _find_local(
     for x in wanted:
         whole_file, record, head = whole_files.get(x.repo_path), records[x.repo_path], heads[id(x.layout)]
         if whole_file is not None:
-            if x.is_proven is not None and not x.is_proven(_read_bytes(whole_file, x.begin, x.offset)):
+            if x.proves_member is not None and not x.proves_member(_read_bytes(whole_file, x.begin, x.offset)):
                 irregular.add(x.repo_path)
                 continue
             if x.sha256 is None or _is_intact(whole_file, x.offset, x, b"", hashes[x.repo_path], str(x.offset)):
@@ -333,11 +333,11 @@ def _read_ranges(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
     with bar:
 
-        def run(those: Sequence[_Download], begin: int, end: int) -> None:
+        def run(downloads: Sequence[_Download], begin: int, end: int) -> None:
             def sink(at: int, piece: bytes) -> None:
                 if stop.is_set():
                     raise _Stopped
-                for part in those:
+                for part in downloads:
                     start = max(at, part.wanted.begin)
                     some = piece[start - at : max(start - at, part.wanted.end - at)]
                     if some and part.draft.write(start - part.wanted.begin, some) and not _check_and_keep(part):
@@ -345,7 +345,7 @@ def _read_ranges(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor
                         stop.set()
                 bar.update(len(piece))
 
-            those[0].remote.read(begin, end, sink)
+            downloads[0].remote.read(begin, end, sink)
 
         futures = [pool.submit(run, *each) for each in ranges]
         try:
@@ -409,7 +409,7 @@ def _check_and_keep(part: _Download) -> bool:
 def _is_proven(part: _Download) -> bool:
     """Say whether the headers before the tensors belong to the requested member."""
     x = part.wanted
-    return x.is_proven is None or x.is_proven(
+    return x.proves_member is None or x.proves_member(
         bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.header_nbytes])
     )
 

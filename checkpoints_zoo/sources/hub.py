@@ -663,7 +663,8 @@ def _status_error(response: Any, subject: str, to: str) -> ZooError:
     code = response.status_code
     status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
     if code == 401 and get_token():
-        do = "Replace it (HF_TOKEN, or `hf auth login`), or unset it: public repos need none"
+        unset = ", or unset it: public repos need none" if to == "read" else ""
+        do = f"Replace it (HF_TOKEN, or `hf auth login`){unset}"
         return AccessError(
             subject, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do
         )

@@ -125,7 +125,7 @@ class RemoteFile:
             link, progress, reason = self.link, cursor.at, "a body cut short"
             try:
                 if not self._stream(link, cursor):
-                    self._renew(link)
+                    self._renew_link(link)
                     continue
             except httpx.TimeoutException:
                 reason = "no bytes for too long"
@@ -170,7 +170,7 @@ class RemoteFile:
                 self._proved = True
                 for piece in pieces:
                     if cursor.at + len(piece) > cursor.end:
-                        raise self._other(cursor, "more bytes than that")
+                        raise self._wrong_range_error(cursor, "more bytes than that")
                     cursor.sink(cursor.at, piece)
                     cursor.at += len(piece)
         except HfHubHTTPError as error:
@@ -183,23 +183,23 @@ class RemoteFile:
             match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("content-range", ""))
             if match and int(match[1]) == cursor.at and match[2] in ("*", str(self.size)):
                 return
-            raise self._other(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
+            raise self._wrong_range_error(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
         kind = guess_kind(next(pieces, b"")[:SNIFFED])
         if kind:
-            raise self._other(cursor, f"{status} and {kind}")
+            raise self._wrong_range_error(cursor, f"{status} and {kind}")
         raise NetworkError(
             f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected="206 and this range",
             found=f"{status} and the file from its start",
             do="A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror", path=self.repo_path,
         )  # fmt: skip
 
-    def _other(self, cursor: _Cursor, found: str) -> DamagedError:
+    def _wrong_range_error(self, cursor: _Cursor, found: str) -> DamagedError:
         return DamagedError(
             f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected=f"this range of {self.size:,} bytes",
             found=found, do="A login page or a proxy may stand between; nothing of it was kept", path=self.repo_path,
         )  # fmt: skip
 
-    def _renew(self, link: str) -> None:
+    def _renew_link(self, link: str) -> None:
         """Ask the Hub for a new link, once for all threads.
 
         Raises:

@@ -209,28 +209,32 @@ def source_entries(
     return torch.cat([part.expand(*leading_shape, -1) for part in parts], -1)
 
 
-def _gather_rows(axes: Axes, tensor: Tensor, places: Mapping[int, Tensor]) -> Tensor:
+def _gather_rows(axes: Axes, tensor: Tensor, source_entries_by_axis: Mapping[int, Tensor]) -> Tensor:
     """Gather the rows of a tensor and return the new tensor; a row holds all entries behind the last permuted axis."""
     stacked = tensor if tensor.ndim > len(axes.shape) else tensor[None]
-    last = max(places)
+    last = max(source_entries_by_axis)
     rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
     source = stacked.reshape(-1, width)
     step = max(1, _CHUNK // rows)
     chunks = [range(start, min(start + step, len(stacked))) for start in range(0, len(stacked), step)]
     if tensor.requires_grad:
-        return torch.cat([source.index_select(0, _row_indices(axes, places, c)) for c in chunks]).reshape(tensor.shape)
+        return torch.cat(
+            [source.index_select(0, _row_indices(axes, source_entries_by_axis, c)) for c in chunks]
+        ).reshape(tensor.shape)
     result = torch.empty_like(source)
     for c in chunks:
-        torch.index_select(source, 0, _row_indices(axes, places, c), out=result[c.start * rows : c.stop * rows])
+        torch.index_select(
+            source, 0, _row_indices(axes, source_entries_by_axis, c), out=result[c.start * rows : c.stop * rows]
+        )
     return result.reshape(tensor.shape)
 
 
-def _row_indices(axes: Axes, places: Mapping[int, Tensor], members: range) -> Tensor:
+def _row_indices(axes: Axes, source_entries_by_axis: Mapping[int, Tensor], members: range) -> Tensor:
     """Return the former row of each row of some members, counted over all members."""
-    device = next(iter(places.values())).device
+    device = next(iter(source_entries_by_axis.values())).device
     index = torch.arange(members.start, members.stop, device=device)
-    for axis, size in enumerate(axes.shape[: max(places) + 1]):
-        entries = places.get(axis, torch.arange(size, device=device))
+    for axis, size in enumerate(axes.shape[: max(source_entries_by_axis) + 1]):
+        entries = source_entries_by_axis.get(axis, torch.arange(size, device=device))
         if entries.ndim > 1 and len(entries) > 1:
             entries = entries[members.start : members.stop]
         if entries.ndim == 2:

@@ -171,10 +171,10 @@ def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutation
     return _gather_last(values, entries)
 
 
-def _gather_last(values: Tensor, places: Tensor) -> Tensor:
+def _gather_last(values: Tensor, positions: Tensor) -> Tensor:
     """Gather values along the last axis; return them. Either argument may lack the member axis."""
-    leading_shape = max(values.shape[:-1], places.shape[:-1], key=len)
-    return values.expand(*leading_shape, -1).gather(-1, places.expand(*leading_shape, -1))
+    leading_shape = max(values.shape[:-1], positions.shape[:-1], key=len)
+    return values.expand(*leading_shape, -1).gather(-1, positions.expand(*leading_shape, -1))
 
 
 def check_symmetry(table: Table, element: Element) -> None:
@@ -216,26 +216,32 @@ def check_symmetry(table: Table, element: Element) -> None:
             )
 
 
-def _check_permutation(group: Group, p: Tensor, others: Mapping[str, Tensor]) -> None:
+def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, Tensor]) -> None:
     thing = f"permutation {group.name!r}"
-    places = torch.arange(group.size, device=p.device)
+    places = torch.arange(group.size, device=permutation.device)
     if (
-        p.dtype != torch.int64
-        or p.ndim not in (1, 2)
-        or p.shape[-1] != group.size
-        or not bool((p.sort(-1)[0] == places).all())
+        permutation.dtype != torch.int64
+        or permutation.ndim not in (1, 2)
+        or permutation.shape[-1] != group.size
+        or not bool((permutation.sort(-1)[0] == places).all())
     ):
         raise UsageError(
-            thing, expected=f"each of 0-{group.size - 1} once, int64, or a row of them a member", found=_describe(p)
+            thing,
+            expected=f"each of 0-{group.size - 1} once, int64, or a row of them a member",
+            found=_describe(permutation),
         )
     if group.blocks > 1:
         width = group.size // group.blocks
         default = torch.arange(group.blocks)
         expected_blocks = others.get(group.mover, default) if group.mover is not None else default
-        is_in_block = p.div(width, rounding_mode="floor") == expected_blocks.to(p.device).repeat_interleave(width, -1)
+        is_in_block = permutation.div(width, rounding_mode="floor") == expected_blocks.to(
+            permutation.device
+        ).repeat_interleave(width, -1)
         if not bool(is_in_block.all()):
             order = f"in the order that {group.mover!r} gives" if group.mover else "in place"
-            raise UsageError(thing, expected=f"{group.blocks} blocks that stay together, {order}", found=_describe(p))
+            raise UsageError(
+                thing, expected=f"{group.blocks} blocks that stay together, {order}", found=_describe(permutation)
+            )
 
 
 def _describe(values: Tensor) -> str:

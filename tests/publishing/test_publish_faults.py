@@ -150,7 +150,8 @@ TEXTS: list[tuple[dict[str, Any], type[ZooError], str]] = [
     ),
     (
         {"path": "/revision/main", "status": 401}, AccessError,
-        f"revision 'main' of ADDRESS: expected permission to read; found 401 Unauthorized. {LOGIN}",
+        "revision 'main' of ADDRESS: expected a login that the Hub takes; found 401 Unauthorized: the token was "
+        "refused. Replace it (HF_TOKEN, or `hf auth login`), or unset it: public repos need none.",
     ),
     (
         {"path": "/revision/main", "body": HTML}, NetworkError,

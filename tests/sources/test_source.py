@@ -165,9 +165,11 @@ GOOD = [
     "a..b/c...",
     "~x/-y",
     "a/.hidden",
-    "x" * 4000,
+    "x" * 255,
+    "ü" * 127,
 ]
 OUT = ["../a", "a/../../b", "..", "a/..", "/a", "//a", "/", ".. /a", "a/... /b", ". ./a", "a/ ./b", " /a"]
+LONG = ["x" * 256, "a/" + "ü" * 128, "/".join(["x" * 250] * 20)]
 ODD = ["", "a\\b", "..\\a", "C:/a", "c:a", "a\0b", "\\\\host\\a", "file:///a", "a:stream"]
 UNTIDY = ["./.", "a//b", "./a", "a/./b", "a/", "a/b/"]
 
@@ -175,6 +177,7 @@ UNTIDY = ["./.", "a//b", "./a", "a/./b", "a/", "a/b/"]
 def test_paths_of_a_manifest_by_rules_that_are_the_same_everywhere() -> None:
     assert [path_problem(p) for p in GOOD] == [""] * len(GOOD)
     assert [p for p in OUT if not path_problem(p).endswith(", which leads out of it")] == []
+    assert {path_problem(p).partition(", ")[2] for p in LONG} == {"which is longer than a file system takes"}
     assert {path_problem(p).partition(", ")[2] for p in ODD} == {"which is empty or has a NUL, a backslash or a colon"}
     assert [p for p in UNTIDY if not path_problem(p).endswith(", which is no plain path")] == []
     assert len(path_problem("../" + "x" * 10_000)) < 300
@@ -214,7 +217,7 @@ def test_links(tmp_path: Path) -> None:
         assert str(caught.value) == (
             f"path {inside!r} in a manifest of LABEL: expected a file inside the source; found a link to {target}."
         )
-    for inside in ("shards/circle", "shards/gone", "shards", "shards/none", "x" * 400, "real/x"):
+    for inside in ("shards/circle", "shards/gone", "shards", "shards/none", "x" * 255, "real/x"):
         with pytest.raises(
             SourceNotFound,
             match=rf"^file {inside} of source LABEL: expected a file, since the manifest names it; found ",

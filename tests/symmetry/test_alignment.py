@@ -208,7 +208,7 @@ def test_updated_products_equal_products_computed_anew(monkeypatch: pytest.Monke
     reference = {n: t[0] for n, t in params.items()}
     found = []
     for small in (0, 1 << 30):
-        monkeypatch.setattr(products, "_SMALL", small)
+        monkeypatch.setattr(products, "_SMALL_TENSOR", small)
         found.append(match_weights(table, params, reference))
     check_equal(*found)
 

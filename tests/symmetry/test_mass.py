@@ -213,7 +213,7 @@ def test_a_mass_does_not_depend_on_other_members(name: str) -> None:
 def test_members_are_balanced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     table, params, *_ = random_members("stream", 5, spread=0.5)
     together = minimal_mass(table, params)
-    monkeypatch.setitem(mass._TOGETHER, "cpu", 2000)
+    monkeypatch.setitem(mass._ENTRIES_AT_ONCE, "cpu", 2000)
     apart = minimal_mass(table, params)
     torch.testing.assert_close(apart.after, together.after, rtol=1e-12, atol=0)
     assert apart.history.shape == together.history.shape

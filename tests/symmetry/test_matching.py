@@ -22,7 +22,7 @@ EPS = np.finfo(np.float64).eps
 @pytest.fixture
 def reduced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take numbers off rows and columns of small matrices too."""
-    monkeypatch.setattr(matching, "_SMALL", 0)
+    monkeypatch.setattr(matching, "_SMALL_GROUP", 0)
 
 
 def check_assignment(gains: np.ndarray) -> None:
@@ -64,7 +64,7 @@ def test_small_matrices_without_reduction(gains: np.ndarray) -> None:
 @settings(max_examples=200, deadline=None)
 def test_small_matrices_with_reduction(gains: np.ndarray) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(matching, "_SMALL", 0)
+        patched.setattr(matching, "_SMALL_GROUP", 0)
         check_assignment(gains)
 
 
@@ -72,7 +72,7 @@ def test_small_matrices_with_reduction(gains: np.ndarray) -> None:
 @settings(max_examples=100, deadline=None)
 def test_no_permutation_is_better(gains: np.ndarray) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(matching, "_SMALL", 0)
+        patched.setattr(matching, "_SMALL_GROUP", 0)
         rows = np.arange(len(gains))
         best = max(gains[rows, list(p)].sum() for p in permutations(range(len(gains))))
         assert gains[rows, assign(gains)].sum() == best

@@ -246,10 +246,10 @@ def _draw_subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Ten
     return keys.argsort(-1)[:, :size].sort(-1).values, False
 
 
-def _measure_subsets(figure: Callable[[Tensor], Tensor], chosen: Sequence[Tensor]) -> Tensor:
+def _measure_subsets(figure: Callable[[Tensor], Tensor], subsets: Sequence[Tensor]) -> Tensor:
     """Measure figures on every subset, and return (subset, figure) values, float64 on the CPU."""
     measured: list[Tensor] = []
-    for positions in chosen:
+    for positions in subsets:
         values = figure(positions).detach()
         if values.ndim != 1 or (measured and values.shape != measured[0].shape):
             found = f"shape {tuple(values.shape)}"

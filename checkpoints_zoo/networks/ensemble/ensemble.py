@@ -389,14 +389,14 @@ class Stream:
         return Stream(self.read, self.count, self.chunk, device, dtype)
 
 
-def chunk_that_fits(one: Stacked, members: int, device: torch.device) -> int:
+def chunk_that_fits(member_tensors: Stacked, members: int, device: torch.device) -> int:
     """Return the number of members in a chunk, so that two chunks take half of the free memory.
 
     Args:
-        one: stacked tensors of one member, which tell a member's size.
+        member_tensors: stacked tensors of one member, which tell a member's size.
         members: the number of all members.
         device: device that the chunks are read onto.
     """
-    each = sum(t.numel() * t.element_size() for t in one.values())
+    each = sum(t.numel() * t.element_size() for t in member_tensors.values())
     free = devices.free_bytes(device)
     return members if free is None else max(1, min(members, free // max(1, 4 * each)))

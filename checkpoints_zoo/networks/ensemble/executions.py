@@ -564,13 +564,13 @@ def _member_weights(runner: Runner, program: Program | None, channels_last: bool
 
 
 def _capture_graph(
-    runner: Runner, program: Program | None, inputs: Tensor, first: Weights, channels_last: bool
+    runner: Runner, program: Program | None, inputs: Tensor, first_weights: Weights, channels_last: bool
 ) -> _CapturedGraph:
     graph_inputs = torch.empty_like(
         inputs, memory_format=torch.channels_last if channels_last else torch.contiguous_format
     )
     graph_inputs.copy_(inputs)
-    weights = [None if t is None else t.clone() for t in first]
+    weights = [None if t is None else t.clone() for t in first_weights]
 
     def run_once() -> Tensor:
         if program is not None:

@@ -257,7 +257,7 @@ def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list
     neither order fits.
 
     Args:
-        sampled: position in the archive -> name.
+        sampled: the known names: number of the member in the archive (0, 1, …) -> name.
         count: number of members in the archive.
         archive: name of the archive; numbers in it may tell the number of the first member.
 

@@ -83,19 +83,19 @@ def walk_remote(repo: hub.Repo, source_path: str) -> None:
     if index and all(e.verified for e in index.entries):  # Another process has read all headers already.
         _indexes[repo, source_path] = index
     else:
-        _open_remote(repo, source_path, archive.walk_archive, anew=True)
+        _open_remote(repo, source_path, archive.walk_archive, ignores_stored_index=True)
 
 
 def _open_remote(
-    repo: hub.Repo, source_path: str, build_index: Callable[..., Index], anew: bool = False
+    repo: hub.Repo, source_path: str, build_index: Callable[..., Index], ignores_stored_index: bool = False
 ) -> OpenedArchive:
     from huggingface_hub import is_offline_mode
 
     key = (repo, source_path)
-    if not anew and key in _indexes:
+    if not ignores_stored_index and key in _indexes:
         return _unpack_if_gzipped(repo, source_path, _indexes[key])
     record, index = cache.read_file_record(repo.id, repo.commit, source_path), None
-    if record is not None and not anew:
+    if record is not None and not ignores_stored_index:
         index = _load_index(repo.id, _index_path(record[0]), record[1])
     if index is None and is_offline_mode():
         raise NetworkError(
@@ -177,8 +177,8 @@ def _open_local(path: Path, source_path: str) -> OpenedArchive:
     return _open_unpacked(path, source_path, stamp, cache.writable_folder("local/archives"))
 
 
-def _open_unpacked(path: Path, source_path: str, key: str, place: Path) -> OpenedArchive:
-    tar = streams.unpack_once(path, key, place)
+def _open_unpacked(path: Path, source_path: str, key: str, cache_folder: Path) -> OpenedArchive:
+    tar = streams.unpack_once(path, key, cache_folder)
     stamp = (str(tar), file_stamp(tar))
     if stamp not in _indexes:
         _indexes[stamp] = archive.index_file(tar)

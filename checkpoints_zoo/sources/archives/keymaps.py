@@ -38,16 +38,16 @@ def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> 
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
     target = {name: shape for name, shape in expected.items() if not is_counter(name)}
-    tried: list[tuple[list[str], str]] = []
-    for bare in _unwrapped_everywhere(list(stored)):
-        if len(set(bare)) < len(bare):  # The removed part was the only difference between two names.
+    failed_attempts: list[tuple[list[str], str]] = []
+    for bare_names in _unwrapped_everywhere(list(stored)):
+        if len(set(bare_names)) < len(bare_names):  # The removed part was the only difference between two names.
             continue
-        shapes = {name: shape for name, shape in zip(bare, stored.values(), strict=True) if not is_counter(name)}
+        shapes = {name: shape for name, shape in zip(bare_names, stored.values(), strict=True) if not is_counter(name)}
         names_that_differ, phrase = compare_shapes(shapes, target)
         if not names_that_differ:
-            return dict(zip(stored, bare, strict=True))
-        tried.append((names_that_differ, phrase))
-    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
+            return dict(zip(stored, bare_names, strict=True))
+        failed_attempts.append((names_that_differ, phrase))
+    names_that_differ, phrase = min(failed_attempts, key=lambda one: len(one[0]))
     raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=names_that_differ[0])
 
 
@@ -184,12 +184,12 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> RecognisedNetwork:
 
 
 def _renamings(
-    architecture: str, bare: list[str], tensors: Mapping[str, tuple[str, Shape]]
+    architecture: str, stored_names: list[str], tensors: Mapping[str, tuple[str, Shape]]
 ) -> Iterator[dict[str, tuple[str, Shape]]]:
     """Yield the tensors under our names, translated by the rules or, if the stored names are unknown, by shape."""
     key_map = UPSTREAM[architecture]
     renamed: dict[str, tuple[str, Shape]] = {}
-    for name, (dtype, shape) in zip(bare, tensors.values(), strict=True):
+    for name, (dtype, shape) in zip(stored_names, tensors.values(), strict=True):
         ours, flat = key_map.ours(name, shape)
         # If two stored names translate to the same name, the second tensor counts as extra.
         renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
@@ -227,11 +227,11 @@ def _resnet(
 ) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
 
-    def conv_and_norm(conv: str, after: str, width: int, width_in: int, kernel: int) -> None:
+    def conv_and_norm(conv: str, norm_layer: str, width: int, width_in: int, kernel: int) -> None:
         shapes[f"{conv}.weight"] = (width, width_in, kernel, kernel)
         if conv_bias:
             shapes[f"{conv}.bias"] = (width,)
-        shapes.update({f"{after}.{leaf}": () if is_counter(leaf) else (width,) for leaf in norm})
+        shapes.update({f"{norm_layer}.{leaf}": () if is_counter(leaf) else (width,) for leaf in norm})
 
     conv_and_norm("conv1", "bn1", widths[0], 3, 3)
     width_in = widths[0]

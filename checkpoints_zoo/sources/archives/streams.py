@@ -23,22 +23,22 @@ LARGEST_MEMBER = 2**33
 MOST_AFTER = 2**26  # Largest number of bytes read after the tar's end mark to reach gzip's checksum.
 
 
-def unpack_once(path: Path, key: str, place: Path) -> Path:
+def unpack_once(path: Path, key: str, cache_folder: Path) -> Path:
     """Unpack a gzipped file unless this was done before; return the path of the tar.
 
     Args:
         path: path of the gzipped file.
         key: text that identifies the content of the file.
-        place: folder of the cache that the tar is written into.
+        cache_folder: folder of the cache that the tar is written into.
 
     Raises:
         DamagedError: the file is cut short, or unpacks to more than `MOST_GROWTH` times its size.
         StorageError: the disk is full.
     """
-    target = place / "unpacked" / f"{key}.tar"
+    target = cache_folder / "unpacked" / f"{key}.tar"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with cache.locked_key(place, f"unpacked {key}"):
+        with cache.locked_key(cache_folder, f"unpacked {key}"):
             if not target.is_file():  # Another process may have unpacked the file in the meantime.
                 _unpack(path, target)
     return target

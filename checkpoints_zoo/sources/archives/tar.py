@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from checkpoints_zoo.errors import DamagedError
 
 BLOCK = 512
-MOST_EXTRA = 2**20  # Largest number of bytes of Largest number of pax records and long names before one file..
+MOST_EXTRA = 2**20  # Largest number of bytes of pax records and long names before one file.
 MOST_RECORDS = 8  # Largest number of pax records and long names before one file.
 LARGEST = 2**62
 
@@ -81,7 +81,7 @@ def header_at(read_exactly: ReadExactly, start: int, size: int, archive: str) ->
     Raises:
         DamagedError: there is no header at the offset, it is inconsistent, or the file exceeds the archive.
     """
-    at, extra, long, pax = start, 0, "", dict[str, str]()
+    at, extra_bytes, long_name, pax = start, 0, "", dict[str, str]()
     for _ in range(MOST_RECORDS + 1):
         block = read_exactly(at, BLOCK)
         if at == start and not block.rstrip(b"\0"):
@@ -91,11 +91,13 @@ def header_at(read_exactly: ReadExactly, start: int, size: int, archive: str) ->
         kind, count = block[156:157].decode("latin-1"), _parse_number(block[124:136], at, archive)
         if kind not in "xXgLK":
             return _build_header(
-                block, kind, count, TarHeader(pax.get("path", long), start, at, 0, ""), size, archive, pax
+                block, kind, count, TarHeader(pax.get("path", long_name), start, at, 0, ""), size, archive, pax
             )
-        extra += count
-        if extra > MOST_EXTRA:
-            raise damage_error(archive, at, f"at most {MOST_EXTRA:,} bytes of records before a file", f"{extra:,}")
+        extra_bytes += count
+        if extra_bytes > MOST_EXTRA:
+            raise damage_error(
+                archive, at, f"at most {MOST_EXTRA:,} bytes of records before a file", f"{extra_bytes:,}"
+            )
         raw = read_exactly(at + BLOCK, count)
         if kind in "xXg":
             records = _parse_pax(raw, at, archive)
@@ -103,17 +105,17 @@ def header_at(read_exactly: ReadExactly, start: int, size: int, archive: str) ->
                 raise damage_error(archive, at, "a path and a size for one file", "one for all files")
             pax |= records if kind != "g" else {}
         elif kind == "L":
-            long = _decode(raw)
+            long_name = _decode(raw)
         at += BLOCK + padded_size(count)
     raise damage_error(archive, start, f"at most {MOST_RECORDS} records before a file", "more")
 
 
 def _build_header(
-    block: bytes, kind: str, count: int, known: TarHeader, size: int, archive: str, pax: dict[str, str]
+    block: bytes, kind: str, count: int, partial_header: TarHeader, size: int, archive: str, pax: dict[str, str]
 ) -> TarHeader:
     """Combine the header block of a file with the pax records and long names before it; return the header."""
-    at, name = known.data, known.name or _decode(block[:100])
-    if not known.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
+    at, name = partial_header.data, partial_header.name or _decode(block[:100])
+    if not partial_header.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
         name = f"{prefix}/{name}"
     if "size" in pax:
         if not re.fullmatch("[0-9]{1,18}", pax["size"]):
@@ -132,7 +134,7 @@ def _build_header(
     if data + count > size:
         expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
         raise damage_error(archive, at, expected, "an archive that is cut, or a wrong size")
-    return TarHeader(tidy_name(name), known.start, data, count, kind_text)
+    return TarHeader(tidy_name(name), partial_header.start, data, count, kind_text)
 
 
 def tidy_name(name: str) -> str:

@@ -51,9 +51,9 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
         return Index(name, size, "gzip")
     if not is_header(first[:BLOCK]) and first[:BLOCK] != bytes(BLOCK):
         raise damage_error(name, 0, "a tar, or a gzipped one", guess_kind(first) or f"something else: {first[:16]!r}")
-    stream_reader = _Window(read, size, name, threads, {0: first})
+    stream_reader = _BufferedReader(read, size, name, threads, {0: first})
     return _predict_index(stream_reader) or _index_by_walking(
-        _Window(read, size, name, threads, stream_reader.kept, spare_reads=-len(stream_reader.kept))
+        _BufferedReader(read, size, name, threads, stream_reader.kept, spare_reads=-len(stream_reader.kept))
     )
 
 
@@ -69,7 +69,7 @@ def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Ind
     Raises:
         DamagedError: for the same reasons as in `index_archive`.
     """
-    return _index_by_walking(_Window(read, size, name, threads, {}))
+    return _index_by_walking(_BufferedReader(read, size, name, threads, {}))
 
 
 def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
@@ -104,7 +104,7 @@ def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
 
 
 @dataclass
-class _Window:
+class _BufferedReader:
     """A reader of an archive with a buffer: the bytes at the current file, and pieces that were read ahead.
 
     Args:
@@ -195,7 +195,7 @@ class _Window:
         self.wanted = PIECE if small else max(self.most, LEAST)
 
 
-def _read_next_file(stream_reader: _Window, start: int, contents: Contents) -> int | None:
+def _read_next_file(stream_reader: _BufferedReader, start: int, contents: Contents) -> int | None:
     """Read the header of the file at an offset; return the offset of the next file, None at the end mark."""
     if start >= stream_reader.size:
         raise damage_error(stream_reader.name, start, "an end mark of zeros", "the archive's last byte: it is cut")
@@ -209,7 +209,7 @@ def _read_next_file(stream_reader: _Window, start: int, contents: Contents) -> i
     return file.end
 
 
-def _index_by_walking(stream_reader: _Window) -> Index:
+def _index_by_walking(stream_reader: _BufferedReader) -> Index:
     contents, start = Contents(stream_reader.name), 0
     while (after := _read_next_file(stream_reader, start, contents)) is not None:
         start = after
@@ -224,7 +224,7 @@ def _index_by_walking(stream_reader: _Window) -> Index:
     return contents.index(stream_reader.size)
 
 
-def _predict_index(stream_reader: _Window) -> Index | None:
+def _predict_index(stream_reader: _BufferedReader) -> Index | None:
     """Predict the index of a regular tar from its first two members and a few others; return it, None if the tar is
     irregular."""
     contents, after = Contents(stream_reader.name), 0
@@ -267,7 +267,7 @@ def _predict_index(stream_reader: _Window) -> Index | None:
 
 
 def _resembles_first(
-    contents: Contents, stream_reader: _Window, piece: bytes, start: int, before: int, head: int
+    contents: Contents, stream_reader: _BufferedReader, piece: bytes, start: int, header_bytes: int, head: int
 ) -> bool:
     """Say whether a sampled piece is the start of a member with the same header as the first member."""
     read_exactly = _reader_of(piece, start, stream_reader.name)
@@ -276,4 +276,4 @@ def _resembles_first(
         entry = file and contents.add(file, read_exactly)
     except DamagedError:
         return False
-    return bool(entry and entry.data - start == before and entry.head == head and len(contents.heads) == 1)
+    return bool(entry and entry.data - start == header_bytes and entry.head == head and len(contents.heads) == 1)

@@ -22,7 +22,7 @@ from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-_SMALL = 1 << 20  # Number of weights of all members below which one thread is faster.
+_SMALL_MEMBER = 1 << 20  # Number of weights of all members below which one thread is faster.
 _SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
@@ -160,29 +160,37 @@ def _match_to_means(
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}
     matches: dict[int, MemberMatch] = {}
-    seen, changes, passes, has_ended = [-1] * members, 0, 0, False
+    changes_when_matched, changes, passes, has_ended = [-1] * members, 0, 0, False
     while not has_ended and passes < most:
-        passes, before = passes + 1, changes
+        passes, changes_before = passes + 1, changes
         for i in generator.permutation(members).tolist():
-            if seen[i] == changes:
+            if changes_when_matched[i] == changes:
                 continue
             weights = {name: tensor[i].to(wide) for name, tensor in params.items()}
-            last = matches.get(i, MemberMatch(unpermuted, 0, 0, True))
-            placed = permute(table, weights, last.permutations)
+            last_match = matches.get(i, MemberMatch(unpermuted, 0, 0, True))
+            placed = permute(table, weights, last_match.permutations)
             if i in matches:
                 _add(total, placed, -1)
-            others, now = len(matches) - (i in matches), last
+            others, new_match = len(matches) - (i in matches), last_match
             if others:
                 matcher = Matcher(table, {name: (t / others).to(wide) for name, t in total.items()}, "the mean")
-                now = matcher.match(weights, last.permutations, seed, _SWEEPS, f"the member at position {i}")
-            moved = any(not torch.equal(p, now.permutations[name]) for name, p in last.permutations.items())
-            _add(total, permute(table, weights, now.permutations) if moved else placed, 1)
-            changes += moved or i not in matches
-            seen[i] = changes
-            matches[i] = (
-                replace(now, sweeps=last.sweeps + now.sweeps, visits=last.visits + now.visits) if others else now
+                new_match = matcher.match(
+                    weights, last_match.permutations, seed, _SWEEPS, f"the member at position {i}"
+                )
+            has_moved = any(
+                not torch.equal(p, new_match.permutations[name]) for name, p in last_match.permutations.items()
             )
-        has_ended = changes == before
+            _add(total, permute(table, weights, new_match.permutations) if has_moved else placed, 1)
+            changes += has_moved or i not in matches
+            changes_when_matched[i] = changes
+            matches[i] = (
+                replace(
+                    new_match, sweeps=last_match.sweeps + new_match.sweeps, visits=last_match.visits + new_match.visits
+                )
+                if others
+                else new_match
+            )
+        has_ended = changes == changes_before
     objectives = []
     for i in range(members):
         weights = permute(table, {name: tensor[i].to(wide) for name, tensor in params.items()}, matches[i].permutations)
@@ -211,7 +219,7 @@ def _check_most(most: int) -> None:
 
 
 def _is_small(params: Mapping[str, Tensor], members: int = 1) -> bool:
-    return sum(tensor.numel() for tensor in params.values()) < _SMALL * members
+    return sum(tensor.numel() for tensor in params.values()) < _SMALL_MEMBER * members
 
 
 def _stack_matches(table: Table, matches: Sequence[MemberMatch], objectives: Sequence[float]) -> Matching:

@@ -18,13 +18,13 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.canonical.monomials import Block, Monomials, PowerProduct, ScalePower
 
 # Sweeps without Newton steps are faster up to this number of scales and this size of matrices,
-_FEW, _SMALL = 4, 1 << 15
-_MANY = 12  # and up to this number of sweeps.
-_DROPS = 2  # Number of first sweeps, which may remove nearly all of the mass.
-_TINY = 1e-300  # Number added to both sides of a unit, so that two zeros count as balanced.
-_NEWTON, _HALVINGS = 4, 20  # Largest numbers of Newton steps, and of halvings of one step.
-_WORTH = 1e-3  # Newton's method ends after a step that removes less than this share of the mass.
-_STEP = 4.0  # Largest change of the logarithm of a factor in one Newton step.
+_FEW_SCALES, _SMALL_MATRIX = 4, 1 << 15
+_MOST_SWEEPS_WITHOUT_NEWTON = 12  # and up to this number of sweeps.
+_FIRST_SWEEPS = 2  # Number of first sweeps, which may remove nearly all of the mass.
+_ADDED_TO_ZEROS = 1e-300  # Number added to both sides of a unit, so that two zeros count as balanced.
+_MOST_NEWTON_STEPS, _MOST_HALVINGS = 4, 20  # Largest numbers of Newton steps, and of halvings of one step.
+_LEAST_NEWTON_GAIN = 1e-3  # Newton's method ends after a step that removes less than this share of the mass.
+_LARGEST_NEWTON_STEP = 4.0  # Largest change of the logarithm of a factor in one Newton step.
 
 
 @dataclass
@@ -114,12 +114,12 @@ class Balancer:
 
     def product(self, side: PowerProduct) -> Tensor:
         """Return the product of the powers along one axis, (member, cell, 1)."""
-        first, *more = (self.powers_of[p.scale, p.power] if p.units is None else self._taken(p) for p in side)
+        first, *more = (self.powers_of[p.scale, p.power] if p.units is None else self._powers_of_units(p) for p in side)
         for factor in more:
             first = first * factor
         return first
 
-    def _taken(self, part: ScalePower) -> Tensor:
+    def _powers_of_units(self, part: ScalePower) -> Tensor:
         return self.powers_of[part.scale, part.power][:, part.units]
 
     def terms(self, use: _Use) -> Tensor:
@@ -178,7 +178,7 @@ class Balancer:
             if not uses:
                 continue
             degree, terms = self.degree[name], [self.terms(use) for use in uses]
-            grow, shrink = ((end + _TINY).sqrt_() for end in self.grow_and_shrink(name, terms))
+            grow, shrink = ((end + _ADDED_TO_ZEROS).sqrt_() for end in self.grow_and_shrink(name, terms))
             ratio = shrink / grow if degree == 1 else (shrink / grow) ** (1 / degree)
             if is_frozen is not None:
                 ratio = torch.where(is_frozen[:, None, None], 1.0, ratio)
@@ -218,17 +218,17 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
     balancer = Balancer(monomials)
     constant, blocks = monomials.constant, monomials.blocks
     mass = sum((balancer.total(block) for block in blocks), constant)
-    large = len(monomials.sizes) > _FEW or any(block.mass.shape[1:].numel() > _SMALL for block in blocks)
+    large = len(monomials.sizes) > _FEW_SCALES or any(block.mass.shape[1:].numel() > _SMALL_MATRIX for block in blocks)
     # If the sums of the blocks are not used, the decrease of a sweep is exact only for degree 1.
     always_two_level = large or any(degree != 1 for degree in balancer.degree.values())
     done = torch.full_like(mass, not blocks, dtype=torch.bool)
     history, sweeps, before = [mass], torch.zeros_like(mass, dtype=torch.int64), mass
     while len(history) <= most and not bool(done.all()):
         is_frozen = done if bool(done.any()) else None
-        two_level = always_two_level or len(history) > _MANY
+        two_level = always_two_level or len(history) > _MOST_SWEEPS_WITHOUT_NEWTON
         # The first sweeps may remove nearly all mass; the remaining mass is summed anew, since a difference of two
         # large sums would be inexact.
-        totals = [constant] * len(blocks) if two_level or len(history) <= _DROPS else None
+        totals = [constant] * len(blocks) if two_level or len(history) <= _FIRST_SWEEPS else None
         decrease = balancer.sweep(is_frozen, totals)
         if totals is None:
             mass = mass - decrease
@@ -257,26 +257,28 @@ def _newton_step(balancer: Balancer, totals: Tensor, is_frozen: Tensor | None) -
         is_frozen: see `Balancer.sweep`.
     """
     powers = balancer.powers
-    shift, now, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)
-    ridge = torch.eye(powers.shape[1], dtype=totals.dtype, device=totals.device)
-    active = torch.ones_like(sums, dtype=torch.bool) if is_frozen is None else ~is_frozen
-    for _ in range(_NEWTON):
-        curvature = (powers.T * now[:, None]) @ powers
-        size = 1e-10 * curvature.diagonal(dim1=1, dim2=2).amax(1) + _TINY
-        step = torch.linalg.solve_ex(curvature + size[:, None, None] * ridge, -now @ powers)[0]
-        step = step * (_STEP / step.abs().amax(1, keepdim=True).clamp(min=_STEP)) * active[:, None]
-        for half in range(_HALVINGS):
+    shift, present_totals, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)
+    identity = torch.eye(powers.shape[1], dtype=totals.dtype, device=totals.device)
+    is_active = torch.ones_like(sums, dtype=torch.bool) if is_frozen is None else ~is_frozen
+    for _ in range(_MOST_NEWTON_STEPS):
+        curvature = (powers.T * present_totals[:, None]) @ powers
+        size = 1e-10 * curvature.diagonal(dim1=1, dim2=2).amax(1) + _ADDED_TO_ZEROS
+        step = torch.linalg.solve_ex(curvature + size[:, None, None] * identity, -present_totals @ powers)[0]
+        largest_change = step.abs().amax(1, keepdim=True).clamp(min=_LARGEST_NEWTON_STEP)
+        step = step * (_LARGEST_NEWTON_STEP / largest_change) * is_active[:, None]
+        for half in range(_MOST_HALVINGS):
             trial = totals * ((shift + step) @ powers.T).exp()
-            new = trial.sum(1)
-            got_worse = ~(new <= sums)
-            if half == _HALVINGS - 1 or not bool(got_worse.any()):
+            trial_sums = trial.sum(1)
+            got_worse = ~(trial_sums <= sums)
+            if half == _MOST_HALVINGS - 1 or not bool(got_worse.any()):
                 break
             step = torch.where(got_worse[:, None], step / 2, step)
-        taken = active & ~got_worse
-        active = taken & (sums - new > _WORTH * sums)
-        shift = torch.where(taken[:, None], shift + step, shift)
-        now, sums = torch.where(taken[:, None], trial, now), torch.where(taken, new, sums)
-        if not bool(active.any()):
+        accepted = is_active & ~got_worse
+        is_active = accepted & (sums - trial_sums > _LEAST_NEWTON_GAIN * sums)
+        shift = torch.where(accepted[:, None], shift + step, shift)
+        present_totals = torch.where(accepted[:, None], trial, present_totals)
+        sums = torch.where(accepted, trial_sums, sums)
+        if not bool(is_active.any()):
             break
     factors = shift.exp()
     for i, name in enumerate(balancer.uses):

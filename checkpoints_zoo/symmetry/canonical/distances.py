@@ -39,11 +39,11 @@ def transpositions(permutation: Tensor) -> Tensor:
             f"{permutation.flatten()[:8].tolist()}",
         )
     # Each unit learns the least unit of its cycle; each step looks twice as far along the cycle.
-    least, ahead = torch.minimum(permutation, places), permutation
+    least_unit_of_cycle, units_ahead = torch.minimum(permutation, places), permutation
     for _ in range(max(0, len(places) - 1).bit_length()):
-        ahead = ahead.gather(-1, ahead)
-        least = torch.minimum(least, least.gather(-1, ahead))
-    return len(places) - (least == places).sum(-1)
+        units_ahead = units_ahead.gather(-1, units_ahead)
+        least_unit_of_cycle = torch.minimum(least_unit_of_cycle, least_unit_of_cycle.gather(-1, units_ahead))
+    return len(places) - (least_unit_of_cycle == places).sum(-1)
 
 
 def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:

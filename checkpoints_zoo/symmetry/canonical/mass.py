@@ -20,8 +20,8 @@ from checkpoints_zoo.symmetry.canonical.monomials import BIASES, WEIGHTS, Block,
 from checkpoints_zoo.symmetry.table import Table
 
 # Largest number of entries of the members that are balanced at once, so that they fit into the cache.
-_TOGETHER = {"cpu": 1 << 22}
-_TOGETHER_ELSEWHERE = 1 << 27
+_ENTRIES_AT_ONCE = {"cpu": 1 << 22}
+_ENTRIES_AT_ONCE_ELSEWHERE = 1 << 27
 _SMALLEST, _LARGEST = 1e-140, 1e150  # Smallest and largest magnitude of a weight whose square float64 can hold.
 Units = Mapping[str, tuple[int, ...]]
 
@@ -170,13 +170,13 @@ def minimal_mass(
     return join_masses(parts, range(members), held)
 
 
-def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held: tuple[str, ...]) -> MinimalMass:
+def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
     """Concatenate the results of members of one network; return them.
 
     Args:
         parts: one result or more, solved with the same options.
         ids: ids of all members of the parts, in order.
-        held: names of the scales that were not changed.
+        held_scales: names of the scales that were not changed.
     """
     history_length = max(len(part.history) for part in parts)
     histories = [torch.cat([p.history, p.history[-1:].expand(history_length - len(p.history), -1)]) for p in parts]
@@ -192,7 +192,7 @@ def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held: tuple[st
         scales={name: torch.cat([part.scales[name] for part in parts]) for name in parts[0].scales},
         degenerate=parts[0].degenerate,
         dead=tuple(units for part in parts for units in part.dead),
-        held=held,
+        held=held_scales,
     )
 
 
@@ -208,14 +208,16 @@ def _member_chunks(params: Mapping[str, Tensor], members: int) -> Iterator[dict[
     """Yield the tensors of a few members at a time."""
     each = sum(tensor[0].numel() for tensor in params.values() if len(tensor))
     kind = next((tensor.device.type for tensor in params.values()), "cpu")
-    step = max(1, _TOGETHER.get(kind, _TOGETHER_ELSEWHERE) // max(1, each))
+    step = max(1, _ENTRIES_AT_ONCE.get(kind, _ENTRIES_AT_ONCE_ELSEWHERE) // max(1, each))
     for start in range(0, max(1, members), step):
         yield {name: tensor[start : start + step] for name, tensor in params.items()}
 
 
-def _solve(table: Table, params: Mapping[str, Tensor], free: list[str], tolerance: float, most: int) -> MinimalMass:
+def _solve(
+    table: Table, params: Mapping[str, Tensor], free_scales: list[str], tolerance: float, most: int
+) -> MinimalMass:
     """Minimise the mass of some members, numbered from 0; return the result."""
-    monomials = collect_monomials(table, params, list(params), free, torch.float64)
+    monomials = collect_monomials(table, params, list(params), free_scales, torch.float64)
     removed = remove_unbounded(monomials)
     if not bool(torch.stack([removed.mass, *(block.mass.sum((1, 2)) for block in monomials.blocks)]).isfinite().all()):
         _refuse_nonfinite(params)

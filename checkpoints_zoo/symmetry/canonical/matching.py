@@ -20,11 +20,11 @@ from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, 
 from checkpoints_zoo.symmetry.table import Table
 
 STATISTICS = ("mean", "variance")
-_NOTHING = 1e-12  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
+_LEAST_GAIN = 1e-12  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
 _ALL_ORDERS = 3  # Number of units in a block up to which all orders are tried.
-_SMALL = 96  # Number of units below which scipy alone is faster.
+_SMALL_GROUP = 96  # Number of units below which scipy alone is faster.
 _STAGES = ((0.1, 10), (0.03, 10))  # Stages of (smoothing in standard deviations of the gains, number of steps).
-_FLOOR = -80.0  # Logarithm of the smallest number in use, which float32 can represent.
+_LEAST_LOGARITHM = -80.0  # Logarithm of the smallest number in use, which float32 can represent.
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
 Inside = dict[
@@ -116,7 +116,7 @@ class Matcher:
                 self._reference.objective(products.tensors, p, names) for p in (permutations, permutations | best)
             )
             gain = after - before
-            if gain <= _NOTHING * scale:
+            if gain <= _LEAST_GAIN * scale:
                 return []
         permutations |= {name: best[name] for name in moved}
         return moved
@@ -184,9 +184,9 @@ class Families:
             self.above[name] = tuple(chain)
         self.below = {g: tuple(c for c in table.groups if g in self.above[c]) for g in table.groups}
 
-    def joint(self, one: str, other: str) -> str | None:
+    def joint(self, group: str, other_group: str) -> str | None:
         """Return the closest common ancestor of two groups; None if there is none."""
-        return next((g for g in self.above[one] if g in self.above[other]), None)
+        return next((g for g in self.above[group] if g in self.above[other_group]), None)
 
 
 def best_move(
@@ -196,8 +196,7 @@ def best_move(
 
     The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
     is found for each pair of an old and a new place of the block. In a grouped kernel between two of these groups, the
-    order of
-    the later group is found for the best order of the earlier group.
+    order of the later group is found for the best order of the earlier group.
 
     Args:
         products: inner products of the reference and the matched network.
@@ -269,12 +268,12 @@ def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]
     return np.take_along_axis(pairs, order[..., None], -1)[..., 0].sum(-1), order
 
 
-def _nest_orders(order: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+def _nest_orders(order: NDArray[np.int64], child_orders: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return orders inside units of a mover from orders inside units of its child, (new, old, child unit * place)."""
-    count, width, inner = len(order), order.shape[-1], chosen.shape[-1]
-    new = np.arange(count)[:, None, None] * width + np.arange(width)
-    old = np.arange(count)[None, :, None] * width + order
-    result: NDArray[np.int64] = chosen[new, old] + order[..., None] * inner
+    count, width, inner = len(order), order.shape[-1], child_orders.shape[-1]
+    new_units = np.arange(count)[:, None, None] * width + np.arange(width)
+    old_units = np.arange(count)[None, :, None] * width + order
+    result: NDArray[np.int64] = child_orders[new_units, old_units] + order[..., None] * inner
     return result.reshape(count, count, width * inner)
 
 
@@ -344,7 +343,7 @@ def assign(gains: Matrix) -> Places:
     # Imported here because scipy.optimize is slow to import and rarely needed.
     from scipy.optimize import linear_sum_assignment
 
-    costs = -gains.astype(np.float64) if len(gains) < _SMALL else _reduced_costs(gains)
+    costs = -gains.astype(np.float64) if len(gains) < _SMALL_GROUP else _reduced_costs(gains)
     places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
     return places
 
@@ -379,7 +378,7 @@ def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
     for smoothing, steps in _STAGES:
         kernel = scaled - up[:, None]
         kernel -= down
-        kernel.div_(smoothing).clamp_(_FLOOR, -_FLOOR).exp_()
+        kernel.div_(smoothing).clamp_(_LEAST_LOGARITHM, -_LEAST_LOGARITHM).exp_()
         right = torch.ones_like(down)
         for _ in range(steps):
             left = torch.mv(kernel, right).reciprocal_()

@@ -25,8 +25,8 @@ from checkpoints_zoo.symmetry.table import Group, Table
 KEYS = ("first", "max", "norm")
 _CHUNK = 1 << 17  # Largest number of entries squared at once (512 KB).
 _GATHERED = 1 << 20  # Largest number of entries of slices gathered at once (8 MB).
-_RUN = 64  # Number of entries that are added up in the precision of the weights.
-_SHORT = 32  # Rows up to this length are summed entry by entry.
+_ENTRIES_PER_RUN = 64  # Number of entries that are added up in the precision of the weights.
+_SHORT_ROW = 32  # Rows up to this length are summed entry by entry.
 
 
 def sort_units(
@@ -188,12 +188,12 @@ def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tens
     values, within = keys.rough.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
     order = (within + torch.arange(0, group.size, step, device=within.device)[:, None]).flatten()
     tied = keys.may_tie(values[..., :-1], values[..., 1:]) & is_unsorted[:, None, None]
-    before = torch.zeros_like(within, dtype=torch.bool)
-    behind = torch.zeros_like(before)
-    before[..., 1:] = behind[..., :-1] = tied
-    place = (before | behind).flatten().nonzero()[:, 0]
+    ties_with_previous = torch.zeros_like(within, dtype=torch.bool)
+    ties_with_next = torch.zeros_like(ties_with_previous)
+    ties_with_previous[..., 1:] = ties_with_next[..., :-1] = tied
+    place = (ties_with_previous | ties_with_next).flatten().nonzero()[:, 0]
     member = place.div(group.size, rounding_mode="floor")
-    cells = Cells(order[place], member, (~before).flatten().cumsum(0)[place], place)
+    cells = Cells(order[place], member, (~ties_with_previous).flatten().cumsum(0)[place], place)
     if keys.exact is not None and len(cells):
         exact = keys.exact(member, cells.unit)
         cells.split(exact.reshape(len(cells), -1), keys.tolerance)
@@ -259,7 +259,7 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
         return Keys(~ordered_bits(largest.where(largest != 0, 0)))
     wide = torch.float64 if rows.itemsize > 4 else torch.float32
     # The relative and the absolute rounding error of a sum of squares.
-    relative, absolute = 3 * (_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
+    relative, absolute = 3 * (_ENTRIES_PER_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
 
     def may_tie(one: Tensor, other: Tensor) -> Tensor:
         return ~(-one > -other * (1 + relative) + absolute)
@@ -299,7 +299,7 @@ def _all_units(members: int, size: int, device: torch.device) -> tuple[Tensor, T
 def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return sums of squares over the last axis: short runs in `dtype`, then the sums of runs in float64."""
     flat, length = rows.flatten(0, 1), rows.shape[2]
-    runs = length // _RUN * _RUN
+    runs = length // _ENTRIES_PER_RUN * _ENTRIES_PER_RUN
     result = torch.empty(len(flat), dtype=torch.float64, device=rows.device)
     step = max(1, _CHUNK // max(1, length))
     wide = torch.empty(min(step, len(flat)), length, dtype=dtype, device=rows.device)
@@ -308,7 +308,7 @@ def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
         squares = wide[: len(part)].copy_(part).square_()
         total = squares[:, runs:].sum(1).double()
         if runs:
-            total += squares[:, :runs].unflatten(1, (-1, _RUN)).sum(2).sum(1, dtype=torch.float64)  # type: ignore[no-untyped-call]
+            total += squares[:, :runs].unflatten(1, (-1, _ENTRIES_PER_RUN)).sum(2).sum(1, dtype=torch.float64)  # type: ignore[no-untyped-call]
         result[start : start + step] = total
     return result.reshape(rows.shape[:2])
 
@@ -341,7 +341,7 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
 
 def _sum_row_squares(rows: Tensor) -> Tensor:
     """Return the sums of squares of rows (row, entry) in float64."""
-    if rows.shape[1] > _SHORT:
+    if rows.shape[1] > _SHORT_ROW:
         return _fold_sum(rows.to(torch.float64, copy=True).square_())
     total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for i in range(rows.shape[1]):

@@ -13,10 +13,10 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.applying import permute, source_entries
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_FRESH = 0.7  # Share of a product's rows that may change before the whole product is computed anew.
+_MOST_CHANGED_ROWS = 0.7  # Share of a product's rows that may change before the whole product is computed anew.
 # Number of entries of a tensor up to which its products are always computed anew, because finding the changed rows
 # takes longer.
-_SMALL = 1 << 14
+_SMALL_TENSOR = 1 << 14
 _CHUNK = 1 << 15  # Largest number of entries converted to float64 at once, so that they fit into the cache.
 
 Permutations = dict[str, Tensor]
@@ -139,7 +139,11 @@ def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
 
 
 def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
-    """Return the former place of each entry of an axis, (entry); of each input for a grouped kernel."""
+    """Return the old position of each entry of an axis, (entry).
+
+    The input axis of a grouped kernel has only one block's inputs: then return the old position of every input of all
+    blocks, (input).
+    """
     moves = [move for move in axes.moves if move.axis == axis]
     if any(move.within for move in moves):
         return permutations[moves[0].group]
@@ -242,18 +246,18 @@ class Products:
             return self._products[term]
         if term not in self._units:
             self._units[term] = term.units_of(self.tensors[term.name])
-        units, (one, two) = self._units[term], self.reference.buffers
+        units, (first_buffer, second_buffer) = self._units[term], self.reference.buffers
         rows, before = term.rows(permutations), self._rows.get(term)
-        if before is not None and units.numel() > _SMALL:
+        if before is not None and units.numel() > _SMALL_TENSOR:
             changed = (rows != before).nonzero()[:, 0]
-            if len(changed) <= _FRESH * len(rows):
-                difference = term.select(units, rows[changed], one)
-                difference -= term.select(units, before[changed], two)
-                self._products[term].addmm_(*term.product(term.select(fixed, changed, two), difference))
+            if len(changed) <= _MOST_CHANGED_ROWS * len(rows):
+                difference = term.select(units, rows[changed], first_buffer)
+                difference -= term.select(units, before[changed], second_buffer)
+                self._products[term].addmm_(*term.product(term.select(fixed, changed, second_buffer), difference))
                 self._rows[term] = rows
                 return self._products[term]
         self._rows[term] = rows
-        self._products[term] = torch.mm(*term.product(fixed, term.select(units, rows, one)))
+        self._products[term] = torch.mm(*term.product(fixed, term.select(units, rows, first_buffer)))
         return self._products[term]
 
 

@@ -83,8 +83,10 @@ class Search:
         """Return whether an earlier order has the same result; record the symmetry that leads from one to the other."""
         for _, other, other_result in seen:
             if _difference(result, other_result, self.member.tolerance) == 0:
-                leads = {n: torch.empty_like(p[0]).scatter(0, p[0], other[n][0]) for n, p in order.items()}
-                self._symmetries += [{n: p.tolist() for n, p in way.items()} for way in (leads, _invert(leads))]
+                to_earlier_order = {n: torch.empty_like(p[0]).scatter(0, p[0], other[n][0]) for n, p in order.items()}
+                self._symmetries += [
+                    {n: p.tolist() for n, p in way.items()} for way in (to_earlier_order, _invert(to_earlier_order))
+                ]
                 return True
         return False
 
@@ -93,7 +95,7 @@ class Search:
         known = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in prefix)]
         orbit = new = {unit}
         while new:
-            new = {leads[u] for leads in known for u in new} - orbit
+            new = {symmetry[u] for symmetry in known for u in new} - orbit
             orbit = orbit | new
         return orbit
 

@@ -44,8 +44,7 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), including all tensors with scales. Tensors of narrower dtypes than
-            float32 are
-            returned in float32, because rounding the scaled weights to float16 would change the function.
+            float32 are returned in float32, because rounding the scaled weights to float16 would change the function.
         approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
 
     Raises:

@@ -175,8 +175,8 @@ class Slices:
         if self.move.within:
             shape[0] //= self.move.within
         self.shape = tuple(shape)
-        self._others = {i: self._other(i) for i in range(len(shape)) if i != self.move.axis}
-        self.labels = self._labels()
+        self._others = {i: self._order_along(i) for i in range(len(shape)) if i != self.move.axis}
+        self.labels = self._entry_labels()
 
     def __len__(self) -> int:
         return prod(self.shape)
@@ -271,7 +271,7 @@ class Slices:
         block = row.div(rows // move.within, rounding_mode="floor")
         return order[m, block, index] % self.axes.shape[1]
 
-    def _other(self, axis: int) -> tuple[Tensor | None, Move | None]:
+    def _order_along(self, axis: int) -> tuple[Tensor | None, Move | None]:
         """Return the order of entries of another axis, (member, entry) or (member, block, entry); None: unchanged."""
         moves = [m for m in self.axes.moves if m.axis == axis and m.group in self.members.order]
         if not moves:
@@ -282,7 +282,7 @@ class Slices:
             return order_by_block(self.members.order[moves[0].group], moves[0].within), moves[0]
         return source_entries(self.axes, axis, moves, self.members.order, self.members.device), None
 
-    def _labels(self) -> Tensor | None:
+    def _entry_labels(self) -> Tensor | None:
         """Return a label for each entry, (entry); None if the order of all entries is known."""
         result, known = torch.zeros((), dtype=torch.int64, device=self.members.device), True
         for axis, size in enumerate(self.shape):

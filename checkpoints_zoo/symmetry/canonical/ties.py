@@ -12,13 +12,14 @@ from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, chain, fi
 from checkpoints_zoo.symmetry.table import Group
 
 _CHUNK = 1 << 22  # Largest number of codes compared at once.
-_FIRST = 4  # Number of entries of a slice that are compared first, because they break most ties.
+_FIRST_ENTRIES = 4  # Number of entries of a slice that are compared first, because they break most ties.
 
 
 @dataclass
 class Cells:
-    """Units in cells. Units in cells: a cell is a run of places whose units may still swap. The order of the cells is
-    known; the order inside a cell is not.
+    """Units in cells: a cell is a run of places whose units may still swap.
+
+    The order of the cells is known; the order inside a cell is not.
 
     Args:
         unit: (unit), index of each unit in its group.
@@ -36,7 +37,7 @@ class Cells:
         return len(self.unit)
 
     def select(self, which: Tensor) -> Cells:
-        """Return some cells. Return the selected units; of each cell, all units or none must be selected."""
+        """Return the selected units; of each cell, all units or none must be selected."""
         return Cells(self.unit[which], self.member[which], self.cell[which], self.place[which])
 
     def concatenate(self, other: Cells) -> Cells:
@@ -111,21 +112,21 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         order: (place), the unit at each place. It is changed.
     """
     unordered: list[Slices] = []
-    open_ = torch.zeros(len(members), dtype=torch.bool, device=members.device)
+    has_open_tie = torch.zeros(len(members), dtype=torch.bool, device=members.device)
     for placement in find_placements(members.table, group):
         slices = Slices(members, placement)
         if slices.labels is not None:
             unordered.append(slices)
             continue
-        cells = _split_by(slices, cells, 0, min(_FIRST, len(slices)), order)
+        cells = _split_by(slices, cells, 0, min(_FIRST_ENTRIES, len(slices)), order)
         if not len(cells):
-            return open_
+            return has_open_tie
         # Most of the remaining units have equal slices, dead units for instance.
         differs = _differing([slices], cells)
-        others = _split_by(slices, cells.select(differs), _FIRST, len(slices), order)
+        others = _split_by(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
         cells = cells.select(~differs).concatenate(others)
         if not len(cells):
-            return open_
+            return has_open_tie
     for part in _parts(
         _distinguishable(unordered, group, cells), max((len(slices) for slices in unordered), default=1)
     ):
@@ -133,18 +134,18 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
             if len(part):
                 part.split(slices.sort_unordered(slices.codes(part.member, part.unit)), members.tolerance)
                 part = _write_order(part, order)
-        open_[_distinguishable(unordered, group, part).member] = True
-    return open_
+        has_open_tie[_distinguishable(unordered, group, part).member] = True
+    return has_open_tie
 
 
 def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor) -> Cells:
     """Split cells by entries start to stop of slices; return the cells with ties left."""
-    width = _FIRST
+    width = _FIRST_ENTRIES
     while start < stop and len(cells):
-        until = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
-        cells.split(slices.codes(cells.member, cells.unit, start, until), slices.members.tolerance)
+        chunk_stop = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
+        cells.split(slices.codes(cells.member, cells.unit, start, chunk_stop), slices.members.tolerance)
         cells = _write_order(cells, order)
-        start, width = until, width * 16
+        start, width = chunk_stop, width * 16
     return cells
 
 

@@ -310,7 +310,8 @@ def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | Non
             pin_scale(x.axes[i])
     _tie_axis(x.axes[axes[0]])
     result = [remove_scale(step, axis, False, gain) for axis in x.axes]
-    if offset is not None:  # The same offset is added to all entries of the other axes, so their signs must stay.
+    # The norm adds one offset to every entry of the other axes, so these axes must not change sign.
+    if offset is not None:
         for i in set(range(len(x.axes))) - set(axes):
             pin_scale(result[i])
     for value, role in ((gain, "gain"), (offset, "offset")):

@@ -101,16 +101,16 @@ def equate_products(one: Product, other: Product) -> None:
 
 def _replace_one(product: Product) -> None:
     """Force a product to be 1 by replacing one of its factors by the inverse of the others."""
-    pivot = max(product, key=lambda f: (f.weak, f.count, f.serial))
-    power = product.pop(pivot)
+    replaced_factor = max(product, key=lambda f: (f.weak, f.count, f.serial))
+    power = product.pop(replaced_factor)
     for factor in product:
-        tie_values(factor, pivot.count)
-        for norm, exact in pivot.norms.items():
+        tie_values(factor, replaced_factor.count)
+        for norm, exact in replaced_factor.norms.items():
             factor.norms[norm] = factor.norms.get(norm, True) and exact
-    pivot.replaced_by = _remaining({factor: -p / power for factor, p in product.items()})
-    if list(pivot.replaced_by.values()) == [1]:
-        (factor,) = pivot.replaced_by
-        factor.writers = sorted({*factor.writers, *pivot.writers})
+    replaced_factor.replaced_by = _remaining({factor: -p / power for factor, p in product.items()})
+    if list(replaced_factor.replaced_by.values()) == [1]:
+        (factor,) = replaced_factor.replaced_by
+        factor.writers = sorted({*factor.writers, *replaced_factor.writers})
 
 
 def tie_values(factor: Factor, count: int) -> None:
