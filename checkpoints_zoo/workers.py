@@ -551,7 +551,7 @@ class RayCluster:
         """
         raw_work = pickle_for_worker(work)
         ray = _import_ray()
-        with self._connected(ray):
+        with self._connect_to_cluster(ray):
             remote = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy="SPREAD")(
                 _run_job_on_node
             )
@@ -604,7 +604,7 @@ class RayCluster:
         return min(slots, self.workers or slots)
 
     @contextmanager
-    def _connected(self, ray: Any) -> Iterator[None]:
+    def _connect_to_cluster(self, ray: Any) -> Iterator[None]:
         """Connect to the cluster while the block runs, unless this process is connected already."""
         if ray.is_initialized():
             yield

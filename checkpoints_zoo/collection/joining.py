@@ -140,7 +140,7 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
     return SelectedMembers(
         JoinedSource(Path(), "joined", None, tuple(flat)),
         "",
-        _described(flat),
+        _describe_joined(flat),
         _replace_columns(rows, columns),
         len(rows),
     )
@@ -158,7 +158,7 @@ def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArr
     return rows
 
 
-def _described(parts: Sequence[SelectedMembers]) -> Description:
+def _describe_joined(parts: Sequence[SelectedMembers]) -> Description:
     """Describe joined members."""
     first = parts[0].description
     names, datasets, licences, citations = (

@@ -304,7 +304,7 @@ class Population:
             subsets: the ensembles, each as (k,) positions of members; duplicates are measured once.
         """
         order = {tuple(subset.tolist()): subset for subset in subsets}
-        rows = {key: self._single(int(subset)) for key, subset in order.items() if len(key) == 1}
+        rows = {key: self._measure_member(int(subset)) for key, subset in order.items() if len(key) == 1}
         larger = [key for key in order if len(key) > 1]
         size = _subsets_at_once(self.test)
         for first in range(0, len(larger), SUBSETS_PER_WALK):
@@ -312,17 +312,17 @@ class Population:
             weights = torch.zeros(len(group), self.members)
             for row, subset in zip(weights, group, strict=True):
                 row[subset] = 1
-            temperatures = self._temperatures(group, weights)
+            temperatures = self._fit_temperatures(group, weights)
             ood = None if self.ood is None else _OodPredictions.of_subsets(self.ood, weights, temperatures)
             for i in range(0, len(group), size):
                 probs = self.test.all_means(weights[i : i + size])
                 for j, subset in enumerate(group[i : i + size]):
                     temperature = None if temperatures is None else temperatures[i + j]
-                    rows[tuple(subset.tolist())] = self._row(subset, probs[j], temperature, ood, i + j)
+                    rows[tuple(subset.tolist())] = self._figures_of_subset(subset, probs[j], temperature, ood, i + j)
                 del probs  # Free the memory before the next group's mean probabilities are computed.
         return torch.stack([rows[tuple(subset.tolist())] for subset in subsets])
 
-    def _single(self, position: int) -> Tensor:
+    def _measure_member(self, position: int) -> Tensor:
         """Return the figures of one member."""
         temperature = None
         if self.held_out is not None and self.held_out.labels is not None:
@@ -330,9 +330,9 @@ class Population:
             temperature = metrics.temperature(log_probs, self.held_out.labels, check=False)
         ood = None if self.ood is None else _OodPredictions.of_member(self.ood, position, temperature)
         probs = self.test.logits.one(position).to(self.test.dtype).softmax(-1)
-        return self._row(torch.tensor([position]), probs, temperature, ood, 0)
+        return self._figures_of_subset(torch.tensor([position]), probs, temperature, ood, 0)
 
-    def _temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
+    def _fit_temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
         """Fit the temperature of each subset to the held-out inputs; return (subset,) float64, None without them.
 
         Args:
@@ -353,7 +353,7 @@ class Population:
             del probs
         return temperatures
 
-    def _row(
+    def _figures_of_subset(
         self, subset: Tensor, probs: Tensor, temperature: Tensor | None, ood: _OodPredictions | None, row_in_group: int
     ) -> Tensor:
         """Return the figures of a subset before and after scaling, (figure,) float64.
@@ -471,7 +471,7 @@ class _OodPredictions:
     def of_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
         """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
         logits = data.logits.one(position).to(data.dtype)
-        probs = logits.softmax(-1)  # Computed as in `_single`, so that equal inputs of both data sets get equal values.
+        probs = logits.softmax(-1)  # Computed as in `_measure_member`, so that equal inputs get equal values.
         uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]
         scaled = uncertainty
         if temperature is not None:

@@ -110,7 +110,7 @@ class Layout:
         ([('bn.running_var', 0), ('bn.weight', 12)], 24)
         """
         ordered = sorted(tensors, key=lambda t: -ELEMENT_BYTES.get(t[1], 0))
-        return cls._packed(ordered, tuple(counters), None)
+        return cls._pack_tensors(ordered, tuple(counters), None)
 
     @classmethod
     def of_stored(
@@ -127,10 +127,10 @@ class Layout:
         Raises:
             UsageError: for the same reasons as in `Layout.of`.
         """
-        return cls._packed(tensors, tuple(counters), 0, header_nbytes)
+        return cls._pack_tensors(tensors, tuple(counters), 0, header_nbytes)
 
     @classmethod
-    def _packed(
+    def _pack_tensors(
         cls, ordered: Iterable[tuple[Any, ...]], counters: tuple[str, ...], pad: int | None, header_nbytes: int = 0
     ) -> Layout:
         specs, offset = [], 0
@@ -214,7 +214,9 @@ class Layout:
                 and type(pad) is int
                 and 0 <= pad < ALIGNMENT
             )
-            layout = cls._packed((t for t in tensors if t), tuple(counters), pad, header_nbytes) if is_valid else None
+            layout = (
+                cls._pack_tensors((t for t in tensors if t), tuple(counters), pad, header_nbytes) if is_valid else None
+            )
         except UsageError as error:
             raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -100,7 +100,7 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
             raise _error(condition, "values that fit the columns", found, contents_text) from error
     if not any(is_met):
         hints = list(dict.fromkeys(_column_ranges(table, tree)))
-        if _divides(tree):
+        if _has_division(tree):
             hints.append("a division by zero is null")
         do = "; ".join(hints)
         raise _error(condition, "a row that meets it", f"none of {table.num_rows:,}", do)
@@ -281,9 +281,9 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[st
     connection.execute(f"CREATE TABLE rows AS SELECT {', '.join(columns)}")
 
 
-def _divides(node: dict[str, Any]) -> bool:
+def _has_division(node: dict[str, Any]) -> bool:
     """Say whether a condition divides, or takes a remainder."""
-    return node.get("function_name") in ("/", "%") or any(_divides(child) for child in _children(node))
+    return node.get("function_name") in ("/", "%") or any(_has_division(child) for child in _children(node))
 
 
 def _column_ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:

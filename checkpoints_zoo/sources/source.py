@@ -306,7 +306,7 @@ class HubSource(Source):
         Where the client's cache does not say which hash a file should have, a file that can't be read is fetched again.
         """
         source_paths = [f"manifests/{catalog.check_name(name)}.{x}" for x in ("parquet", "json")]
-        paths = [self._fetched(source_path, name) for source_path in source_paths]
+        paths = [self._fetch_path(source_path, name) for source_path in source_paths]
         try:
             return _read_checked(name, paths[0], paths[1])
         except (FormatError, DamagedError):
@@ -315,10 +315,10 @@ class HubSource(Source):
                 raise
         for path in unchecked_paths:
             hub.drop_whole_file(self.repo, path)
-        paths = [self._fetched(source_path, name) for source_path in source_paths]
+        paths = [self._fetch_path(source_path, name) for source_path in source_paths]
         return _read_checked(name, paths[0], paths[1])
 
-    def _fetched(self, source_path: str, name: str) -> Path:
+    def _fetch_path(self, source_path: str, name: str) -> Path:
         try:
             return self.local_path(source_path)
         except SourceNotFound as error:
@@ -419,12 +419,12 @@ class ArchiveSource(Source):
         """Return the repo's commit; for a folder, a hash of the members' locations."""
         if self.repo is not None:
             return self.repo.commit
-        places = [[*key, *place] for key, place in self._holdings().places.items()]
+        places = [[*key, *place] for key, place in self._archived_collection().places.items()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Index the archives; return a description and manifest rows made from the indexes."""
-        collection = self._holdings()
+        collection = self._archived_collection()
         return collection.description, collection.rows
 
     def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
@@ -433,7 +433,7 @@ class ArchiveSource(Source):
         if described.name != self.listing.name:
             return self.place.locate(described, rows)
         while True:
-            collection = self._holdings()
+            collection = self._archived_collection()
             wanted = collection.wanted(collection.updated_rows(rows))
             on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
             if self.repo is None or not on_hub:
@@ -448,7 +448,7 @@ class ArchiveSource(Source):
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         if self.repo is None or described.name != self.listing.name:
             return self.place.count_local(described, rows)
-        collection = self._holdings()
+        collection = self._archived_collection()
         wanted = collection.wanted(collection.updated_rows(rows))
         on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
         return len(wanted) - len(on_hub) + fetching.count_cached(self.repo, on_hub)
@@ -456,7 +456,7 @@ class ArchiveSource(Source):
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations, since reading may have shown that an archive is
         irregular."""
-        return self._holdings().updated_rows(rows)
+        return self._archived_collection().updated_rows(rows)
 
     def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the folder or repo; return their paths."""
@@ -466,7 +466,7 @@ class ArchiveSource(Source):
         """Find a file of the folder or repo; return its path on this machine."""
         return self.place.local_path(source_path)
 
-    def _holdings(self) -> ArchivedCollection:
+    def _archived_collection(self) -> ArchivedCollection:
         opened = self.place.open_archives(self.place.list_archives(self.archives))
         key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened))
         # The cached collection keeps these indexes alive, so that their ids in the key stay valid.

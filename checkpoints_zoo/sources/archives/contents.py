@@ -202,14 +202,14 @@ class Contents:
         # An error of this read means that the archive is damaged.
         raw = first if len(first) >= header_nbytes else take(file.data, header_nbytes)
         try:
-            head = self._head(raw, header_nbytes, file.size, path)
+            head = self._position_of_header(raw, header_nbytes, file.size, path)
         except DamagedError as error:
             self.others.append(OtherFile(file.name, str(error), named))
             return None
         self.entries.append(Entry(file.name, file.start, file.data, head, True))
         return self.entries[-1]
 
-    def _head(self, raw: bytes, header_nbytes: int, size: int, path: str) -> int:
+    def _position_of_header(self, raw: bytes, header_nbytes: int, size: int, path: str) -> int:
         """Parse a member's safetensors header (equal bytes only once); return its position in the list of headers."""
         key = hashlib.sha256(raw[:header_nbytes]).digest(), size
         if key not in self._known:

@@ -155,14 +155,14 @@ class _BufferedReader:
         """Read pieces of the same length at several offsets in parallel; return them."""
 
         def one(at: int) -> bytes:
-            return self._whole(at, min(length, self.size - at))
+            return self._read_exactly(at, min(length, self.size - at))
 
         if len(starts) == 1 or self.threads == 1:
             return [one(at) for at in starts]
         with ThreadPoolExecutor(min(self.threads, len(starts)), thread_name_prefix="zoo-archive") as pool:
             return list(pool.map(one, starts))
 
-    def _whole(self, offset: int, length: int) -> bytes:
+    def _read_exactly(self, offset: int, length: int) -> bytes:
         raw = self.read(offset, length)
         if len(raw) != length:
             raise damage_error(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
@@ -179,7 +179,7 @@ class _BufferedReader:
             # Records and the header have limited sizes: if few reads are left, one read gets both.
             room = FIRST if self.spare_reads > 0 else MOST_EXTRA + MOST_LEAD
             read_end = min(begin + length + room, self.size - self.begin)
-            self.piece += self._whole(self.begin + available, read_end - available)
+            self.piece += self._read_exactly(self.begin + available, read_end - available)
             self.spare_reads -= 1
         return self.piece[begin : begin + length]
 

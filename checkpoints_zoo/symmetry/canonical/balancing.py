@@ -244,7 +244,7 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
             remaining = torch.where(decrease < before, decrease.square() / (before - decrease), torch.inf)
             done = done | (small & ((remaining <= tolerance * mass) | (decrease <= 1e-15 * mass)))
         before = decrease
-    return _result(balancer, torch.stack(history), sweeps, done)
+    return _summarise_result(balancer, torch.stack(history), sweeps, done)
 
 
 def _newton_step(balancer: Balancer, totals: Tensor, is_frozen: Tensor | None) -> Tensor:
@@ -286,7 +286,7 @@ def _newton_step(balancer: Balancer, totals: Tensor, is_frozen: Tensor | None) -
     return sums
 
 
-def _result(balancer: Balancer, history: Tensor, sweeps: Tensor, converged: Tensor) -> BalanceResult:
+def _summarise_result(balancer: Balancer, history: Tensor, sweeps: Tensor, converged: Tensor) -> BalanceResult:
     zero_sums = torch.zeros_like(balancer.monomials.constant)
     unbalanced, total_flow, squares = zero_sums, zero_sums, {}
     for name, uses in balancer.uses.items():

@@ -85,8 +85,8 @@ class MinimalMass:
                 f"Mass of {count} {'member' if count == 1 else 'members'}: {_format_spread(self.before)}",
                 f"Its minimum: {_format_spread(self.after)}",
                 f"Excess (%): {_format_spread(self.excess)}",
-                f"Balance residual: at most {_largest(self.residual):.2g}, "
-                f"after at most {_largest(self.sweeps):.0f} sweeps",
+                f"Balance residual: at most {_largest_or_zero(self.residual):.2g}, "
+                f"after at most {_largest_or_zero(self.sweeps):.0f} sweeps",
                 f"Not converged: {int((~self.converged).sum())}",
                 f"Units that can shrink without limit: {sum(map(len, self.degenerate.values()))} in every member, "
                 f"{dead} dead ones",
@@ -109,7 +109,7 @@ def _format_spread(values: Tensor) -> str:
     return f"mean {float(values.mean()):.5g}, from {float(values.min()):.5g} to {float(values.max()):.5g}"
 
 
-def _largest(values: Tensor) -> float:
+def _largest_or_zero(values: Tensor) -> float:
     return float(values.max()) if len(values) else 0.0
 
 
@@ -304,14 +304,14 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
     had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in ends.items()}
     mass, one_sided = torch.zeros_like(monomials.constant), _one_sided(ends)
     while one_sided:
-        before = _total(monomials)
+        before = _total_mass(monomials)
         for block in monomials.blocks:
             for part, axis in ((part, i) for i, side in enumerate((block.rows, block.columns)) for part in side):
                 if part.scale in one_sided:
                     units = one_sided[part.scale]
                     units = units if part.units is None else units[:, part.units]
                     block.mass.masked_fill_(units if axis == 0 else units.mT, 0.0)
-        mass += before - _total(monomials)
+        mass += before - _total_mass(monomials)
         ends = _grow_and_shrink(balancer)
         one_sided = _one_sided(ends)
     has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in ends.items()}
@@ -338,5 +338,5 @@ def _one_sided(ends: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     return {name: units for name, units in one_sided.items() if bool(units.any())}
 
 
-def _total(monomials: Monomials) -> Tensor:
+def _total_mass(monomials: Monomials) -> Tensor:
     return sum((block.mass.sum((1, 2)) for block in monomials.blocks), torch.zeros_like(monomials.constant))

@@ -290,7 +290,9 @@ def _kernels_between(reference: Reference, families: Families, top: str) -> Sequ
             joint_group = families.joint(earlier_term.move.group, later_term.move.group)
             if len(later_term.axes.moves) != 2 or later_term.kernel is None or joint_group not in order:
                 continue
-            first, second = (_child(families, joint_group, term.move.group) for term in (earlier_term, later_term))
+            first, second = (
+                _child_towards(families, joint_group, term.move.group) for term in (earlier_term, later_term)
+            )
             if families.groups[joint_group].size == later_term.kernel.within and order.index(first) < order.index(
                 second
             ):
@@ -298,7 +300,7 @@ def _kernels_between(reference: Reference, families: Families, top: str) -> Sequ
     return result
 
 
-def _child(families: Families, top: str, group: str) -> str:
+def _child_towards(families: Families, top: str, group: str) -> str:
     """Return the child of `top` that is `group` or an ancestor of it."""
     chain = (group, *families.above[group])
     return chain[chain.index(top) - 1]

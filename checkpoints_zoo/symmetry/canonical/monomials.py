@@ -126,7 +126,7 @@ def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor,
     """Sum the squares of a tensor; yield its blocks: one block, unless some powers leave out entries."""
     whole = all(p.length == axes.shape[p.axis] and not p.within for p in powers)
     if not whole or len({p.axis for p in powers}) != len(powers) or len(powers) > 2:
-        yield from _irregular(axes, powers, table, tensor, dtype)
+        yield from _sum_squares_in_cells(axes, powers, table, tensor, dtype)
         return
     powers = tuple(sorted(powers, key=lambda power: power.axis))
     # The axes are (member, before, value, span, between, value, span, behind): sum over all axes except members and
@@ -144,7 +144,7 @@ def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor,
     yield Block(rows, columns[0] if columns else (), mass if columns else mass[..., None])
 
 
-def _irregular(
+def _sum_squares_in_cells(
     axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype
 ) -> Iterator[Block]:
     """Sum the squares of a tensor over cells, in which each power has one value; yield blocks of one column.

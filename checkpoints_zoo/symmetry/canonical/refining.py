@@ -42,9 +42,9 @@ class Search:
 
     def run(self, colours: Colours, greedy: bool) -> Orders:
         """Refine colours; return the best permutations of all groups."""
-        return self._run(self._refining.refined(colours), (), greedy)
+        return self._best_orders(self._refining.refined(colours), (), greedy)
 
-    def _run(self, colours: Colours, prefix: tuple[tuple[str, int], ...], greedy: bool) -> Orders:
+    def _best_orders(self, colours: Colours, prefix: tuple[tuple[str, int], ...], greedy: bool) -> Orders:
         """Return the best permutations for refined colours.
 
         Args:
@@ -58,8 +58,8 @@ class Search:
         }
         largest = max(map(_colour_counts, refined.values()))
         first, *others = (unit for unit in units if _colour_counts(refined[unit]) == largest)
-        best = self._run(refined[first], (*prefix, (group, first)), greedy)
-        seen = [] if greedy else [(first, best, self._result(best))]
+        best = self._best_orders(refined[first], (*prefix, (group, first)), greedy)
+        seen = [] if greedy else [(first, best, self._permuted_tensors(best))]
         for unit in () if greedy else others:
             if self.tried[0] >= MOST:
                 break
@@ -67,11 +67,11 @@ class Search:
             if any(other in orbit for other, *_ in seen):
                 continue
             path = (*prefix, (group, unit))
-            unit_search = self._run(refined[unit], path, True)
-            result = self._result(unit_search)
+            unit_search = self._best_orders(refined[unit], path, True)
+            result = self._permuted_tensors(unit_search)
             if not self._equals_earlier(unit_search, result, seen):
-                order = self._run(refined[unit], path, False)
-                result = self._result(order)
+                order = self._best_orders(refined[unit], path, False)
+                result = self._permuted_tensors(order)
                 if all(_difference(result, other, self.member.tolerance) > 0 for *_, other in seen):
                     best = order
                 seen.append((unit, order, result))
@@ -99,7 +99,7 @@ class Search:
             orbit = orbit | new
         return orbit
 
-    def _result(self, order: Orders) -> list[Tensor]:
+    def _permuted_tensors(self, order: Orders) -> list[Tensor]:
         self.tried[0] += 1
         return _comparable(self.member, permute(self.member.table, self.member.params, order))
 
@@ -160,10 +160,10 @@ class Refining:
         while before != (before := sum(map(_count_colours, result.values()))):
             for name, present in result.items():
                 if _count_colours(present) < len(present):
-                    result[name] = self._next(name, result)
+                    result[name] = self._next_colours(name, result)
         return result
 
-    def _next(self, name: str, colours: Colours) -> Tensor:
+    def _next_colours(self, name: str, colours: Colours) -> Tensor:
         """Return the next colours of the units of a group."""
         present = colours[name]
         columns = [*_block_colours(self._one, name, colours), *(slices.codes(colours) for slices in self._slices[name])]

@@ -43,7 +43,7 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
         values = torch.zeros(members, sign.size, dtype=torch.float64)
         for name, power in deciders:
             if name in tensors:
-                votes = _votes(table.tensors[name], power, tensors[name], sign.size)
+                votes = _vote_on_signs(table.tensors[name], power, tensors[name], sign.size)
                 values = values.to(votes.device)
                 values = torch.where(values == 0, votes, values)
         signs[sign.name] = values = torch.where(values == 0, 1.0, values)
@@ -72,7 +72,7 @@ def _deciders(table: Table, name: str, waiting: Mapping[str, Sign]) -> Iterator[
             yield rank + 0.5 * is_column, tensor, powers[0]
 
 
-def _votes(axes: Axes, power: Power, tensor: Tensor, size: int) -> Tensor:
+def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, size: int) -> Tensor:
     """Return for each value of a sign the sign that makes its entries positive, (member, value); 0: undecided."""
     part = tensor.narrow(power.axis + 1, power.offset, power.length).movedim(power.axis + 1, 1).double()
     rows = part.reshape(len(tensor), size, prod(part.shape[1:]) // size)

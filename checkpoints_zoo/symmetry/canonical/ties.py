@@ -127,7 +127,7 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         cells = cells.select(~differs).concatenate(others)
         if not len(cells):
             return has_open_tie
-    for part in _parts(
+    for part in _cells_in_parts(
         _distinguishable(unordered, group, cells), max((len(slices) for slices in unordered), default=1)
     ):
         for slices in unordered:
@@ -185,7 +185,7 @@ def _meets_itself(slices: Slices, group: Group) -> bool:
     return any(move.group in inside and move.axis != slices.move.axis for move in slices.axes.moves)
 
 
-def _parts(cells: Cells, length: int) -> Iterator[Cells]:
+def _cells_in_parts(cells: Cells, length: int) -> Iterator[Cells]:
     """Yield a few cells at a time, so that their slices of `length` entries need little memory."""
     most, start = max(2, 4 * _CHUNK // length), 0
     while start < len(cells):

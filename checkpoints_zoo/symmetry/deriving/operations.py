@@ -166,7 +166,7 @@ def full_name(kind: type) -> str:
     return f"nn.{kind.__qualname__}" if in_torch else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _required(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
+def _required_tensor(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
     value = tensor_of(name)
     if value is None:
         step.refuse(f"a {name} that is computed from other tensors")
@@ -179,23 +179,23 @@ def _without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
 
 
 def _linear(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-    return layers.linear(step, x, _required(step, tensor_of, "weight"), tensor_of("bias"))
+    return layers.linear(step, x, _required_tensor(step, tensor_of, "weight"), tensor_of("bias"))
 
 
 def _embedding(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-    return layers.embedding(step, x, _required(step, tensor_of, "weight"), max_norm=layer.max_norm)
+    return layers.embedding(step, x, _required_tensor(step, tensor_of, "weight"), max_norm=layer.max_norm)
 
 
 def _convolution_layer(dimensions: int, rule: Callable[..., Labelled]) -> LayerRule:
     def layer_rule(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-        return rule(dimensions, step, x, _required(step, tensor_of, "weight"), tensor_of("bias"), layer.groups)
+        return rule(dimensions, step, x, _required_tensor(step, tensor_of, "weight"), tensor_of("bias"), layer.groups)
 
     return layer_rule
 
 
 def _batch_norm_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
     mean, variance = tensor_of("running_mean"), tensor_of("running_var")
-    return _activated(
+    return _apply_activation(
         step, layer, layers.batch_norm(step, x, tensor_of("weight"), tensor_of("bias"), mean, variance, layer.eps)
     )
 
@@ -206,7 +206,7 @@ def _response_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> 
     result = layers.response_norm(step, x, gain, offset, threshold)
     if threshold is not None:
         result = elementwise.homogeneous(step, result)
-    return _activated(step, layer, result)
+    return _apply_activation(step, layer, result)
 
 
 def _instance_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
@@ -216,19 +216,21 @@ def _instance_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> 
 
 
 def _group_norm_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-    return _activated(step, layer, layers.group_norm(step, x, layer.num_groups, tensor_of("weight"), tensor_of("bias")))
+    return _apply_activation(
+        step, layer, layers.group_norm(step, x, layer.num_groups, tensor_of("weight"), tensor_of("bias"))
+    )
 
 
 def _layer_norm_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
     count = len(layer.normalized_shape)
-    return _activated(step, layer, layers.layer_norm(step, x, count, tensor_of("weight"), tensor_of("bias")))
+    return _apply_activation(step, layer, layers.layer_norm(step, x, count, tensor_of("weight"), tensor_of("bias")))
 
 
 def _channel_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-    return _activated(step, layer, layers.axes_norm(step, x, [1], tensor_of("weight"), tensor_of("bias")))
+    return _apply_activation(step, layer, layers.axes_norm(step, x, [1], tensor_of("weight"), tensor_of("bias")))
 
 
-def _activated(step: Step, layer: Any, x: Labelled) -> Labelled:
+def _apply_activation(step: Step, layer: Any, x: Labelled) -> Labelled:
     """Apply the dropout and the activation that are part of some norms."""
     for inner in (getattr(layer, "drop", None), getattr(layer, "act", None)):
         if inner is not None:
@@ -239,7 +241,7 @@ def _activated(step: Step, layer: Any, x: Labelled) -> Labelled:
     return x
 
 
-def _clamped(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
+def _clamp_as_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
     return elementwise.clamp(step, x, layer.min_val, layer.max_val)
 
 
@@ -248,7 +250,7 @@ def _threshold(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labe
 
 
 def _prelu(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
-    return elementwise.prelu(step, x, _required(step, tensor_of, "weight"))
+    return elementwise.prelu(step, x, _required_tensor(step, tensor_of, "weight"))
 
 
 def _padding(mode: str) -> LayerRule:
@@ -288,7 +290,7 @@ LAYERS: dict[str, LayerRule] = {
     **{f"nn.{name}": _without_tensors(elementwise.odd) for name in _ODD.split()},
     **{f"nn.{name}": _without_tensors(elementwise.pointwise) for name in _POINTWISE.split()},
     "nn.SyncBatchNorm": _batch_norm_layer,
-    "nn.Hardtanh": _clamped,
+    "nn.Hardtanh": _clamp_as_layer,
     "nn.Threshold": _threshold,
     "nn.PReLU": _prelu,
     "nn.Linear": _linear,

@@ -59,7 +59,7 @@ def multiply_products(*products: Product, power: Fraction | int = 1) -> Product:
         exponent = Fraction(power if i == len(products) - 1 else 1)
         for factor, p in resolve_product(product).items():
             result[factor] = result.get(factor, Fraction(0)) + p * exponent
-    return _remaining(result)
+    return _without_cancelled_factors(result)
 
 
 def signs_of(product: Product) -> Product:
@@ -72,7 +72,7 @@ def magnitudes_of(product: Product) -> Product:
     return {factor: p for factor, p in product.items() if not factor.sign}
 
 
-def _remaining(product: Product) -> Product:
+def _without_cancelled_factors(product: Product) -> Product:
     """Return a product without its cancelled factors, and with powers of signs modulo 2."""
     powers = {factor: p % 2 if factor.sign else p for factor, p in product.items()}
     return {factor: p for factor, p in powers.items() if p}
@@ -88,7 +88,7 @@ def resolve_product(product: Product) -> Product:
             {factor: Fraction(1)} if factor.replaced_by is None else resolve_product(factor.replaced_by)
         ).items():
             result[f] = result.get(f, Fraction(0)) + p * q
-    return _remaining(result)
+    return _without_cancelled_factors(result)
 
 
 def equate_products(one: Product, other: Product) -> None:
@@ -107,7 +107,7 @@ def _replace_one(product: Product) -> None:
         tie_values(factor, replaced_factor.count)
         for norm, exact in replaced_factor.norms.items():
             factor.norms[norm] = factor.norms.get(norm, True) and exact
-    replaced_factor.replaced_by = _remaining({factor: -p / power for factor, p in product.items()})
+    replaced_factor.replaced_by = _without_cancelled_factors({factor: -p / power for factor, p in product.items()})
     if list(replaced_factor.replaced_by.values()) == [1]:
         (factor,) = replaced_factor.replaced_by
         factor.writers = sorted({*factor.writers, *replaced_factor.writers})
