@@ -153,7 +153,7 @@ def test_help_lines_are_the_commands_own() -> None:
 
 
 def test_no_command_hides_a_builtin() -> None:
-    assert not {command.place for command in COMMANDS.values()} & set(dir(builtins))
+    assert not {command.defined_in for command in COMMANDS.values()} & set(dir(builtins))
 
 
 def test_every_command_prints_json_too() -> None:
