@@ -241,7 +241,7 @@ def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[
         permission: permission that the call needs, "read" or "write".
     """
     try:
-        with translated_errors(label, subject, permission):
+        with translated_errors(label, subject, permission), _readme_errors(label):
             yield
     except ZooError:
         raise
@@ -253,9 +253,15 @@ def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[
         if translated_error is not cause:
             raise translated_error from error
         raise NetworkError(subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
+
+
+@contextmanager
+def _readme_errors(label: str) -> Iterator[None]:
+    """Turn the Hub's refusal of a README.md inside a `with` block into a FormatError."""
+    try:
+        yield
     except ValueError as error:
-        text = str(error)
-        if text.startswith("Invalid metadata"):
-            problem = " ".join(text.split())
-            raise FormatError(f"README.md for {label}", expected="YAML that the Hub takes", found=problem) from error
-        raise NetworkError(subject, expected=f"an answer from {host()}", found=text[:300], do=TRY_AGAIN) from error
+        if not str(error).startswith("Invalid metadata"):
+            raise
+        problem = " ".join(str(error).split())
+        raise FormatError(f"README.md for {label}", expected="YAML that the Hub takes", found=problem) from error

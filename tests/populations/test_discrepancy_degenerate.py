@@ -142,5 +142,5 @@ def test_an_estimate_has_no_bias() -> None:
 def test_what_has_no_weights_is_refused(given: Any) -> None:
     members = zoo.load("convnet-digits", n=4)
     for pair in ((given, None), (members, given)):
-        with pytest.raises(UsageError, match=r"^sets of members: expected collections, .*; found "):
+        with pytest.raises(UsageError, match=r"^sets of members, whose .*: expected a Collection; found "):
             zoo.mmd(*pair)

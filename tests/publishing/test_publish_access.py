@@ -161,7 +161,10 @@ def test_a_dry_run_of_a_pull_request_asks_who_you_are(hub: Hub, tiny: Built, mon
 def test_a_wrong_token(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrongtoken")
     error = refused(
-        hub, AccessError, f"revision 'main' of {ADDRESS}: expected permission to read; found 401 Unauth…", tiny.root
+        hub,
+        AccessError,
+        f"revision 'main' of {ADDRESS}: expected a login that the Hub takes; found 401 Unauth…",
+        tiny.root,
     )
     assert "hf_wrongtoken" not in str(error)
 

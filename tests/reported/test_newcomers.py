@@ -160,6 +160,7 @@ def test_without_a_network_the_error_comes_at_once(
         raise AssertionError(f"waited {seconds} s")
 
     build(tmp_path / "source", members=range(2))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # else a warning says that it was changed too late
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", no_wait)
     monkeypatch.setattr(hub_room, "_connected", set())

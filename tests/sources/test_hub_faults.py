@@ -177,6 +177,7 @@ def test_a_private_repo_of_somebody_else(hub: Hub, tiny: Built, monkeypatch: pyt
 
 
 def test_without_a_network(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # else a warning says that it was changed too late
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(NetworkError) as caught:
         read()
