@@ -12,9 +12,9 @@ RANGE = "bytes 22,824 to 37,456 of file FILE"
 FAULTS: list[tuple[str, dict[str, Any], type[ZooError], str]] = [
     (
         "/api/", {"status": 401}, AccessError,
-        "revision 'main' of ADDRESS: expected permission to read; "
-        "found 401 Unauthorized. "
-        "Log in with `hf auth login` or set HF_TOKEN.",
+        "revision 'main' of ADDRESS: expected a login that the Hub takes; "
+        "found 401 Unauthorized: the token was refused. "
+        "Replace it (HF_TOKEN, or `hf auth login`), or unset it: public repos need none.",
     ),
     (
         "/api/", {"status": 403}, AccessError,
