@@ -30,16 +30,15 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
     copied into DIR too, which `--source DIR` reads and `zoo-cli publish DIR` publishes. An interrupted run continues.
     """
     selected = selection.find()
-    local_counts = _count_here(selected)
+    stored = selected.rows.filter(selected.rows.column("path").is_valid())
+    here = selected.source.count_local(selected.description, stored)
     values: dict[str, Any] = {
         "citation": selected.citation,
         "members": selected.rows.num_rows,
-        "files": len(set(selected.rows.column("path").drop_null().to_pylist())),
+        "files": len(set(stored.column("path").to_pylist())),
         "bytes": sum_of(selected.rows, "nbytes"),
-        "members_here": local_counts,
-        "members_fetched": 0
-        if dry_run
-        else selected.rows.num_rows - selected.rows.column("path").null_count - local_counts,
+        "members_here": here,
+        "members_fetched": 0 if dry_run else stored.num_rows - here,
         "fetched": not dry_run,
     }
     if dest is None:
@@ -50,12 +49,6 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
         selected.source.locate(selected.description, selected.rows)
     sizes = {key: format_bytes(value) for key, value in values.items() if key.endswith("bytes")}
     out.data(values, fact_lines({**values, **sizes, "fetched": "no" if dry_run else "yes"}))
-
-
-def _count_here(selected: SelectedMembers) -> int:
-    """Count the selected members that were on this machine before."""
-    with_weights = selected.rows.filter(selected.rows.column("path").is_valid())
-    return selected.source.count_local(selected.description, with_weights)
 
 
 def _copy(selected: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:

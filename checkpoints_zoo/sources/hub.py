@@ -321,11 +321,10 @@ def check_whole_file(repo: Repo, path: Path, check: bool = False) -> str:
     Returns:
         The hash of a file that was deleted and its kind, "" for a right one, or one whose hash nobody announced.
     """
-    announced = _blob_name(path)
-    record = HashRecord(path.resolve(), whole_file_record(repo, path), check)
+    announced, blob = _blob_name(path), path.resolve()
+    record = HashRecord(blob, whole_file_record(repo, path), check)
     if record.hashes.get("") == announced:
         return ""
-    blob = path.resolve()
     actual = _hash_like(announced, blob)
     if actual in ("", announced):
         if actual:

@@ -25,10 +25,8 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.ensemble import EXECUTIONS, Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources import hub as hub_room
-from checkpoints_zoo.sources import ranges
 from tests.hub import Hub
-from tests.support.remote import ADDRESS, published
+from tests.support.remote import ADDRESS, published, retry_at_once
 from tests.support.scenarios import Built, build
 
 ROOT = Path(__file__).parents[2]
@@ -330,12 +328,7 @@ def test_layers_of_a_description_are_bounded() -> None:
 @pytest.fixture
 def tiny(hub: Hub, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> Built:
     """Publish twenty small members; retries follow at once."""
-
-    class Clock:
-        sleep = staticmethod(waits.append)
-
-    for room in (ranges, hub_room):
-        monkeypatch.setattr(room, "time", Clock)
+    retry_at_once(monkeypatch, waits)
     return published(hub)
 
 

@@ -11,13 +11,12 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, ZooError
-from checkpoints_zoo.sources import fetching, ranges
-from checkpoints_zoo.sources import hub as hub_room
+from checkpoints_zoo.sources import fetching
 from checkpoints_zoo.sources.hub import cache_root
 from tests.hub import READER, WRITER, Hub
 from tests.hub.faults import HTML
 from tests.support.lasting_faults import BYTES, FAULTS
-from tests.support.remote import ADDRESS, REPO, published
+from tests.support.remote import ADDRESS, REPO, published, retry_at_once
 from tests.support.scenarios import Built, load
 
 ALWAYS = {"times": math.inf}
@@ -26,12 +25,7 @@ ALWAYS = {"times": math.inf}
 @pytest.fixture
 def tiny(hub: Hub, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> Built:
     """Publish twenty members, and let retries follow at once; `waits` has how long they would have waited."""
-
-    class Clock:
-        sleep = staticmethod(waits.append)
-
-    for room in (ranges, hub_room):
-        monkeypatch.setattr(room, "time", Clock)
+    retry_at_once(monkeypatch, waits)
     return published(hub)
 
 

@@ -14,9 +14,9 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.publisher import Published
-from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
 from tests.hub.repos import Commit
+from tests.support.remote import retry_at_once
 from tests.support.scenarios import Built, build
 
 NEW = "alice/new"
@@ -31,11 +31,7 @@ def two_shards(root: Path) -> Built:
 
 def quick(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
     """Draw no pictures, and let retries follow at once."""
-
-    class Clock:
-        sleep = staticmethod(waits.append)
-
-    monkeypatch.setattr(hub_room, "time", Clock)
+    retry_at_once(monkeypatch, waits)
     monkeypatch.setattr(cards, "picture", lambda *_: PICTURE)
 
 

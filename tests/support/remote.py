@@ -8,7 +8,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from checkpoints_zoo.sources import fetching
+import pytest
+
+from checkpoints_zoo.sources import fetching, ranges
+from checkpoints_zoo.sources import hub as hub_room
 from tests.hub import Hub
 from tests.support.scenarios import Built, build
 
@@ -22,6 +25,16 @@ def _built() -> Built:
     folder = tempfile.mkdtemp(prefix="zoo-source-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return build(Path(folder), members=range(20), per_shard=10)
+
+
+def retry_at_once(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
+    """Let the package's own retries follow at once; the seconds they would have waited are added to `waits`."""
+
+    class Clock:
+        sleep = staticmethod(waits.append)
+
+    for module in (ranges, hub_room):
+        monkeypatch.setattr(module, "time", Clock)
 
 
 def published(hub: Hub, lfs: bool = True) -> Built:

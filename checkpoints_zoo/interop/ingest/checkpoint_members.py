@@ -111,12 +111,10 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
                     path=path,
                 )
             members.append(MemberRange(path, path, head.header_nbytes, head))
-    for other_path in contents.others:
-        if not other_path.member:
-            say(f"{other_path.name} is left out: {other_path.why}")
-    return MemberGroup(
-        members, [(other_path.name, other_path.why) for other_path in contents.others if other_path.member]
-    )
+    for other in contents.others:
+        if not other.member:
+            say(f"{other.name} is left out: {other.why}")
+    return MemberGroup(members, [(other.name, other.why) for other in contents.others if other.member])
 
 
 def _open_local(path: Path) -> tuple[int, ReadRange]:

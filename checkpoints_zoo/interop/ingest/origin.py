@@ -241,9 +241,8 @@ def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
     excluded_path = None if excluded is None else excluded.resolve()
     visited_folders, starts = set[Path](), [folder]
     while starts:
-        links = list[
-            Path
-        ]()  # links are followed after all real folders are known, so that each folder is listed under its own name
+        # Links are followed after all real folders are known, so that each folder is listed under its own name.
+        links = list[Path]()
         for start in starts:
             for folder_path, folders, names in os.walk(start):
                 current = Path(folder_path)
