@@ -50,6 +50,7 @@ ARCHIVE = "optunet-mnist"  # a collection of the catalog that lies in archives
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.link", "os.truncate", "shutil.rmtree"}
 RUNS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen", "socket.connect", "ctypes.dlopen"}
+ASKS_THE_NETWORK = {"socket.getaddrinfo", "socket.gethostbyname"}
 
 
 class Watch:
@@ -58,10 +59,12 @@ class Watch:
     Attributes:
         inside: folders that a case may write to.
         broken: what was done elsewhere, since the last `clear`.
+        events: names of Python's audit events that no case may cause.
     """
 
-    def __init__(self, *inside: Path) -> None:
+    def __init__(self, *inside: Path, events: set[str] = RUNS) -> None:
         self.inside = [str(folder.resolve()) for folder in inside]
+        self.events = events
         self.broken: list[str] = []
         sys.addaudithook(self._see)
 
@@ -69,7 +72,7 @@ class Watch:
         self.broken = []
 
     def _see(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in RUNS:
+        if event in self.events:
             self.broken.append(f"{event} {arguments!r}"[:300])
         elif event in CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES):
             paths = [os.fsdecode(x) for x in arguments if isinstance(x, str | bytes | os.PathLike)]
@@ -477,6 +480,17 @@ class Report:
     failures: list[str] = field(default_factory=list)
     slowest: tuple[float, str] = (0.0, "")
 
+    def print(self) -> int:
+        """Print a table of outcomes, each failure, and a line of JSON; return 1 if there was a failure."""
+        for (kind, outcome), cases in sorted(self.outcomes.items()):
+            print(f"{kind:24} {outcome:22} {cases:7,}")
+        print(f"slowest: {self.slowest[0]:.1f} s, {self.slowest[1]}")
+        for failure in self.failures[:50]:
+            print(f"\n{failure}")
+        cases, slowest_s = sum(self.outcomes.values()), round(self.slowest[0], 1)
+        print(json.dumps({"cases": cases, "failures": len(self.failures), "slowest_s": slowest_s}))
+        return 1 if self.failures else 0
+
 
 def peak_memory() -> int:
     """Return the most bytes that this process has held since the last `forget_peak`; 0 where Linux does not say."""
@@ -504,8 +518,8 @@ def run_case(report: Report, watch: Watch, label: str, kind: str, use: Callable[
             contextlib.redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")
-            use()
-        outcome = "read"
+            result = use()
+        outcome = result if isinstance(result, str) else "read"
     except ZooError as error:
         outcome = type(error).__name__
         if len(str(error)) > 4000:
@@ -557,7 +571,7 @@ def fuzz_strings(report: Report, folder: Path, watch: Watch, count: int, seed: i
 
 
 def main() -> int:
-    """Run cases; print a table of outcomes and each failure; return 1 if there was one."""
+    """Run cases, and print what came of them; return 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--strings", type=int, default=1000)
@@ -574,21 +588,7 @@ def main() -> int:
         watch = Watch(folder, home)
         fuzz_files(report, folder, watch, options.files, options.seed, options.only)
         fuzz_strings(report, folder, watch, options.strings, options.seed)
-    for (kind, outcome), cases in sorted(report.outcomes.items()):
-        print(f"{kind:18} {outcome:22} {cases:7,}")
-    print(f"slowest: {report.slowest[0]:.1f} s, {report.slowest[1]}")
-    for failure in report.failures[:50]:
-        print(f"\n{failure}")
-    print(
-        json.dumps(
-            {
-                "cases": sum(report.outcomes.values()),
-                "failures": len(report.failures),
-                "slowest_s": round(report.slowest[0], 1),
-            }
-        )
-    )
-    return 1 if report.failures else 0
+    return report.print()
 
 
 if __name__ == "__main__":

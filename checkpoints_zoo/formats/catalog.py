@@ -177,7 +177,7 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
             path=path,
         )
     for key, kind in kinds.items():
-        if type(values.get(key)) is not kind:
+        if key not in values or type(values[key]) is not kind:
             value_text = reprlib.repr(values[key]) if key in values else "no such key"
             raise FormatError(
                 f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=value_text, path=path
