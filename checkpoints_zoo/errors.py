@@ -63,9 +63,10 @@ class ZooError(Exception):
 
 
 def _explain_equal_looks(text: str) -> str:
-    """Return a sentence on words of a text that look the same but are stored in two ways; "" if there are none.
+    """Return a sentence that names words of a text which look equal but consist of different characters; "" if none do.
 
-    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change names from one to the other.
+    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change file names from one form to
+    the other.
     """
     if text.isascii():
         return ""
@@ -77,7 +78,7 @@ def _explain_equal_looks(text: str) -> str:
 
 
 def _escape_controls(text: str) -> str:
-    """Write control characters but ends of lines as codes: strings of a source must not steer a terminal."""
+    """Replace control characters, except line ends, by visible codes, so that a text cannot control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
@@ -130,7 +131,7 @@ class LayoutError(ZooError, ValueError):
 
 
 class TooLargeError(ZooError, MemoryError):
-    """The operation needs more memory than is free; the error names a smaller step."""
+    """The operation needs more memory than is free; the error names an operation that needs less memory."""
 
 
 class LockedError(ZooError, BlockingIOError):
@@ -154,8 +155,8 @@ class WorkerError(ZooError, RuntimeError):
 
 
 class SmallerChunk(UserWarning):
-    """Warning: memory is short, so fewer members run at once than requested. The results stay the same as with the
-    requested number."""
+    """Warning: memory is short, so fewer members run at once than requested. The results are the same as with the
+    requested number of members."""
 
 
 class LeftOut(UserWarning):

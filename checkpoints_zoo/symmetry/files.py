@@ -48,7 +48,7 @@ def _list_column(values: np.ndarray) -> pa.Array:
 
 
 def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], int], Element]:
-    """Read symmetries; return the element, and the row in it of each (member, epoch).
+    """Read symmetries; return (member, epoch) -> row of the element, and the element with one symmetry in each row.
 
     Args:
         path: path of the Parquet file.
@@ -57,7 +57,7 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
     Raises:
         SourceNotFound: the file does not exist.
         FormatError: the file has another format or a newer version.
-        DamagedError: the file is damaged, or belongs to other weights.
+        DamagedError: the file is damaged, or has the symmetries of other weights.
     """
     if not path.is_file():
         raise SourceNotFound(f"symmetries {path}", expected="a file", found="none", path=path)

@@ -36,8 +36,9 @@ class Matching:
         objective: (member), the inner product of the weights of the reference and the permuted member, in float64, over
             all permuted tensors without running statistics and integers.
         sweeps: (member), number of sweeps over the groups.
-        visits: (member), number of visits of groups. A group is visited again only after a neighbour has moved.
-        converged: (member), whether no group could gain at the end.
+        visits: (member), number of visits; each visit optimises the permutation of one group. A group is visited again
+            only after a group in the same tensors has been permuted.
+        converged: (member), whether at the end no permutation of one group could raise the objective.
     """
 
     permutations: Mapping[str, Tensor]
@@ -63,23 +64,22 @@ def match_weights(
     permutations.
 
     Each sweep visits the groups in random order. A visit finds the best permutation of one group by linear assignment,
-    while all others stay; the groups whose blocks it moves get their best order as well. A visit changes a permutation
-    only if that gains, so the objective never falls. The result of a member depends on the seed, the member and the
-    reference, not on other members.
+    while all other permutations stay; if the group moves blocks of other groups, their units get the best order as
+    well. A visit changes a permutation only if the change raises the objective, so the objective never falls. The
+    result of a member depends on the seed, the member and the reference, not on other members.
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (member, *shape), including all permuted tensors. Running statistics and integers do
-            not count, and may be
-            missing. Computations are in float32, or in float64 if a tensor is float64.
+        params: parameters, name -> (member, *shape), including all permuted tensors. Running statistics and integers
+            are not compared, and may be missing. Computations are in float32, or in float64 if a tensor is float64.
         reference: parameters of the reference, name -> (*shape).
-        start: group -> first permutation, (unit) or (member, unit). Groups without an entry start unpermuted.
+        start: group -> permutation to start from, (unit) or (member, unit). All other groups start unpermuted.
         seed: seed of the random order in which groups are visited.
         most: largest number of sweeps over the groups.
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
-        UsageError: the tensors have no member axis, the reference has one, or a first permutation is invalid.
+        UsageError: the tensors have no member axis, the reference has one, or a permutation to start from is invalid.
         DamagedError: a weight is not finite.
 
     >>> from torch import nn
@@ -122,14 +122,15 @@ def match_mean(
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (member, *shape), as in `match_weights`. Tensors that do not count in the matching
-            are averaged as well.
+        params: parameters, name -> (member, *shape), as in `match_weights`. Tensors that are not compared in the
+            matching are averaged as well.
         seed: seed of the random orders in which members and groups are visited.
         most: largest number of passes over the members.
 
     Returns:
         The matching, with the sweeps and visits of all passes, and with the mean of the other members as reference of
-        the objective; and the mean, name -> (*shape) in float32 or wider. Integers are those of the first member.
+        the objective; and the mean, name -> (*shape) in float32 or wider. Integer tensors are those of the first
+        member.
 
     Raises:
         LayoutError, DamagedError: for the same reasons as in `match_weights`.

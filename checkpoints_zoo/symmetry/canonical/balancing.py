@@ -1,10 +1,10 @@
 """Minimise a sum of monomials over its scales by balancing.
 
-The mass is a convex function of the logarithms of the scales. For one scale, with all others fixed, the best value of
-each unit balances the mass that grows with it and the mass that shrinks with it (Osborne 1960, "On pre-conditioning of
-matrices"): grow * u + shrink / u is smallest at u = sqrt(shrink / grow). A sweep balances all scales in turn. Sweeps
-are slow at differences between whole layers. Therefore a Newton step between sweeps finds one common factor for each
-scale.
+The sum, called mass, is a convex function of the logarithms of the scales. For one scale, with all others fixed, the
+best factor of a unit balances the mass that grows with the factor and the mass that shrinks with it (Osborne 1960, "On
+pre-conditioning of matrices"): grow * u + shrink / u is smallest at u = sqrt(shrink / grow). A sweep balances all
+scales in turn. Sweeps alone balance whole layers against each other only slowly. Therefore a Newton step between sweeps
+finds one common factor for each scale.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class BalanceResult:
 
     Args:
         squares: scale -> (member, value), the squares of the scales.
-        history: (sweep, member), the mass before the first sweep and after each.
+        history: (sweep, member), the mass before the first sweep, then the mass after each sweep.
         sweeps: (member), number of sweeps.
-        residual: (member), the sum of |growing - shrinking| over units, as a share of the sum of both.
-        converged: (member), whether the stopping rule was met.
+        residual: (member), how far the scales are from balance: the sum of |growing mass - shrinking mass| over units,
+            as a share of the sum of all these masses.
+        converged: (member), whether the search ended before the largest number of sweeps, as the mass no longer fell.
     """
 
     squares: dict[str, Tensor]
@@ -57,7 +58,7 @@ class _Use:
         block: index of the block in the list of blocks.
         mass: tensor of the block's mass.
         on_rows: whether the scale is along the rows.
-        along: powers of all scales along the same axis, including this use.
+        along: powers of all scales along the same axis, including this scale.
         across: powers of all scales along the other axis of the block.
         power: exponent of the scale along this axis.
         units: see `ScalePower`.
@@ -140,7 +141,7 @@ class Balancer:
             self.powers_of[name, power] = _power(squares, power)
 
     def total(self, block: Block) -> Tensor:
-        """Return the sum of a block, (member)."""
+        """Return the sum of all monomials of a block, (member)."""
         sums = torch.bmm(block.mass, self.product(block.columns)) if block.columns else block.mass
         return (sums * self.product(block.rows)).sum((1, 2))
 
@@ -153,7 +154,7 @@ class Balancer:
 
         Args:
             name: name of the scale to balance.
-            terms: terms of the scale's uses, as `terms` returns them.
+            terms: sums of monomials, one tensor for each use of the scale, as `sum_monomials` returns them.
         """
         sums: list[Tensor | None] = [None, None]
         for use, term in zip(self.uses[name], terms, strict=True):
@@ -171,7 +172,7 @@ class Balancer:
 
         Args:
             is_frozen: (member), whether to keep the scales of a member; None: no member is frozen.
-            totals: sum (member) of each block; None to leave the sums out. They are updated. None: not needed.
+            totals: sum (member) of each block; the sums are updated. None: the sums are not needed.
         """
         changes = []
         for name, uses in self.uses.items():
@@ -210,8 +211,8 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
     remove less as well, at the rate of the last two sweeps.
 
     Args:
-        monomials: the sum of monomials to minimise. For each unit, some monomial grows and some monomial shrinks, or
-            there is none.
+        monomials: the sum of monomials to minimise. For each unit, some monomials grow with its factor and some shrink,
+            or no monomial depends on it.
         tolerance: share of the mass; a member is done when a sweep removes less than this share.
         most: largest number of sweeps over the scales.
     """
@@ -250,11 +251,11 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
 def _newton_step(balancer: Balancer, totals: Tensor, is_frozen: Tensor | None) -> Tensor:
     """Multiply each scale by the common factor that minimises the mass; return the new sum of the blocks, (member).
 
-    Newton's method on the logarithms. Steps that do not lower the mass are halved.
+    Newton's method acts on the logarithms of the factors. Steps that do not lower the mass are halved.
 
     Args:
         totals: (member, block), the sum of each block.
-        is_frozen: see `Balancer.sweep`.
+        is_frozen: (member), whether to keep the scales of a member; None: no member is frozen.
     """
     powers = balancer.powers
     shift, present_totals, sums = totals.new_zeros(len(totals), powers.shape[1]), totals, totals.sum(1)

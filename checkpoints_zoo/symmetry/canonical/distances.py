@@ -19,7 +19,7 @@ _CHUNK = 1 << 18  # Largest number of entries converted to float64 at once.
 
 
 def transpositions(permutation: Tensor) -> Tensor:
-    """Return the smallest number of swaps of two units that make a permutation, int64 (...): units - cycles.
+    """Return the smallest number of swaps of two units that make up a permutation, int64 (...): units - cycles.
 
     Args:
         permutation: one or more permutations, int64 (..., unit).

@@ -34,16 +34,17 @@ def canonicalize(
 ) -> tuple[dict[str, Tensor], Element]:
     """Scale the members, then sort their units; return the tensors, and the applied symmetry.
 
-    `symmetry.apply` of the symmetry to the parameters gives the tensors again, up to rounding if there are scales.
-    `symmetry.apply` of its `symmetry.inverse` to the tensors gives the parameters.
+    `symmetry.apply` with the returned symmetry turns the parameters into the returned tensors, up to rounding if there
+    are scales. `symmetry.apply` with its `symmetry.inverse` turns the tensors into the parameters.
 
-    Scaled values have rounding errors, so that equal units are no longer equal bit for bit. After scaling, values count
-    as equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.
+    Scaled values have rounding errors, which make equal units differ in the last bits. After scaling, values count as
+    equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), or (*shape) for one member.
-        scale: "unit-norm", see `scaling.unit_norm` and `signs.fix_signs`; None: no scaling, and all dtypes stay.
+        scale: "unit-norm", see `scaling.unit_norm` and `signs.fix_signs`; None: no scaling, and all dtypes stay the
+            same.
         permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
             `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
         streams: whether to sort the units of residual streams as well.

@@ -34,21 +34,19 @@ class MinimalMass:
         ids: ids of the members.
         before: (member), the mass before the minimisation, without the unbounded part.
         after: (member), the minimal mass, without the unbounded part.
-        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. If
-            the unbounded mass is not 0, no scales reach the minimum: see `attained`.
+        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. No
+            scales reach the minimum unless the unbounded mass is 0, see `attained`.
         residual: (member), how far the scales are from the minimum (the certificate). At the minimum, the mass that
-            grows with a unit equals the mass that
-            shrinks with it. The residual is the sum of the differences over units, as a share of the sum of both
-            masses.
-        converged: (member), whether the stopping rule was met.
+            grows with the factor of a unit equals the mass that shrinks with it. The residual is the sum of the
+            differences over units, as a share of the sum of these masses.
+        converged: (member), whether the search ended before the largest number of sweeps, as the mass no longer fell.
         sweeps: (member), number of sweeps.
         history: (sweep, member), `before`, then the mass after each sweep.
-        scales: scale -> (member, value), for `symmetry.rescale`. Scales without an entry are 1.
+        scales: scale -> (member, value), for `symmetry.rescale`. All other scales are 1.
         degenerate: scale -> units that can shrink without limit in every member: rows before a batch norm, and units
-            that only such rows balance. Their scales stay 1.
+            that only such rows balance. The scales of these units stay 1.
         dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
-            inputs or
-            outputs are 0. Their scales stay 1.
+            inputs or outputs are 0. The scales of these units stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
     """
 
@@ -126,18 +124,19 @@ def minimal_mass(
 ) -> MinimalMass:
     """Minimise the sum of squared weights over all scales that keep the function; return the mass and its minimum.
 
-    Kernels, linear weights and norm gains have mass, as in the code of the authors. Running statistics have none. The
-    problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
+    Kernels, linear weights and norm gains have mass, as in the code of the authors. Running statistics have no mass.
+    The problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), including all tensors with mass.
         biases: whether biases and the offsets of norms count as mass as well.
         hold: names of scales that stay 1.
-        approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
+        approximate: whether to change approximate scales as well. Approximate scales keep the network's function only
+            if the norms have eps = 0.
         same: names that share a tensor with an earlier name. Each tensor counts once.
-        tolerance: share of the mass that ends the search. A member is done if its last sweep, and all further sweeps,
-            remove less.
+        tolerance: share of the mass that ends the search. The search for a member ends if its last sweep removed less,
+            and all further sweeps together would remove less.
         most: the largest number of sweeps.
 
     Raises:
@@ -174,8 +173,8 @@ def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held_scales: t
     """Concatenate the results of members of one network; return them.
 
     Args:
-        parts: one result or more, solved with the same options.
-        ids: ids of all members of the parts, in order.
+        results: one result or more, computed with the same options.
+        ids: ids of the members of all results, in order.
         held_scales: names of the scales that were not changed.
     """
     history_length = max(len(part.history) for part in parts)
@@ -250,7 +249,7 @@ def _solve(
 
 
 def _check_range(params: Mapping[str, Tensor]) -> None:
-    """Refuse weights whose squares float64 cannot hold; those of narrower dtypes fit."""
+    """Refuse weights whose squares float64 cannot hold; squares of weights in narrower dtypes always fit."""
     for name, tensor in params.items():
         if tensor.dtype != torch.float64:
             continue
@@ -284,7 +283,7 @@ class UnboundedMass:
 
     Args:
         had_mass: scale -> (member, unit), whether a unit had mass before the removal.
-        has_no_mass: scale -> (member, unit), whether a unit has no mass after it.
+        has_no_mass: scale -> (member, unit), whether a unit has no mass after the removal.
         mass: (member), the removed mass.
     """
 

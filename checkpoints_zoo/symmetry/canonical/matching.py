@@ -1,7 +1,8 @@
-"""Match one network to a reference: visit groups, and permute them if that gains, until no group can gain.
+"""Match one network to a reference: permute group after group to raise the inner product of the weights.
 
-A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all others stay. This is
-a linear assignment: the permutation of the columns of a matrix with the largest sum on the diagonal.
+A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all other groups stay.
+Such a visit solves a linear assignment problem: the permutation of the columns of a matrix with the largest sum on the
+diagonal.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from checkpoints_zoo.symmetry.table import Table
 STATISTICS = ("mean", "variance")
 _LEAST_GAIN = 1e-12  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
 _ALL_ORDERS = 3  # Number of units in a block up to which all orders are tried.
-_SMALL_GROUP = 96  # Number of units below which scipy alone is faster.
-_STAGES = ((0.1, 10), (0.03, 10))  # Stages of (smoothing in standard deviations of the gains, number of steps).
+_SMALL_GROUP = 96  # Number of units below which scipy's solver alone is faster.
+_STAGES = ((0.1, 10), (0.03, 10))  # (smoothing in standard deviations of the gains, number of steps) of each stage.
 _LEAST_LOGARITHM = -80.0  # Logarithm of the smallest number in use, which float32 can represent.
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -58,7 +59,7 @@ class Matcher:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
         self._norm = _norm(reference, thing)
         above, below = self._families.above, self._families.below
-        # Group -> groups to visit again after this group has moved.
+        # Group -> groups to visit again after this group was permuted.
         self._touched = {
             group: {h for reader in readers for h in (reader, *above[reader])}
             for group, readers in self._reference.readers.items()
@@ -72,7 +73,7 @@ class Matcher:
 
         Args:
             params: parameters of the network, name -> (*shape), in the reference's dtype and on its device.
-            start: first permutations.
+            start: group -> permutation to start from, (unit).
             seed: seed of the random order in which groups are visited.
             most: largest number of sweeps over the groups.
             thing: name of the network in error texts.
@@ -103,7 +104,8 @@ class Matcher:
         return self._reference.objective(params, permutations)
 
     def _visit(self, products: Products, group: str, permutations: Permutations, scale: float) -> list[str]:
-        """Move a group, and the groups whose blocks it moves, if that gains; return the names of the moved groups."""
+        """Permute a group, and the groups whose blocks it moves, if that raises the objective; return the permuted
+        groups."""
         best, gain = best_move(products, self._families, group, permutations)
         moved = [name for name, p in best.items() if not torch.equal(p, permutations[name])]
         if not moved:
@@ -269,7 +271,8 @@ def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]
 
 
 def _nest_orders(order: NDArray[np.int64], child_orders: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return orders inside units of a mover from orders inside units of its child, (new, old, child unit * place)."""
+    """Return the orders inside the units of a mover, made from the orders inside the units of its child group, (new,
+    old, child unit * place)."""
     count, width, inner = len(order), order.shape[-1], child_orders.shape[-1]
     new_units = np.arange(count)[:, None, None] * width + np.arange(width)
     old_units = np.arange(count)[None, :, None] * width + order
@@ -312,7 +315,7 @@ def _kernel_gains(products: Products, later_term: Term, inside: NDArray[np.int64
     Args:
         products: inner products of the reference and the matched network.
         later_term: the term of the later axis of the kernel.
-        inside: orders of the kernel's other axis, (new block, old block, place).
+        inside: orders inside the blocks of the kernel's other axis, (new block, old block, place).
     """
     blocks, axis = len(inside), 1 - later_term.move.axis
     fixed, units = (
@@ -332,9 +335,9 @@ def _kernel_gains(products: Products, later_term: Term, inside: NDArray[np.int64
 def assign(gains: Matrix) -> Places:
     """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
-    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. The
-    subtraction changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual
-    solution.
+    scipy solves the assignment problem exactly. For large matrices, a number is first subtracted from each row and each
+    column. The subtraction changes all sums by the same amount, and saves most of the search if the numbers are nearly
+    the dual solution.
 
     Args:
         gains: matrix of finite numbers, (unit, unit).
@@ -342,7 +345,7 @@ def assign(gains: Matrix) -> Places:
     >>> assign(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
     [0, 1]
     """
-    # Imported here because scipy.optimize is slow to import and rarely needed.
+    # scipy.optimize is imported here because it is slow to import and rarely needed.
     from scipy.optimize import linear_sum_assignment
 
     costs = -gains.astype(np.float64) if len(gains) < _SMALL_GROUP else _reduced_costs(gains)
@@ -351,7 +354,7 @@ def assign(gains: Matrix) -> Places:
 
 
 def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
-    """Return costs minus a number for each row and one for each column."""
+    """Return the costs (negative gains) after a number is subtracted from each row and each column."""
     exact = torch.from_numpy(gains)
     rows, columns = potentials(exact)
     costs = rows[:, None] - exact

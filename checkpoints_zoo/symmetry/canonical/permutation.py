@@ -1,8 +1,7 @@
 """Sort units: choose one network for all networks that permutations turn into each other.
 
-Laurent et al. 2024 (arXiv 2310.08287) sort by the first weight of each unit in their code, and by the largest in their
-text.
-Keys are whole numbers. Rising keys mean falling weights or norms.
+Laurent et al. 2024 (arXiv 2310.08287) sort by the first weight of each unit in their code, and by the largest weight in
+their text. Sorting keys are whole numbers; a larger key means a smaller weight or norm.
 """
 
 from __future__ import annotations
@@ -46,10 +45,9 @@ def sort_units(
 
     -0.0 comes after 0.0. Units that can swap places without a change of any tensor keep their order.
 
-    There is one exception: after `refining.MOST` orders of one member the search stops with the best order so far. Such
-        a search needs many units that differ only in their connections to each other, as in a network of adjacency
-        matrices. The
-    function of the member stays the same.
+    There is one exception: after `refining.MOST_ORDERS` orders of one member, the search stops with the best order so
+        far. Only many units that differ in nothing but their connections to each other need so long a search, as in a
+        network of adjacency matrices. The function of the member stays the same.
 
     Args:
         table: the network's symmetry table.
@@ -119,7 +117,8 @@ def _sorting_turns(table: Table, free: frozenset[str]) -> list[list[str]]:
 
 
 def _groups_of_turn(table: Table, name: str) -> list[str]:
-    """Return a group and the groups inside its blocks, down to the first with writers; the group alone if none."""
+    """Return a group and the groups inside its blocks, down to the first group with writers; only the group itself if
+    no such group exists."""
     for other in table.groups.values():
         if other.mover == name:
             below = [other.name] if other.writers else _groups_of_turn(table, other.name)
@@ -150,7 +149,7 @@ def _sort_remaining(
 
 
 def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor) -> Tensor:
-    """Sort the groups of a turn inside their blocks; return whether a member has ties left, (member).
+    """Sort a turn (groups that are sorted together) inside its blocks; return whether a member has ties left, (member).
 
     Args:
         is_unsorted: (member), whether a member still needs sorting.
@@ -203,7 +202,7 @@ def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tens
 
 
 def _initial_colours(member: Members, turn: list[str], key: str) -> Colours:
-    """Return the colours of the units of one member by their keys."""
+    """Return a colour (whole number) for each unit of one member: units with equal keys get equal colours."""
     group = member.table.groups[turn[-1]]
     keys = unit_keys(member, group, key).of_all_units()[0]
     if member.tolerance:
@@ -317,7 +316,8 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
     """Return the sum of squares of each unit's slice in float64, (unit).
 
     Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
-    does not depend on permutations or on the place of the row. The sum functions of libraries do not promise this.
+    does not depend on permutations or on the place of the row. The sum functions of torch do not promise such equal
+    results.
 
     Args:
         members: the stacked members.

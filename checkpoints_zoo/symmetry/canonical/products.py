@@ -24,7 +24,7 @@ Permutations = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One move of a group in one tensor: its units have inner products, summed over all other entries.
+    """One axis of a tensor along which a group moves: its units have inner products, summed over all other entries.
 
     Args:
         name: name of the tensor in the state dict.
@@ -59,7 +59,8 @@ class Term:
         return self.move.axis == 0
 
     def units_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as (unit, entry of other moved axes, other entry), or with units last."""
+        """Return a tensor with the axes (unit, entry of other moved axes, other entry), or with the units as last
+        axis."""
         move = self.move
         if move.within:
             return split(tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
@@ -86,7 +87,7 @@ class Term:
 
         Args:
             units: tensor of the other network, as `units_of` returns it.
-            rows: the entries.
+            rows: positions of the entries to select.
             buffer: flat memory for the result.
         """
         axis = 1 if self.first else 0
@@ -94,7 +95,7 @@ class Term:
         return torch.index_select(units, axis, rows.to(units.device), out=buffer[: prod(shape)].view(shape))
 
     def rows(self, permutations: Permutations) -> Tensor:
-        """Return the former entries of the other moved axes, in the order of `units_of`.
+        """Return the positions before the permutation of entries of the other moved axes, in the order of `units_of`.
 
         For a grouped kernel, the blocks stay in place; entries move only inside the blocks.
         """
@@ -141,8 +142,8 @@ def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
 def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
     """Return the old position of each entry of an axis, (entry).
 
-    The input axis of a grouped kernel has only one block's inputs: then return the old position of every input of all
-    blocks, (input).
+    The input axis of a grouped kernel has only one block's inputs. For this axis, return the old position of every
+    input of all blocks, (input).
     """
     moves = [move for move in axes.moves if move.axis == axis]
     if any(move.within for move in moves):
@@ -155,7 +156,7 @@ class Reference:
 
     Args:
         table: the network's symmetry table.
-        tensors: parameters, name -> (*shape): all tensors that count, in one dtype on one device.
+        tensors: parameters, name -> (*shape): all tensors that are compared, in one dtype on one device.
     """
 
     def __init__(self, table: Table, tensors: Mapping[str, Tensor]) -> None:
@@ -193,7 +194,7 @@ class Reference:
         Args:
             tensors: parameters of the other network, name -> (*shape).
             permutations: group -> permutation, for all groups.
-            names: names of the tensors that count; None for all tensors.
+            names: names of the tensors in the sum; None for all tensors.
         """
         selected = {n: t for n, t in tensors.items() if names is None or n in names}
         moved = permute(self.table, selected, permutations)

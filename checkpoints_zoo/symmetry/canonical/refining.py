@@ -28,8 +28,8 @@ class Search:
     Args:
         member: the member, with the order of its units as far as it is known.
         turn: groups that are ordered together, movers first.
-        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The second argument
-            of the function tells whether to try only the first of several units of one colour.
+        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The function's
+            second argument says whether to try only the first of several units of one colour.
         tried: counter of the orders tried, shared by all searches for the member.
     """
 
@@ -48,7 +48,7 @@ class Search:
         """Return the best permutations for refined colours.
 
         Args:
-            prefix: (group, unit) that have a colour of their own because of the search.
+            prefix: (group, unit) pairs to which the search gave a colour of their own.
         """
         group, units = self._tied_units(colours)
         if not units:
@@ -80,7 +80,7 @@ class Search:
     def _equals_earlier(
         self, order: Orders, result: list[Tensor], seen: list[tuple[int, Orders, list[Tensor]]]
     ) -> bool:
-        """Return whether an earlier order has the same result; record the symmetry that leads from one to the other."""
+        """Return whether an earlier order gives the same tensors; record the symmetry between the two orders."""
         for _, other, other_result in seen:
             if _difference(result, other_result, self.member.tolerance) == 0:
                 to_earlier_order = {n: torch.empty_like(p[0]).scatter(0, p[0], other[n][0]) for n, p in order.items()}
@@ -150,7 +150,7 @@ class Refining:
         """Refine colours until none changes; return the colours of all groups.
 
         Args:
-            colours: the colours to start from. The units of a group without an entry have one colour.
+            colours: the colours to start from. Units of a missing group start with one colour.
         """
         blank_codes = {
             n: torch.zeros(g.size, dtype=torch.int64, device=self._one.device) for n, g in self._groups.items()
@@ -265,7 +265,8 @@ def _can_swap(one: Members, colours: Colours, group: str, a: int, b: int) -> boo
 
 
 def _comparable(member: Members, params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return tensors in a flat form that can be compared: whole numbers, or floats if the member has a tolerance."""
+    """Return the entries of each tensor as numbers in the order of its values: `ordered_bits`, or the values themselves
+    in float64 if a tolerance allows rounding errors."""
     if not member.tolerance:
         return [ordered_bits(tensor).flatten() for tensor in params.values()]
     return [tensor.flatten().double() + member.table.tensors[name].shift for name, tensor in params.items()]

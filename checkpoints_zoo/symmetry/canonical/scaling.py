@@ -132,7 +132,8 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 def _row_norms(
     table: Table, params: Mapping[str, Tensor], scale: Scale, scales: Mapping[str, Tensor]
 ) -> tuple[Tensor, float, float]:
-    """Return the norms of the rows of a scale, (member, value), its power in them, and the largest norm taken as 0."""
+    """Return the norms of the rows that a scale multiplies, (member, value), its exponent in these norms, and the
+    largest norm that counts as 0."""
     (name, axis), *_ = scale.writers
     axes, tensor = table.tensors[name], params[name]
     row_powers = _row_powers(axes, scale, axis)

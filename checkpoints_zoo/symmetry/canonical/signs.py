@@ -55,7 +55,8 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
 
 
 def _next_sign(table: Table, waiting: Mapping[str, Sign]) -> tuple[Sign, list[tuple[str, Power]]]:
-    """Return the sign to choose next, and the tensors that have it but none of the other waiting signs."""
+    """Return the sign to choose next, and the tensors that have this sign but no other sign that is still to be
+    chosen."""
     found = {name: sorted(_deciders(table, name, waiting), key=lambda item: item[0]) for name in waiting}
     name = min(waiting, key=lambda name: found[name][0][0] if found[name] else len(_ROLES) + 1)
     return waiting[name], [(tensor, power) for _, tensor, power in found[name]]

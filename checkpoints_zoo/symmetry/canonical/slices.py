@@ -75,7 +75,7 @@ class Members:
         return group not in self.free or group in self.order
 
     def place(self, turn: Sequence[str], name: str, inner: Tensor) -> None:
-        """Set the order of a group inside its blocks, and move the groups of the turn inside it along.
+        """Set the order of a group's units inside its blocks; groups of the turn inside these units move with them.
 
         Args:
             turn: groups that are sorted together, movers first.
@@ -87,7 +87,8 @@ class Members:
             self.inner[held] = carry_blocks(self.inner[held], inner)
 
     def close(self, turn: Sequence[str]) -> None:
-        """Move the blocks of the groups of a turn with their mover: then all their units have their final places."""
+        """Move the blocks of the groups of a turn with their mover; after that, all units of the turn have their final
+        places."""
         blocks = self.order.get(self.table.groups[turn[0]].mover or "")
         for name in turn:
             inner = self.inner.pop(name)
@@ -213,14 +214,14 @@ class Slices:
     def codes(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Return numbers for the entries of slices, (unit, entry): whole numbers, floats if there is a tolerance.
 
-        Rising numbers mean falling values.
+        A larger number means a smaller value.
         """
         tensor = self.members.params[self.placement.tensor]
         values = tensor.reshape(-1)[self.entries(members, units, start, stop)]
         return -self._shifted(values) if self.members.tolerance else ~ordered_bits(values)
 
     def _shifted(self, values: Tensor) -> Tensor:
-        """Return the values that scales multiply, in float64."""
+        """Return values in float64, plus the eps if the tensor is a running variance."""
         return values.double() + self.axes.shift
 
     def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
@@ -250,7 +251,7 @@ class Slices:
         return codes.gather(-1, self.labels[order].argsort(dim=-1, stable=True))
 
     def _along_move(self, m: Tensor, u: Tensor, index: Tensor) -> Tensor:
-        """Return the places of entries on the axis of the move."""
+        """Return the positions of a slice's entries on the axis along which its group moves."""
         span, parts = self.move.span, self.placement.parts
         unit = u * parts + index.div(span, rounding_mode="floor")
         inner = self.members.inner.get(self.move.group) if parts > 1 else None
@@ -258,7 +259,7 @@ class Slices:
         return unit % self.axes.shape[1] if self.move.within else self.move.offset + unit * span + index % span
 
     def _along_other(self, axis: int, m: Tensor, u: Tensor, row: Tensor, index: Tensor) -> Tensor:
-        """Return the former places of entries on another axis."""
+        """Return the positions of a slice's entries on another axis, before that axis is permuted."""
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
@@ -272,7 +273,8 @@ class Slices:
         return order[m, block, index] % self.axes.shape[1]
 
     def _order_along(self, axis: int) -> tuple[Tensor | None, Move | None]:
-        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None: unchanged."""
+        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None if they keep
+        their order."""
         moves = [m for m in self.axes.moves if m.axis == axis and m.group in self.members.order]
         if not moves:
             return None, None

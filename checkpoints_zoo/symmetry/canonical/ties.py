@@ -37,11 +37,11 @@ class Cells:
         return len(self.unit)
 
     def select(self, which: Tensor) -> Cells:
-        """Return the selected units; of each cell, all units or none must be selected."""
+        """Return the selected units in their cells; a cell must be selected as a whole or not at all."""
         return Cells(self.unit[which], self.member[which], self.cell[which], self.place[which])
 
     def concatenate(self, other: Cells) -> Cells:
-        """Return the cells of both objects as one."""
+        """Return one object with these cells and the cells of another object."""
         after = other.cell + int(self.cell[-1]) + 1 if len(self) else other.cell
         pairs = ((self.unit, other.unit), (self.member, other.member), (self.cell, after), (self.place, other.place))
         return Cells(*(torch.cat(pair) for pair in pairs))
@@ -150,7 +150,7 @@ def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor
 
 
 def _write_order(cells: Cells, order: Tensor) -> Cells:
-    """Write the order; return the cells with ties left."""
+    """Write the order of the units into `order`; return the cells with ties left."""
     order[cells.place] = cells.unit
     return cells.select(~are_alone(cells))
 
@@ -167,7 +167,7 @@ def _distinguishable(unordered: list[Slices], group: Group, cells: Cells) -> Cel
 
 
 def _differing(lines: list[Slices], cells: Cells) -> Tensor:
-    """Return whether the cell of each unit holds units with different slices, (unit)."""
+    """Return for each unit whether its cell has units with different slices, (unit)."""
     first, differs = cells.first(), torch.zeros_like(cells.cell, dtype=torch.bool)
     for slices in lines:
         differs |= slices.differ(cells.member, cells.unit, cells.unit[first])

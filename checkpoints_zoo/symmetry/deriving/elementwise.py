@@ -166,7 +166,7 @@ def raise_to(step: Step, x: Labelled, exponent: Any) -> Labelled:
     if float(power) != exponent or not exponent:
         return pointwise(step, x)
     if power.denominator > 1:
-        x = homogeneous(step, x)  # A negative number has no such power.
+        x = homogeneous(step, x)  # A negative number has no fractional power.
     return Labelled(
         tuple(
             tuple(Segment(s.space, s.span, multiply_products({}, s.scale, power=power)) for s in resolve_axis(a))
@@ -203,7 +203,7 @@ def _broadcast_pairs(step: Step, x: Labelled, y: Labelled) -> list[tuple[Axis, A
 
 
 def pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Rule of pooling and resizing along the last axes, the places of a map."""
+    """Rule of pooling and resizing along the last axes, the positions in a feature map."""
     if len(step.shape) != len(x.axes):
         step.refuse("pooling that also returns indices")
     first = len(x.axes) - dimensions
@@ -218,7 +218,7 @@ def max_pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: A
 
 
 def resize(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Rule of resizing a map, whose places are all axes after the second."""
+    """Rule of resizing a feature map along all axes after the second, which is the channel axis."""
     return pool(len(x.axes) - 2, step, x)
 
 

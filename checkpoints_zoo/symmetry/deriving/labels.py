@@ -1,8 +1,8 @@
 """Labels of the axes of a traced network: runs of units that one permutation moves, with their scales.
 
 An axis is a sequence of segments. One permutation moves the units of a segment (`Space`), and a product of powers of
-factors multiplies its entries (see `scales`). Joining two axes, or pinning one, changes the spaces at once. As in
-union-find, a joined space refers to the space that replaces it.
+factors multiplies its entries (see `scales`). If two axes are joined, or one is pinned, their spaces change at once. As
+in union-find, a joined space refers to the space that replaces it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class Space:
         size: number of units.
         serial: serial number. If two spaces are joined, the older one stays.
         name: name of the layer that opened the space.
-        pinned: whether the units keep their places.
+        pinned: whether the units must keep their order.
         blocks: the space whose units are blocks of equally many consecutive units of this space; None: no blocks.
-        is_blocks: whether this is the `blocks` of another space.
-        stream: whether an addition joined the outputs of several layers.
-        writers: (order, tensor, axis) of each kernel that writes the units.
-        start: position of the first unit in the whole space, if this is a part of a space.
+        is_blocks: whether each unit of this space is a block of consecutive units of another space, whose `blocks` is
+            this space.
+        stream: whether an addition joined the outputs of several layers in this space.
+        writers: (serial number, tensor name, axis) of each kernel that writes the units.
+        start: position of the first unit in the larger space from which this space was cut; None if it was not cut.
         replaced_by: the axis that replaces this space, once it was joined or cut.
     """
 
@@ -140,7 +141,7 @@ def _resolve_segment(segment: Segment) -> Iterator[Segment]:
 
 
 def cut_axis(axis: Axis, at: int) -> tuple[Axis, Axis]:
-    """Cut an axis before entry `at`; return both parts.
+    """Cut an axis before entry `position`; return both parts.
 
     Raises:
         IncompatibleAxes: the cut goes through a unit, or through units that blocks hold together.
@@ -157,7 +158,7 @@ def cut_axis(axis: Axis, at: int) -> tuple[Axis, Axis]:
 
 
 def _cut_segment(segment: Segment, at: int) -> tuple[Segment, Segment]:
-    """Cut a segment before its entry `at`, and its space everywhere else too; return both parts."""
+    """Cut a segment before its entry `position`; return both parts. Its space is cut in all other segments too."""
     space, units = segment.space, Fraction(at, segment.span)
     if units.denominator > 1 and space.pinned:
         equate_products(segment.scale, {})
@@ -181,7 +182,7 @@ def join_axes(one: Axis, other: Axis) -> Iterator[tuple[Segment, Segment]]:
     """Give two axes of one length the same permutation; yield pairs of their segments, which differ only in scale.
 
     Raises:
-        IncompatibleAxes: no group fits the units or blocks of both.
+        IncompatibleAxes: no permutation group fits the units or blocks of both axes.
     """
     if axis_length(one) != axis_length(other):
         raise IncompatibleAxes(f"axes of {axis_length(one)} and {axis_length(other)} entries")
@@ -201,7 +202,7 @@ def _segment_ends(axis: Axis) -> set[int]:
 
 
 def _join_segments(a: Segment, b: Segment) -> None:
-    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # An earlier pair may have replaced these segments.
+    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # The join of an earlier pair may have replaced these segments.
     if a.space is b.space and a.span == b.span:
         return
     pinned = a.space.pinned or b.space.pinned

@@ -96,8 +96,8 @@ def _product(step: Step, one: Axis | None, other: Axis | None) -> Axis:
 def convolution(
     dimensions: int, step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None, groups: int = 1
 ) -> Labelled:
-    """Rule of convolutions: contract the channel axis with a kernel (out, in / groups, *window). The axes of places in
-    the map are pinned."""
+    """Rule of convolutions: contract the channel axis with a kernel (out, in / groups, *window). The axes of positions in
+    the feature map are pinned."""
     channel = len(x.axes) - dimensions - 1
     for axis in (*x.axes[channel + 1 :], *weight.axes[2:]):
         pin_axis(axis)
@@ -116,8 +116,8 @@ def convolution(
 def transposed_convolution(
     dimensions: int, step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None, groups: int = 1
 ) -> Labelled:
-    """Rule of transposed convolutions: contract the channel axis with a kernel (in, out, *window). The axes of places
-    in the map are pinned."""
+    """Rule of transposed convolutions: contract the channel axis with a kernel (in, out, *window). The axes of positions
+    in the feature map are pinned."""
     if groups != 1:
         step.refuse(f"{groups} groups")
     channel = len(x.axes) - dimensions - 1
@@ -132,7 +132,7 @@ def transposed_convolution(
 
 def _add_bias(rows: Axis, bias: Labelled | None, others: tuple[Axis, ...]) -> Axis:
     """Add a bias to an output axis; return the axis. The bias is the same for all entries of the other axes, so these
-    cannot scale."""
+    axes cannot scale."""
     if bias is None:
         return resolve_axis(rows)
     bias.role = "bias"
@@ -199,8 +199,8 @@ def remove_scale(step: Step, axis: Axis, exact: bool, *tensors: Labelled | None)
     """Record that a norm undoes the scale of an axis; return the axis without the scale, but with its sign.
 
     Args:
-        exact: whether the norm undoes the scale exactly, whatever its eps.
-        tensors: tensors of the norm layer, from which its name is taken.
+        exact: whether the norm undoes the scale exactly for any eps.
+        tensors: tensors of the norm layer; the layer's name is taken from their names.
     """
     layer = next((value.layer for value in tensors if value is not None and value.state), step.layer or step.operation)
     for segment in resolve_axis(axis):

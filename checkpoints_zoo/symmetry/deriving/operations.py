@@ -1,7 +1,8 @@
 """Tables that give the rule of each function, method and layer.
 
-A function without a rule is refused, unless all its arguments are fixed. The rule of a layer is found by the full name
-of its class. A layer without a rule is traced operation by operation; a layer of torch without a rule is refused.
+A function without a rule is refused, unless no permutation or scale acts on its arguments. The rule of a layer is found
+by the full name of its class. A layer without a rule is traced operation by operation; a layer of torch without a rule
+is refused.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _functions() -> dict[Any, Rule]:
 
 FUNCTIONS = _functions()
 METHODS: dict[str, Rule] = _BY_NAME | {f"{name}_": rule for name, rule in _BY_NAME.items()}
-# Names of functions whose results are no tensors.
+# Functions and methods whose results are no tensors.
 SILENT = {
     getattr, "size", "dim", "numel", "ndimension", torch._assert, "is_floating_point", "get_device", "element_size",
 }  # fmt: skip

@@ -23,7 +23,8 @@ from checkpoints_zoo.symmetry.deriving.values import Labelled, Step
 
 
 def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
-    """Rule of reshape: merge and split axes by their lengths; the places of a map become the span of its channel."""
+    """Rule of reshape: merge and split axes by their lengths; a flattened channel spans all its positions in the
+    map."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *named.values())):
         return _fixed_view(step, x)
     old, new = list(x.axes), list(step.shape)

@@ -361,7 +361,7 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
 
 
 class _PlacedSegment(NamedTuple):
-    """A segment of an axis of a tensor, and its first entry."""
+    """A segment of an axis of a tensor, and the position of its first entry on the axis."""
 
     axis: int
     offset: int
@@ -406,13 +406,14 @@ def _unique_names(items: Iterable[T]) -> dict[T, str]:
 
 
 def _tie_unless_carried(factor: Factor, segment: Segment) -> None:
-    """Give a factor one value for all units if neither units nor blocks carry its values: then the units can move."""
+    """Give a factor one value for all units, so that they can move, unless its values move with the units or their
+    blocks."""
     if _carrier(factor, segment) is None and not segment.space.pinned:
         tie_values(factor, 1)
 
 
 def _carrier(factor: Factor, segment: Segment) -> Space | None:
-    """Return the space whose units carry the values of a factor when they move."""
+    """Return the space whose permutation also moves the values of a factor; None if there is none."""
     space: Space | None = segment.space
     while space is not None and factor.count > 1:
         if factor.count % space.size == 0:

@@ -36,11 +36,12 @@ class Labelled:
 
     Args:
         axes: the labels.
-        state: name of the parameter or buffer; "" for other tensors.
+        state_name: name of the parameter or buffer in the state dict; "" for other tensors.
         role: role of the tensor in its layer: "weight", "bias", "gain", "offset", "mean", "variance"; "" before the
             first use.
-        shift: a scale multiplies value + shift (the eps of a variance).
-        within: (blocks, axis) for a grouped kernel: the axis of all inputs; each block of rows reads one block of it.
+        shift: number added to the values before a scale multiplies them (the eps of a running variance), 0 for others.
+        within: (number of blocks, axis of all inputs) for a grouped kernel, where each block of rows reads one block of
+            inputs; None for other tensors.
     """
 
     axes: tuple[Axis, ...]
@@ -83,7 +84,7 @@ class Step:
         """Raise an error that names the operation.
 
         Args:
-            found: the reason.
+            found: the reason, as the error text names it after "found".
         """
         where = f" in layer {self.layer!r}" if self.layer else ""
         raise SymmetryError(
@@ -95,7 +96,7 @@ class Step:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Turn errors about labels into an error that names the operation."""
+        """Turn an `IncompatibleAxes` error in the `with` block into an error that names the operation."""
         try:
             yield
         except IncompatibleAxes as problem:
@@ -167,7 +168,8 @@ def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> A
 
 
 def _promote_factor(step: Step, scale: Product) -> list[tuple[int, str, int]]:
-    """Let the factor of a tensor scale the output of a layer; return the new writers: none if it does so already."""
+    """Let the factor of a tensor scale the output of a layer; return its new writers, [] if it scales the output
+    already."""
     scale = magnitudes_of(scale)
     candidates = [factor for factor in scale if factor.weak and factor.origin]
     if len(scale) != 1 or not candidates:
