@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.elements import Element, check_symmetry
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_CHUNK = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
+_INDICES_AT_ONCE = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
@@ -191,22 +191,26 @@ def source_entries(
     """Return the position before the permutation of each entry of an axis: (entry) or (member, entry); (member, row,
     entry) for the input axis of a grouped kernel."""
     size = axes.shape[axis]
-    parts, at = [], 0
-    on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
-    if on_axis[0].span == 1 and not on_axis[0].within and permutations[on_axis[0].group].shape[-1] == size:
-        return permutations[on_axis[0].group].to(device)
-    for move in on_axis:
+    entry_runs, position = [], 0
+    moves_on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
+    if (
+        moves_on_axis[0].span == 1
+        and not moves_on_axis[0].within
+        and permutations[moves_on_axis[0].group].shape[-1] == size
+    ):
+        return permutations[moves_on_axis[0].group].to(device)
+    for move in moves_on_axis:
         p = permutations[move.group].to(device)
         if move.within:
             # The entries are (member, block, column); they are repeated for each row of a block.
             columns = p.reshape(*p.shape[:-1], move.within, size) % size
             return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
         entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
-        parts += [torch.arange(at, move.offset, device=device), entries]
-        at = move.offset + entries.shape[-1]
-    parts.append(torch.arange(at, size, device=device))
-    leading_shape = max((part.shape[:-1] for part in parts), key=len)
-    return torch.cat([part.expand(*leading_shape, -1) for part in parts], -1)
+        entry_runs += [torch.arange(position, move.offset, device=device), entries]
+        position = move.offset + entries.shape[-1]
+    entry_runs.append(torch.arange(position, size, device=device))
+    leading_shape = max((part.shape[:-1] for part in entry_runs), key=len)
+    return torch.cat([part.expand(*leading_shape, -1) for part in entry_runs], -1)
 
 
 def _gather_rows(axes: Axes, tensor: Tensor, source_entries_by_axis: Mapping[int, Tensor]) -> Tensor:
@@ -215,7 +219,7 @@ def _gather_rows(axes: Axes, tensor: Tensor, source_entries_by_axis: Mapping[int
     last = max(source_entries_by_axis)
     rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
     source = stacked.reshape(-1, width)
-    step = max(1, _CHUNK // rows)
+    step = max(1, _INDICES_AT_ONCE // rows)
     chunks = [range(start, min(start + step, len(stacked))) for start in range(0, len(stacked), step)]
     if tensor.requires_grad:
         return torch.cat(

@@ -86,12 +86,12 @@ def _draw_permutation(
         return
     width = group.size // group.blocks
     keys = torch.rand(count, group.blocks, width, generator=generator, dtype=torch.float64)
-    places = keys.argsort(-1)
+    orders_in_blocks = keys.argsort(-1)
     blocks = torch.arange(group.blocks).expand(count, -1)
     if group.mover is not None:
         _draw_permutation(table, group.mover, draws, count, generator)
         blocks = draws[group.mover]
-    draws[name] = (blocks[..., None] * width + places).reshape(count, group.size)
+    draws[name] = (blocks[..., None] * width + orders_in_blocks).reshape(count, group.size)
 
 
 def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -218,12 +218,12 @@ def check_symmetry(table: Table, element: Element) -> None:
 
 def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, Tensor]) -> None:
     thing = f"permutation {group.name!r}"
-    places = torch.arange(group.size, device=permutation.device)
+    unit_numbers = torch.arange(group.size, device=permutation.device)
     if (
         permutation.dtype != torch.int64
         or permutation.ndim not in (1, 2)
         or permutation.shape[-1] != group.size
-        or not bool((permutation.sort(-1)[0] == places).all())
+        or not bool((permutation.sort(-1)[0] == unit_numbers).all())
     ):
         raise UsageError(
             thing,
@@ -238,9 +238,9 @@ def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, T
             permutation.device
         ).repeat_interleave(width, -1)
         if not bool(is_in_block.all()):
-            order = f"in the order that {group.mover!r} gives" if group.mover else "in place"
+            place_text = f"in the order that {group.mover!r} gives" if group.mover else "in place"
             raise UsageError(
-                thing, expected=f"{group.blocks} blocks that stay together, {order}", found=_describe(permutation)
+                thing, expected=f"{group.blocks} blocks that stay together, {place_text}", found=_describe(permutation)
             )
 
 

@@ -171,7 +171,7 @@ def test_units_that_differ_only_in_their_connections(lengths: tuple[int, ...]) -
 
 def test_a_search_that_is_cut_short_keeps_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     table, params = units_with_cyclic_connections(2, 3, 3)
-    monkeypatch.setattr(refining, "MOST", 0)
+    monkeypatch.setattr(refining, "MOST_ORDERS", 0)
     found, permutations = sort_units(table, params)
     assert are_equal(permute(table, params, permutations), found)
 

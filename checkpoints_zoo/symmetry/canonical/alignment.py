@@ -23,7 +23,7 @@ from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
 _SMALL_MEMBER = 1 << 20  # Number of weights of all members below which one thread is faster.
-_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
+_MOST_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ def match_weights(
     check_single(table, reference, "reference")
     begin = dict(start or {})
     check_element(table, Element(begin), members)
-    _check_most(most)
+    _check_sweep_limit(most)
     stacked, fixed = matched_tensors(table, params, "members"), matched_tensors(table, reference, "reference")
     wide = compute_dtype(*(tensor.dtype for network in (stacked, fixed) for tensor in network.values()))
-    with torch.no_grad(), one_thread(_is_small(fixed)):
+    with torch.no_grad(), one_thread(_has_few_weights(fixed)):
         matcher = Matcher(table, {name: tensor.to(wide) for name, tensor in fixed.items()})
         matches, objectives = [], []
         for i in range(members):
@@ -137,11 +137,11 @@ def match_mean(
         UsageError: for the same reasons as in `match_weights`, and if there are no members.
     """
     members = count_stacked(table, params)
-    _check_most(most)
+    _check_sweep_limit(most)
     if not members:
         raise UsageError("members", expected="at least one", found="none")
     stacked = matched_tensors(table, params, "members")
-    with torch.no_grad(), one_thread(_is_small(stacked, members)):
+    with torch.no_grad(), one_thread(_has_few_weights(stacked, members)):
         moved, mean = _stack_matches(table, *_match_to_means(table, stacked, members, seed, most)), {}
         for name, tensor in params.items():
             placed = permute(table, {name: tensor}, moved.permutations)[name]
@@ -171,17 +171,17 @@ def _match_to_means(
             last_match = matches.get(i, MemberMatch(unpermuted, 0, 0, True))
             placed = permute(table, weights, last_match.permutations)
             if i in matches:
-                _add(total, placed, -1)
+                _add_params(total, placed, -1)
             others, new_match = len(matches) - (i in matches), last_match
             if others:
                 matcher = Matcher(table, {name: (t / others).to(wide) for name, t in total.items()}, "the mean")
                 new_match = matcher.match(
-                    weights, last_match.permutations, seed, _SWEEPS, f"the member at position {i}"
+                    weights, last_match.permutations, seed, _MOST_SWEEPS, f"the member at position {i}"
                 )
             has_moved = any(
                 not torch.equal(p, new_match.permutations[name]) for name, p in last_match.permutations.items()
             )
-            _add(total, permute(table, weights, new_match.permutations) if has_moved else placed, 1)
+            _add_params(total, permute(table, weights, new_match.permutations) if has_moved else placed, 1)
             changes += has_moved or i not in matches
             changes_when_matched[i] = changes
             matches[i] = (
@@ -201,7 +201,7 @@ def _match_to_means(
     return [replace(matches[i], converged=has_ended and matches[i].converged) for i in range(members)], objectives
 
 
-def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
+def _add_params(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
     for name, tensor in params.items():
         total[name].add_(tensor, alpha=sign)
 
@@ -214,12 +214,12 @@ def _sum_over_members(tensor: Tensor) -> Tensor:
     return total
 
 
-def _check_most(most: int) -> None:
+def _check_sweep_limit(most: int) -> None:
     if most < 1:
         raise UsageError("most", expected="at least one sweep", found=repr(most))
 
 
-def _is_small(params: Mapping[str, Tensor], members: int = 1) -> bool:
+def _has_few_weights(params: Mapping[str, Tensor], members: int = 1) -> bool:
     return sum(tensor.numel() for tensor in params.values()) < _SMALL_MEMBER * members
 
 

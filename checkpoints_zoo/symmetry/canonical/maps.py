@@ -12,13 +12,13 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.applying import count_members
-from checkpoints_zoo.symmetry.canonical.permutation import KEYS, sort_units
+from checkpoints_zoo.symmetry.canonical.permutation import SORTING_KEYS, sort_units
 from checkpoints_zoo.symmetry.canonical.scaling import check_rows, unit_norm
 from checkpoints_zoo.symmetry.canonical.signs import fix_signs
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-SCALES = ("unit-norm",)
+SCALING_METHODS = ("unit-norm",)
 # dtype -> largest rounding error of a scaled value, as a share of the value.
 _TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}
 
@@ -90,7 +90,7 @@ def check_options(scale: str | None, permute: str | None) -> None:
     Raises:
         UsageError: an option has an unknown value.
     """
-    for name, option, options in (("scale", scale, SCALES), ("permute", permute, KEYS)):
+    for name, option, options in (("scale", scale, SCALING_METHODS), ("permute", permute, SORTING_KEYS)):
         if option is not None and option not in options:
             raise UsageError(name, expected=f"{', '.join(map(repr, options))}, or None", found=repr(option))
 

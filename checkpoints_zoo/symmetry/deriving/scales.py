@@ -92,15 +92,15 @@ def resolve_product(product: Product) -> Product:
     return _without_cancelled_factors(result)
 
 
-def equate_products(one: Product, other: Product) -> None:
+def equate_products(first_product: Product, second_product: Product) -> None:
     """Make two products of one run equal: replace one scale by other scales, and one sign by other signs."""
-    difference = multiply_products(one, other, power=-1)
+    difference = multiply_products(first_product, second_product, power=-1)
     for part in (magnitudes_of(difference), signs_of(difference)):
         if part:
-            _replace_one(part)
+            _replace_factor(part)
 
 
-def _replace_one(product: Product) -> None:
+def _replace_factor(product: Product) -> None:
     """Force a product to be 1 by replacing one of its factors by the inverse of the others."""
     replaced_factor = max(product, key=lambda f: (f.weak, f.count, f.serial))
     power = product.pop(replaced_factor)
