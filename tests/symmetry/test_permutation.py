@@ -185,10 +185,10 @@ def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             found = sort_units(table, params, key, True)[0]
             with monkeypatch.context() as patch:
                 for room, chunk in (
-                    (ties, "_CHUNK"),
-                    (permutation, "_CHUNK"),
-                    (permutation, "_GATHERED"),
-                    (applying, "_CHUNK"),
+                    (ties, "_CODES_AT_ONCE"),
+                    (permutation, "_SQUARES_AT_ONCE"),
+                    (permutation, "_GATHERED_AT_ONCE"),
+                    (applying, "_INDICES_AT_ONCE"),
                 ):
                     patch.setattr(room, chunk, 5)
                 assert are_equal(sort_units(table, params, key, True)[0], found)

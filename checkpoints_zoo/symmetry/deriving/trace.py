@@ -92,7 +92,7 @@ def _copied_data(tensors: Iterable[Tensor]) -> Iterator[None]:
 def _record_graph(module: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     try:
-        return tracer.record(module)
+        return tracer.record_graph(module)
     except TRACE_ERRORS as error:
         raise SymmetryError(
             f"tracing {type(module).__name__}" + (f", layer {tracer.at!r}" if tracer.at else ""),
