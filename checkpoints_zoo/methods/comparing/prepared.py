@@ -28,7 +28,7 @@ from checkpoints_zoo.methods.comparing.equivalent_size import equivalent_sizes
 from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
 from checkpoints_zoo.methods.comparing.measures import NS_PERMUTE, NS_SCALE, Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.result_files import MEASUREMENTS, CellFiles, CellMeasurer, CellTask, cell_tasks
-from checkpoints_zoo.methods.deep_ensemble import check_fresh
+from checkpoints_zoo.methods.deep_ensemble import check_no_shared_members
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.independent_units import INDEPENDENT
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
@@ -199,7 +199,7 @@ def _check_fresh(draws: Draws, reference: Collection) -> Draws:
         return draws
     has_all_values = columns[1].null_count + columns[3].null_count == 0
     if has_all_values:
-        check_fresh(draws.members, reference)
+        check_no_shared_members(draws.members, reference)
     return replace(draws, facts={**draws.facts, "fresh": True if has_all_values else None})
 
 
