@@ -31,7 +31,7 @@ from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.methods.modes import Tensors, find_random_buffer, read_modes, tied_names, train_modes
-from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.optimizers import first_scaling
@@ -292,7 +292,9 @@ class Problem:
             if name not in stacked_tensors and not is_counter(name):
                 stacked_tensors[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            stacked_tensors = reestimate(skeleton, stacked_tensors, list(torch.split(self.inputs.cpu(), FORWARD_BATCH)))
+            stacked_tensors = reestimate_statistics(
+                skeleton, stacked_tensors, list(torch.split(self.inputs.cpu(), FORWARD_BATCH))
+            )
         return {name: tensor.contiguous() for name, tensor in stacked_tensors.items()}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
@@ -237,4 +237,6 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     device = next(iter(params.values())).device
     size = recipe.batch_size
     batches = (data.images[first : first + size] for first in range(0, len(data) // size * size, size))
-    return tensors | reestimate(module, tensors, (recipe.preprocess(pixels.to(device)) for pixels in batches))
+    return tensors | reestimate_statistics(
+        module, tensors, (recipe.preprocess(pixels.to(device)) for pixels in batches)
+    )

@@ -320,7 +320,7 @@ def test_what_a_compact_posterior_cannot_take() -> None:
 
 def test_the_picture_shows_the_numbers(digits: Compact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "DPI", 40)
-    figure: Figure = compact_posterior.draw(digits)
+    figure: Figure = compact_posterior.draw_compact(digits)
     panels = {axes.get_label(): axes for axes in figure.axes}
     assert set(panels) == {"sigma", "accuracy", "pruning"}
     lines = {str(line.get_label()): np.asarray(line.get_ydata()) for line in panels["pruning"].lines}

@@ -34,7 +34,7 @@ from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.compact_posterior import (
-    LEVELS,
+    DEFAULT_LEVELS,
     MOST_SAMPLES,
     Compact,
     evaluate_gaussian,
@@ -42,7 +42,7 @@ from checkpoints_zoo.populations.compact_posterior import (
     fit_gaussians,
 )
 from checkpoints_zoo.populations.gaussian import Gaussian
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.populations.predictives import join_intervals
 from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
 from checkpoints_zoo.training.recipe import Recipe
@@ -302,7 +302,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -336,7 +336,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -388,7 +388,7 @@ def compact(
             members, data, to=to, samples=samples, splits=splits, seed=seed, levels=levels, statistics=statistics,
             device=device, batch=batch,
         )  # fmt: skip
-    if levels is not LEVELS:
+    if levels is not DEFAULT_LEVELS:
         advice = "Prune the Gaussians of one collection alone"
         raise UsageError("levels", expected="none with against=", found=repr(list(levels))[:80], do=advice)
     return compare_with_hmc(
@@ -530,7 +530,7 @@ def _sort_by_run(name: str, members: Collection) -> DrawEnsemble:
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
     by_run: dict[int, list[int]] = {}
     for position, (method, run) in enumerate(zip(*columns, strict=True)):
-        by_run.setdefault(position if method == INDEPENDENT else -1 if run is None else run, []).append(position)
+        by_run.setdefault(position if method == INDEPENDENT_METHOD else -1 if run is None else run, []).append(position)
     runs = [by_run[run] for run in sorted(by_run)]
     if name == "vi" and min(map(len, runs)) < 2:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
