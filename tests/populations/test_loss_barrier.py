@@ -154,7 +154,7 @@ def test_averaged_running_buffers_are_not_the_statistics_of_the_average() -> Non
     judge = make_evaluator(members, TEST, TRAIN, "cpu", 512)
     first, second = ({n: t for n, t in m.state_dict().items() if t.is_floating_point()} for m in members)
     middle = interpolate(first, second, torch.tensor([0.5]))
-    averaged, estimated = (float(judge.losses(judge.log_probs(middle, anew=anew))) for anew in (False, True))
+    averaged, estimated = (float(judge.losses(judge.log_probs(middle, reestimated=new))) for new in (False, True))
     assert averaged > estimated + 0.2
 
 
