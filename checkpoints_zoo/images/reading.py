@@ -355,7 +355,7 @@ def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:
         raise FormatError(
             image_name,
             expected="8-bit grey or RGB pixels",
-            found=f"mode {image.mode}{', some of it may_be_transparent' if may_be_transparent else ''}",
+            found=f"mode {image.mode}{', some of it transparent' if may_be_transparent else ''}",
             do="Convert it to RGB first" + (", on a background of your choice" if may_be_transparent else ""),
         )
     return image

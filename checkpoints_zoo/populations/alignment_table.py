@@ -174,7 +174,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
 
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         if isinstance(step, Aligned):
-            stored = reference = dict(step.target())
+            stored = reference = dict(step.read_reference())
         else:
             stored, reference = _mean_weights(aligned_batches(), len(members))
         before, after, counts = [], [], []
