@@ -162,7 +162,7 @@ def read_folder(folder: str | Path) -> Folder:
         FormatError: a manifest breaks the format, or a row has no hash.
         DamagedError: a path leads out of the folder.
     """
-    if str(folder).startswith(hub.SCHEME):
+    if str(folder).startswith(hub.ADDRESS_SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
     source = open_source(folder, "")
     names = sorted(p.stem for p in (source.root / "manifests").glob("*.parquet"))
