@@ -11,7 +11,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options, parse_reference
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -51,7 +51,10 @@ ROWS = {
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the networks on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the samples and the random halves.")
 @click.option(
-    "--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw standard deviations, accuracies and pruning."
+    "--plot",
+    type=OutputFile(*PICTURE_FORMATS),
+    metavar="PICTURE",
+    help="Draw standard deviations, accuracies and pruning.",
 )
 @format_option
 def compact_command(
@@ -184,11 +187,11 @@ def compact_table_command(
     draws that were aligned to one of them. HMC and VI approximate the posterior at temperature 1. If you have the draws
     already, `zoo-cli compact NAME --against HMC --vi VI` gives the same table.
     """
-    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
+    from checkpoints_zoo.methods.comparing.compact_comparison import DEFAULT_HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import choose_recipe
 
     chosen_recipe = choose_recipe(recipe)
-    hmc = replace(HMC, steps=steps, warmup=warmup)
+    hmc = replace(DEFAULT_HMC, steps=steps, warmup=warmup)
     result = fit_and_compare(chosen_recipe, folder or f"{chosen_recipe.name}-compared", hmc=hmc, say=out.say, **options)
     for path in (json_path, latex):
         if path is not None:

@@ -16,7 +16,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option
 from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def report_values(report: Report) -> dict[str, Any]:
 
 @click.command()
 @measurement_options
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw the figures too.")
+@click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw the figures too.")
 @format_option
 def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -> None:
     """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
@@ -198,7 +198,13 @@ def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -
     help="Draw these figures against ensemble size instead, such as brier,auroc, or all.",
 )
 @click.option(
-    "-o", "--out", "path", type=OutputFile(*PICTURES), required=True, metavar="PICTURE", help="The picture to write."
+    "-o",
+    "--out",
+    "path",
+    type=OutputFile(*PICTURE_FORMATS),
+    required=True,
+    metavar="PICTURE",
+    help="The picture to write.",
 )
 @format_option
 def plot_command(measurement: Measurement, figures: str | None, path: Path, out: Output) -> None:

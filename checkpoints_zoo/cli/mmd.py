@@ -11,7 +11,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -48,7 +48,9 @@ def _none_if_none(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--permutations", default=999, metavar="B", help="Permutations of the test; p is 1/(1 + B) or more.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="Where to compute, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the permutations.")
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw MMD² and p-values, one layer a row.")
+@click.option(
+    "--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw MMD² and p-values, one layer a row."
+)
 @format_option
 def command(
     selection: Selection,

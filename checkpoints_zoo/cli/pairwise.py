@@ -10,7 +10,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import counted, format_bytes
 
@@ -38,7 +38,10 @@ NAMES = {
     help="Compare predictions that this source has: --data and --ood name sets (digits-test).",
 )
 @click.option(
-    "--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw the distributions over pairs, and all pairs."
+    "--plot",
+    type=OutputFile(*PICTURE_FORMATS),
+    metavar="PICTURE",
+    help="Draw the distributions over pairs, and all pairs.",
 )
 @click.option(
     "-o",

@@ -14,7 +14,7 @@ import click
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
 from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ MOST_ROWS = 16  # members in a table
 @click.option("--tensors", is_flag=True, help="List the groups that permute and scale each tensor.")
 @click.option(
     "--plot",
-    type=OutputFile(*PICTURES),
+    type=OutputFile(*PICTURE_FORMATS),
     metavar="PICTURE",
     help="Draw the masses and the distribution of their excess.",
 )
@@ -243,7 +243,7 @@ def _corollary_output(members: Collection, out: Output, seed: int) -> tuple[dict
     metavar="PARQUET",
     help="Write the permutations, one row a member, which members.transform reads.",
 )
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw distances and transpositions.")
+@click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw distances and transpositions.")
 @format_option
 def align_command(
     selection: Selection, to: int | str | None, barrier: bool, save: Path | None, plot: Path | None, out: Output

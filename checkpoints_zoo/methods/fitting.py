@@ -37,7 +37,7 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
-RUNS, DRAWS = 10, 100  # default number of runs of a fit, and of draws of each run.
+DEFAULT_RUNS, DEFAULT_DRAWS = 10, 100  # default number of runs of a fit, and of draws of each run.
 HELD_OUT = 250  # Number of training images that a search holds out.
 
 METHODS: dict[str, type[Method]] = {
@@ -174,8 +174,8 @@ def fit(
     recipe: Recipe,
     *,
     out: str | Path,
-    runs: int = RUNS,
-    draws: int = DRAWS,
+    runs: int = DEFAULT_RUNS,
+    draws: int = DEFAULT_DRAWS,
     seed: int = 0,
     modes: str | Path | None = None,
     device: str = "cpu",

@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
@@ -120,7 +120,9 @@ class Alignment(Printed):
         Raises:
             UsageError: a path without the suffix .png, or a file that can't be written.
         """
-        return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
+        return save_figure(
+            lambda: draw(self, lines), check_picture_path(path), f"{self.collection}: aligned to {self.to}"
+        )
 
 
 def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:

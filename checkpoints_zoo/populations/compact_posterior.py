@@ -19,7 +19,7 @@ from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, panels_figure, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, check_picture_path, panels_figure, save_figure
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.images import ImageInput
@@ -165,7 +165,7 @@ class Compact(Printed):
         Raises:
             UsageError: a path without the suffix .png, or a file that can't be written.
         """
-        return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
+        return save_figure(lambda: draw(self), check_picture_path(path), f"{self.collection}: compact posterior")
 
 
 def fit_compact_posterior(
@@ -236,7 +236,7 @@ def fit_compact_posterior(
         collection=members.name,
         citation=members.citation,
         to="the mean" if target == "mean" else f"member {target}",
-        data=arguments.image_key(evaluator.test.data),
+        data=arguments.report_image_name(evaluator.test.data),
         inputs=len(evaluator.test.data),
         members=len(members),
         samples=sample_count,

@@ -21,7 +21,7 @@ from torch import nn
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.formats.printing import Printed, text_table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
@@ -146,7 +146,7 @@ class MMD(Printed):
         Raises:
             UsageError: a path without the suffix .png, or a file that can't be written.
         """
-        return save(lambda: draw(self), path_of(path), title(self))
+        return save_figure(lambda: draw(self), check_picture_path(path), title(self))
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the comparison, such as its members and settings, as JSON values."""
@@ -205,7 +205,7 @@ class NS(Printed):
         Raises:
             UsageError: a path without the suffix .png, or a file that can't be written.
         """
-        return save(lambda: draw(self.mmd, self.ns), path_of(path), title(self.mmd))
+        return save_figure(lambda: draw(self.mmd, self.ns), check_picture_path(path), title(self.mmd))
 
 
 def mmd(

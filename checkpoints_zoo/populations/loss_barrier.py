@@ -274,7 +274,7 @@ def _measure_lines(
         losses=torch.stack(losses),
         accuracies=torch.stack(accuracies),
         stored=torch.stack(stored),
-        data=arguments.image_key(evaluator.test.data),
+        data=arguments.report_image_name(evaluator.test.data),
         inputs=len(evaluator.test.data),
         statistics=evaluator.statistics,
         statistics_images=evaluator.statistics_images,

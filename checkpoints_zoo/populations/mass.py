@@ -14,7 +14,16 @@ import torch
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, histogram_edges, path_of, save
+from checkpoints_zoo.evaluation.drawing import (
+    BLUE,
+    DPI,
+    GREEN,
+    GREY,
+    RED,
+    check_picture_path,
+    histogram_edges,
+    save_figure,
+)
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, one_thread
 from checkpoints_zoo.symmetry.canonical import mass
@@ -160,7 +169,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
     Raises:
         UsageError: there are no members, the number of epochs is wrong, or the file can't be written.
     """
-    path = path_of(path)
+    path = check_picture_path(path)
     if not len(masses) or (epochs is not None and len(epochs) != len(masses)):
         epoch_count = "" if epochs is None else f" and {len(epochs)} epochs"
         raise UsageError(
@@ -168,7 +177,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
             expected="members, and an epoch of each or none",
             found=f"{len(masses)} members{epoch_count}",
         )
-    return save(lambda: draw(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
+    return save_figure(lambda: draw(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
 
 
 def draw(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:

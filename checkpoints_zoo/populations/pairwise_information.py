@@ -21,8 +21,8 @@ from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
-from checkpoints_zoo.evaluation.figures import figure_of
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
+from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
 from checkpoints_zoo.formats.printing import Printed, text_table
@@ -46,7 +46,7 @@ FIGURES = {
 ROUNDING = 1e-7  # of float32
 
 PANEL = (4.9, 3.9)  # inches
-BARS = 40  # of a histogram, at most
+MOST_BARS = 40  # of a histogram, at most
 DOTS = 3000  # Largest number of pairs that are drawn as dots; more pairs are drawn as counts in hexagons.
 
 
@@ -94,7 +94,7 @@ class Pairwise(Printed):
         Raises:
             UsageError: there is no such figure.
         """
-        return figure_of(self.figures, figure)
+        return find_figure(self.figures, figure)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
@@ -135,10 +135,10 @@ class Pairwise(Printed):
         Raises:
             UsageError: there is only one member, a path without the suffix .png, or a file that can't be written.
         """
-        path = path_of(path)
+        path = check_picture_path(path)
         if len(self.ids) < 2:
             raise UsageError(f"picture {path}", expected="two members or more", found=f"{len(self.ids)}")
-        return save(lambda: draw(self), path, _title(self))
+        return save_figure(lambda: draw(self), path, _title(self))
 
 
 def pairwise(
@@ -189,7 +189,7 @@ def pairwise(
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
         ordered = images.in_order(images.of(data), members.classes)
         pairs = compare_pairs(logits(members, ordered, device, dtype, batch), device=device, memory=memory)
-        return pairs, arguments.image_key(ordered)
+        return pairs, arguments.report_image_name(ordered)
 
     if data is not None:
         inside, data_key = compare_on(data)
@@ -353,7 +353,7 @@ def draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: s
         half = max(high / 20, 1e-6)
         low, high, bars = low - half, high + half, 1
     else:
-        bars = min(BARS, max(5, round(len(values) ** 0.5)))
+        bars = min(MOST_BARS, max(5, round(len(values) ** 0.5)))
     edges = [low + (high - low) * i / bars for i in range(bars)] + [high]
     heights, *_ = axes.hist(values, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
     axes.axvline(mean.value, ymax=0.8, color=GREY, linewidth=2, label=f"mean {as_text(mean)}")

@@ -21,7 +21,7 @@ from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.figures import figure_of
+from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
 from checkpoints_zoo.formats.printing import Printed, text_table
@@ -73,7 +73,7 @@ class PredictiveComparison(Printed):
         Raises:
             UsageError: there is no such figure.
         """
-        return figure_of(self.figures, figure)
+        return find_figure(self.figures, figure)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -130,7 +130,7 @@ def compare_predictives(
     """
     for members in (first, second):
         arguments.check_measurable(members)
-    seed, subsets = arguments.check_draws(seed, subsets)
+    seed, subsets = arguments.check_seed_and_subsets(seed, subsets)
     if first.classes != second.classes:
         expected, found = (", ".join(members.classes[:12]) for members in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
@@ -214,7 +214,7 @@ def _member_logits(
             members.check_data(given_images)
         return _MemberLogits(members, members.data)
     data = arguments.images_of(members.description) if given_images is None else given_images
-    return _MemberLogits(InMemory(predictions.logits(members, data, *run_options)), arguments.image_key(data))
+    return _MemberLogits(InMemory(predictions.logits(members, data, *run_options)), arguments.report_image_name(data))
 
 
 def _weight_hashes(members: Collection | Predictions) -> set[object]:

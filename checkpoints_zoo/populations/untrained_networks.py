@@ -64,7 +64,7 @@ class Evaluator:
     @property
     def statistics(self) -> str:
         """Name and fingerprint of the images that running statistics are estimated on, "" without any."""
-        return "" if self.training is None else arguments.image_key(self.training.data)
+        return "" if self.training is None else arguments.report_image_name(self.training.data)
 
     @property
     def statistics_images(self) -> int:

@@ -165,7 +165,7 @@ def _describe(members: Members, data: ImageData, name: str, dtype: torch.dtype) 
 
 def _public_citation(members: Members, rows: object) -> str:
     """Return a citation of the members if their source is public and all rows have hashes; else return ""."""
-    is_public = members.source.label == EMBEDDED or members.source.label.startswith(hub.SCHEME)
+    is_public = members.source.label == EMBEDDED or members.source.label.startswith(hub.ADDRESS_SCHEME)
     if not is_public or members.rows.column("sha256").null_count:
         return ""
     return cite_weights(members.source.label, members._commit, members.name, rows)

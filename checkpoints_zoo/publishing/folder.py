@@ -23,7 +23,7 @@ from checkpoints_zoo.sources.source import Source, open_source
 
 Say = Callable[[str], object]
 RESERVED_FOLDERS = ("manifests", "predictions", "cards")  # `publish` writes their files: members' bytes lie elsewhere
-SHARDS, TABLES, PICTURES = (".safetensors",), (".parquet", ".json"), (".png", ".jpg", ".jpeg", ".svg")
+SHARDS, TABLES, PICTURE_FORMATS = (".safetensors",), (".parquet", ".json"), (".png", ".jpg", ".jpeg", ".svg")
 MOST_SHOWN = 3  # problems that an error text names
 
 
@@ -121,7 +121,7 @@ class Folder:
     @cached_property
     def pictures(self) -> list[str]:
         """The paths of pictures in the folder `cards`."""
-        return [p for p in self._list_below("cards") if p.endswith(PICTURES)]
+        return [p for p in self._list_below("cards") if p.endswith(PICTURE_FORMATS)]
 
     def tables(self) -> dict[str, Path]:
         """Return the manifests and descriptions of the collections: path in the repo -> path on disk."""
@@ -162,7 +162,7 @@ def read_folder(folder: str | Path) -> Folder:
         FormatError: a manifest breaks the format, or a row has no hash.
         DamagedError: a path leads out of the folder.
     """
-    if str(folder).startswith(hub.SCHEME):
+    if str(folder).startswith(hub.ADDRESS_SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
     source = open_source(folder, "")
     names = sorted(p.stem for p in (source.root / "manifests").glob("*.parquet"))

@@ -168,9 +168,9 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
 def _match_claims(members: Collection, data: ImageData) -> ImageData:
     """Check that the manifest claims accuracies on these images; return them in the order of the members' classes."""
     names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
-    if arguments.eval_data(data) not in names:
+    if arguments.manifest_image_name(data) not in names:
         raise UsageError(
-            f"images {arguments.eval_data(data)!r} to verify {members.name} on",
+            f"images {arguments.manifest_image_name(data)!r} to verify {members.name} on",
             expected=f"one of the names in its manifest: {', '.join(names[:6]) or 'it has none'}",
             found="another",
             do="If they are the manifest's images, name them so: `zoo.images.of(…, name=…, split=…)`",
@@ -190,7 +190,7 @@ def claimed_images(members: Collection, images_name: str) -> ImageData:
     """
     data = images.of(images_name)
     names = {str(name) for name in members.rows.column("eval_data").to_pylist() if name}
-    if arguments.eval_data(data) in names:
+    if arguments.manifest_image_name(data) in names:
         return data
     unknown = sorted(name for name in names if name.split("/")[0] not in images.DATASETS)
     if len(unknown) != 1 or unknown[0].count("/") != 1:
@@ -254,7 +254,7 @@ def measure_again(
     """
     if sample < 1:
         return
-    custom_images = {} if custom_data is None else {arguments.eval_data(custom_data): custom_data}
+    custom_images = {} if custom_data is None else {arguments.manifest_image_name(custom_data): custom_data}
     claimed, claimed_on = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     network = members.description.architecture
     has_network = members._architecture is not None or network in ARCHITECTURES

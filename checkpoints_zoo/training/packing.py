@@ -128,7 +128,7 @@ def _measure_stored(
             "train_accuracy": on_train["accuracy"],
             "train_loss": on_train["nll"],
             **{f"test_{name}": value for name, value in on_test.items()},
-            "eval_data": arguments.eval_data(test),
+            "eval_data": arguments.manifest_image_name(test),
         }
     return figures
 

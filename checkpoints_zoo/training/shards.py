@@ -20,7 +20,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read_members
-from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_place, write_planned
+from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_locations, write_planned
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, member_and_epoch
 
@@ -95,9 +95,9 @@ def _write_shard(
     stored = [k for k in sorted(group) if group[k]["status"] == "ok"]
     if not any(k in new_snapshots for k in stored):
         return
-    shard.pieces += [PlannedSnapshot(group[k], None, group[k]["sha256"]) for k in stored]
+    shard.snapshots += [PlannedSnapshot(group[k], None, group[k]["sha256"]) for k in stored]
     locations = []
-    for piece, k in zip(shard.pieces, stored, strict=True):
+    for piece, k in zip(shard.snapshots, stored, strict=True):
         snapshot = new_snapshots.get(k)
         if snapshot is not None and snapshot.location is not None:
             locations.append(snapshot.location)
@@ -107,7 +107,7 @@ def _write_shard(
     path = write_planned(source.root / "shards" / name, shard, locations, name)
     for folder in (path.parent, path.parent.parent):  # the shard must be complete before the manifest names it
         disk.sync_folder(folder)
-    record_place(shard, path.relative_to(source.root).as_posix())
+    record_locations(shard, path.relative_to(source.root).as_posix())
 
 
 def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import BLUE, RED, STYLE, _make_printable
+from checkpoints_zoo.evaluation.drawing import BLUE, MATPLOTLIB_STYLE, RED, _make_printable
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.discrepancy import MMD, NS, Discrepancy
 
@@ -85,7 +85,7 @@ def test_as_stored_alone_and_what_the_texts_say() -> None:
 def test_no_text_covers_another(layers: int) -> None:
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+        mpl.rcParams.update(MATPLOTLIB_STYLE)
         figure = _make_printable(discrepancy.draw(found(layers).mmd, found(layers).ns))
         figure.draw_without_rendering()
     hidden = set()

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import STYLE
+from checkpoints_zoo.evaluation.drawing import MATPLOTLIB_STYLE
 from checkpoints_zoo.populations import pairwise_information
 from checkpoints_zoo.populations.divergence import Pairs
 from checkpoints_zoo.populations.pairwise_information import Pairwise, summarise_pairs
@@ -116,7 +116,7 @@ def test_pairs_that_are_all_alike() -> None:
 def test_no_text_covers_another(members: int, ood: bool) -> None:
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+        mpl.rcParams.update(MATPLOTLIB_STYLE)
         figure = pairwise_information.draw(pairs(members, ood))
         figure.draw_without_rendering()
     hidden = set()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation.evaluating import SUBSETS, check_arguments
+from checkpoints_zoo.evaluation.evaluating import DEFAULT_SUBSETS, check_arguments
 from checkpoints_zoo.formats.text import counted
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import check_device
@@ -43,7 +43,7 @@ def report_page(
     temperature: bool = False,
     held_out: float | ImageInput | Predictions | None = None,
     within: Mapping[str, float | str] | None = None,
-    subsets: int = SUBSETS,
+    subsets: int = DEFAULT_SUBSETS,
     device: str | torch.device = "cpu",
     seed: int = 0,
     say: Callable[[str], object] = lambda text: None,

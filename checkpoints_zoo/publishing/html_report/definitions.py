@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
+from checkpoints_zoo.evaluation.figures import FIGURES, SCALED_FIGURES, TEMPERATURE
 from checkpoints_zoo.publishing.html_report.markup import markup
 
 # Name of a figure or a term -> its title, and its definition.
@@ -52,7 +52,7 @@ TERMS = {
         "transpositions",
         "Fewest swaps of two units that make the permutation which aligns a member: units − cycles.",
     ),
-    TEMPERATURE: (SCALED[TEMPERATURE].title, SCALED[TEMPERATURE].definition),
+    TEMPERATURE: (SCALED_FIGURES[TEMPERATURE].title, SCALED_FIGURES[TEMPERATURE].definition),
     "mass": ("mass", "Sum of squared weights, without biases and running statistics."),
     "excess": (
         "excess",

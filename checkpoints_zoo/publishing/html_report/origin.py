@@ -14,7 +14,7 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.evaluating import SUBSETS
+from checkpoints_zoo.evaluation.evaluating import DEFAULT_SUBSETS
 from checkpoints_zoo.formats.selection import Citation, parse_citation
 from checkpoints_zoo.images import DATASETS, ImageInput
 from checkpoints_zoo.predictions import Predictions
@@ -43,7 +43,7 @@ def command_of(
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
     options = {"--data": data, "--ood": ood, "--held-out": held_out}
     words = {option: _command_line_argument(value, stored) for option, value in options.items() if value is not None}
-    if isinstance(members, Predictions) or members._view.steps or "" in words.values() or subsets != SUBSETS:
+    if isinstance(members, Predictions) or members._view.steps or "" in words.values() or subsets != DEFAULT_SUBSETS:
         return ""
     written = ["zoo-cli", "report", *_selection_arguments(members)]
     if isinstance(data, Predictions):

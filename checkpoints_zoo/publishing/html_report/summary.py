@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, OOD_FIGURES
+from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.report import Report, draw_curve
-from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
+from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
 from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, term
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
 from checkpoints_zoo.publishing.html_report.measurements import Measurements
@@ -45,12 +45,12 @@ NEAR = "5%"  # a distance from a limit, as a share of it
 
 def scale_of(figure: str) -> float:
     """Return the factor of a figure on the page: 100 for percent."""
-    return KNOWN[figure].scale
+    return KNOWN_FIGURES[figure].scale
 
 
 def unit_of(figure: str) -> str:
     """Return the unit that a figure is shown in."""
-    return "%" if scale_of(figure) == 100 else KNOWN[figure].unit.replace("..", "–")
+    return "%" if scale_of(figure) == 100 else KNOWN_FIGURES[figure].unit.replace("..", "–")
 
 
 def cell(interval: Interval, scale: float = 1) -> Markup:
@@ -113,7 +113,9 @@ def _infinite_ensemble_table(report: Report) -> TableBlock:
         limit, scale = growth.limit, scale_of(name)
         # A limit of 0 has no percentage. If ensembles of half the members are no better than single members, the number
         # of members is not known.
-        is_known = math.isfinite(limit.value) and abs(limit.value) > FAINTEST and (growth.spread or 0) < MOST_SPREAD
+        is_known = (
+            math.isfinite(limit.value) and abs(limit.value) > ROUNDING_ERROR and (growth.spread or 0) < MOST_SPREAD
+        )
         members_near_limit = _needed_members_cell(report.needed(name, NEAR)) if is_known else "–"
         rows.append(
             (term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), members_near_limit)
