@@ -60,5 +60,5 @@ def _copy(selected: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> 
         "dest": plan.target.root,
         "shards": len(plan.shards),
         "dest_bytes": plan.nbytes,
-        "cache_bytes": plan.cached,
+        "cache_bytes": plan.cached_nbytes,
     }

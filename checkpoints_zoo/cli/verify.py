@@ -189,7 +189,7 @@ def _line_of(retrained: dict[str, Any]) -> str:
 
 
 def _is_address(name: str) -> bool:
-    return name.startswith(hub.SCHEME) and "#" not in name  # with "#" it is a citation, which selects members
+    return name.startswith(hub.ADDRESS_SCHEME) and "#" not in name  # with "#" it is a citation, which selects members
 
 
 def _is_folder(name: str) -> bool:

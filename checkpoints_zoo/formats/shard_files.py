@@ -58,21 +58,21 @@ class Header:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def guess_kind(first: bytes) -> str:
+def guess_kind(first_bytes: bytes) -> str:
     """Guess the kind of a file that is no safetensors file from its first bytes; return a phrase, "" if unknown."""
     # This is a safetensors header, even if its first bytes look like the mark of another kind of file.
-    if first[8:9] == b"{":
+    if first_bytes[8:9] == b"{":
         return ""
-    start = first[:512].lstrip().lower()
+    start = first_bytes[:512].lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the file it points to"
     if start.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "a web page"
-    if first.startswith(b"PK\x03\x04"):
+    if first_bytes.startswith(b"PK\x03\x04"):
         return "a zip archive (a torch pickle perhaps)"
-    if first.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+    if first_bytes.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return "a Python pickle"
-    if first.startswith(b"\x1f\x8b"):
+    if first_bytes.startswith(b"\x1f\x8b"):
         return "a gzip file"
     return ""
 

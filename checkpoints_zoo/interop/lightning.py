@@ -23,7 +23,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, KeyMap
 
 VERSION = "2.4.0"  # version of lightning whose format the files have; later versions convert them.
 LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # of torch.load
@@ -92,11 +92,11 @@ def _file_name(member: Member) -> str:
 
 def _key_map(members: Collection) -> KeyMap:
     """Return the rules that map our names to torch-uncertainty's."""
-    key_map = UPSTREAM.get(members.description.architecture)
+    key_map = KEY_MAPS.get(members.description.architecture)
     if key_map is None or key_map.by_shape:
         raise UsageError(
             f"torch-uncertainty's names for {members.name}",
-            expected=f"members of {' or '.join(n for n, rules in UPSTREAM.items() if not rules.by_shape)}",
+            expected=f"members of {' or '.join(n for n, rules in KEY_MAPS.items() if not rules.by_shape)}",
             found=members.description.architecture,
         )
     return key_map
@@ -124,7 +124,7 @@ class _CheckpointFormat:
     def stored_tensor(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
         """Return the name and the tensor in the file for a tensor of the module."""
         if self.key_map is not None:
-            name, shape = self.key_map.stored(name, tuple(tensor.shape))
+            name, shape = self.key_map.translate_to_stored(name, tuple(tensor.shape))
             tensor = tensor.reshape(shape)
         return self.prefix + name, tensor.contiguous()
 

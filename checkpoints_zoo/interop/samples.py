@@ -135,7 +135,9 @@ def from_samples(
                 state = reader(draw, index)
                 if writer.head is None:
                     writer.begin(
-                        pickles.head_of(state), reader.counters, chosen_net.architecture or str(chosen_net.custom_name)
+                        pickles.header_of_state_dict(state),
+                        reader.counters,
+                        chosen_net.architecture or str(chosen_net.custom_name),
                     )
                     new_description = user_columns.make_description(
                         name, chosen_net.facts(), writer.layouts, json_facts, like
@@ -431,7 +433,7 @@ class DrawWriter:
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
-        if (head := pickles.head_of(state)) != self.head and self.head:
+        if (head := pickles.header_of_state_dict(state)) != self.head and self.head:
             dtypes = zip(head.tensors, self.head.tensors, strict=True)
             name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
             raise LayoutError(f"tensor {name!r} of draw {index}", expected=f"{expected}, as in the first", found=found,

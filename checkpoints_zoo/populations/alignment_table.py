@@ -177,7 +177,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
 
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         if isinstance(step, Aligned):
-            stored_reference = reference = dict(step.target())
+            stored_reference = reference = dict(step.read_reference())
         else:
             stored_reference, reference = _mean_weights(aligned_batches(), len(members))
         before, after, counts = [], [], []

@@ -24,7 +24,7 @@ from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
+from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_header, leads_out
 from checkpoints_zoo.sources.hub import translated_errors
 from checkpoints_zoo.sources.ranges import RemoteFile
 from checkpoints_zoo.sources.source import FolderSource, Source, open_source
@@ -106,7 +106,7 @@ def audit(place: str | Path) -> Audit:
     """
     files: Files
     links_out: list[str] = []
-    if str(place).startswith(hub.SCHEME):
+    if str(place).startswith(hub.ADDRESS_SCHEME):
         source = open_source(place, "")
         files = files_on_hub(hub.resolve_address(source.display_name))
     else:
@@ -158,15 +158,17 @@ def _read_sets(source: Source, files: Files, result: Audit) -> Iterator[Predicti
 
 def _check_weights(collections: list[CollectionRows], predictions: list[PredictionSet], result: Audit) -> None:
     """Check that stored predictions were made from the weights that the manifest of their collection names."""
-    weights = {name: prediction_sets.weights_of(rows) for name, _, rows in collections}
+    weights = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
     for stored in predictions:
-        path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
+        path = (
+            f"{prediction_sets.set_folder(stored.facts.collection, stored.facts.set)}/{prediction_sets.MANIFEST_FILE}"
+        )
         known_weights = weights.get(stored.facts.collection)
         if known_weights is None:
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
             result.notes.append(Finding("member", path, text))
             continue
-        for member, text in prediction_sets.find_other_weights(stored, known_weights):
+        for member, text in prediction_sets.find_changed_weights(stored, known_weights):
             result.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 
@@ -460,7 +462,7 @@ def find_fault(path: str, size: int, first: bytes) -> KindAndText | None:
 def unusual_compression(path: str, first: bytes) -> str:
     """Return a sentence if an archive's compression does not match its suffix, which is no fault; else ""."""
     name = path.lower()
-    if name.endswith(GZIPPED) and is_header(first[:BLOCK]):
+    if name.endswith(GZIPPED) and is_header(first[:BLOCK_BYTES]):
         return "a plain tar, not a gzipped one: members can be read one by one"
     if name.endswith(".tar") and first.startswith(b"\x1f\x8b"):
         return "a gzipped tar: it can only be read as a whole"
@@ -500,7 +502,7 @@ def _archive_fault(path: str, size: int, first: bytes) -> KindAndText | None:
     """Check the headers in the first bytes of an archive; return (kind, text) of a fault, or None without one."""
     if first.startswith(b"\x1f\x8b"):
         return None
-    if not is_header(first[:BLOCK]):
+    if not is_header(first[:BLOCK_BYTES]):
         return "archive", "expected a tar, gzipped or not; found other bytes"
 
     def read_bytes(offset: int, length: int) -> bytes:
@@ -514,7 +516,7 @@ def _archive_fault(path: str, size: int, first: bytes) -> KindAndText | None:
             if leads_out(header.name):
                 return "archive", f"expected names that stay in its folder; found {header.name[:200]!r}"
             if not header.kind:
-                content = first[header.data : header.end]
+                content = first[header.data_offset : header.end]
                 reason = _why_pickle(header.name.lower(), content, guess_kind(content))
                 return ("pickle", f"its first file, {header.name[:200]!r}, is {reason}") if reason else None
             at = header.end

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
 from checkpoints_zoo.publishing.folder import File
 from checkpoints_zoo.sources.hub import (
-    LOGIN,
+    ADDRESS_SCHEME,
+    LOGIN_ADVICE,
     RETRIED_STATUSES,
-    SCHEME,
-    TRY_AGAIN,
+    TRY_AGAIN_ADVICE,
     Repo,
     client_info,
     host,
@@ -82,7 +82,7 @@ class Remote:
 
     @property
     def label(self) -> str:
-        return f"{SCHEME}datasets/{self.id}"
+        return f"{ADDRESS_SCHEME}datasets/{self.id}"
 
     @cached_property
     def api(self) -> HfApi:
@@ -199,7 +199,9 @@ def check_login(label: str) -> None:
 
     check_online(label)
     if get_token() is None:
-        raise AccessError(f"publishing to {label}", expected="a login that may write", found="none", do=f"L{LOGIN[1:]}")
+        raise AccessError(
+            f"publishing to {label}", expected="a login that may write", found="none", do=f"L{LOGIN_ADVICE[1:]}"
+        )
 
 
 def check_online(label: str) -> None:
@@ -220,7 +222,7 @@ def parse_repo(repo: str) -> Remote:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    id = repo.removeprefix(f"{SCHEME}datasets/")
+    id = repo.removeprefix(f"{ADDRESS_SCHEME}datasets/")
     try:
         validate_repo_id(id)
         if id.count("/") == 1:
@@ -252,7 +254,9 @@ def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[
         translated_error = translate_error(cause, label, subject, permission)
         if translated_error is not cause:
             raise translated_error from error
-        raise NetworkError(subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
+        raise NetworkError(
+            subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN_ADVICE
+        ) from error
 
 
 @contextmanager

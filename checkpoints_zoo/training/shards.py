@@ -20,7 +20,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read_members
-from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_place, write_planned
+from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_locations, write_planned
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.packing import ManifestRow, PackedSnapshot, SnapshotKey, member_and_epoch
 
@@ -101,9 +101,9 @@ def _write_shard(
     stored_keys = [k for k in sorted(shard_rows) if shard_rows[k]["status"] == "ok"]
     if not any(k in new_snapshots for k in stored_keys):
         return
-    shard.pieces += [PlannedSnapshot(shard_rows[k], None, shard_rows[k]["sha256"]) for k in stored_keys]
+    shard.snapshots += [PlannedSnapshot(shard_rows[k], None, shard_rows[k]["sha256"]) for k in stored_keys]
     locations = []
-    for piece, k in zip(shard.pieces, stored_keys, strict=True):
+    for piece, k in zip(shard.snapshots, stored_keys, strict=True):
         snapshot = new_snapshots.get(k)
         if snapshot is not None and snapshot.location is not None:
             locations.append(snapshot.location)
@@ -113,7 +113,7 @@ def _write_shard(
     path = write_planned(source.root / "shards" / name, shard, locations, name)
     for folder in (path.parent, path.parent.parent):  # The shard must be complete before the manifest names it.
         disk.sync_folder(folder)
-    record_place(shard, path.relative_to(source.root).as_posix())
+    record_locations(shard, path.relative_to(source.root).as_posix())
 
 
 def read_rows(source: FolderSource, name: str) -> dict[SnapshotKey, ManifestRow]:

@@ -48,7 +48,7 @@ DESCRIPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"format_version": 2}, DESCRIPTION + "format version 1 or older; found version 2. It was written by a newer"
                                           " checkpoints-zoo: install a newer one."),
     *(({"format_version": v}, DESCRIPTION + VERSION + "…") for v in ("1", 1.0, True, None, [1])),
-    ({"name": "other"}, DESCRIPTION + "the name 'tiny', as the file's; found 'other'."),
+    ({"name": "other"}, DESCRIPTION + "the name 'tiny', as in the file's name; found 'other'."),
     ({"name": None}, DESCRIPTION + "'name' to be a str; found None."),
     ({"classes": "0123456789"}, DESCRIPTION + "'classes' to be a list; found '0123456789'."),
     ({"classes": [0, 1]}, DESCRIPTION + "class names and a layout or more; found others."),

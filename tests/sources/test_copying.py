@@ -181,7 +181,7 @@ def test_a_snapshot_that_was_the_final_one(tmp_path: Path) -> None:
     for row in longer.rows:
         row["final"] = row["epoch"] == 60
     longer.write()
-    with pytest.raises(UsageError, match=r"member 0 of tiny in folder .*expected epoch 40 as its final one; found 60"):
+    with pytest.raises(UsageError, match=r"member 0 of tiny in folder .*expected the final epoch 40; found 60"):
         load(longer).download(tmp_path / "copy")
 
 

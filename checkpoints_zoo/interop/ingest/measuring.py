@@ -111,7 +111,7 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         rows: manifest rows of the members, in the order of their ids.
     """
     cached_before = cache.member_files(repo.id)
-    locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), whole=False)
+    locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), allow_whole_files=False)
     try:
         yield locations
     finally:

@@ -11,7 +11,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, RecognisedNetwork, unwrap_names
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, RecognisedNetwork, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,8 +63,8 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
         return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), custom_shapes)
     if net.custom_name is not None:
         _check_custom_name(net)
-        counts = Counter(id(m.head) for group in groups for m in group.members)
-        heads = {id(m.head): m.head for group in groups for m in group.members}
+        counts = Counter(id(m.header) for group in groups for m in group.members)
+        heads = {id(m.header): m.header for group in groups for m in group.members}
         commonest = heads[counts.most_common(1)[0][0]] if counts else None
         expected = (
             {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
@@ -73,7 +73,7 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
     if net.architecture is None:
         return lambda head: _recognise(head, net)
     network = RecognisedNetwork(net.architecture, dict(net.arguments), {})
-    if net.architecture in UPSTREAM:
+    if net.architecture in KEY_MAPS:
         return lambda head: _recognise_or_fit(head, net, network)
     shapes = tensor_shapes(net, None)
     return lambda head: _fit(head, net, network, shapes)
@@ -121,7 +121,7 @@ def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Sha
 
 
 def _recognise(head: MemberHeader, net: NetSpec) -> tuple[RecognisedNetwork, Layout]:
-    recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
+    recognised, layout = archives.layout_of_header(_head_without_prefix(head, net.prefix))
     different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
     if net.architecture not in (None, recognised.architecture) or different:
         raise LayoutError(

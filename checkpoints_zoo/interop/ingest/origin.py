@@ -14,7 +14,7 @@ from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import indexing, numbers_in
-from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
+from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, is_header
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
 SAFETENSORS = ".safetensors"
@@ -94,7 +94,7 @@ def find_origin(
     """
     if not sources:
         raise UsageError("import", expected="a file, a folder or a place on the Hub", found="none")
-    if any(str(source).startswith(hub.SCHEME) for source in sources):
+    if any(str(source).startswith(hub.ADDRESS_SCHEME) for source in sources):
         if len(sources) > 1:
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
         return _origin_on_hub(str(sources[0]), name, say)
@@ -198,7 +198,7 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
         p for p in _walk_files(folder, excluded) if _matches_pattern(p.relative_to(folder), file_filter.pattern)
     ]
     pickles = [p for p in candidates if p.name.lower().endswith(PICKLES)]
-    tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
+    tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.ARCHIVE_SUFFIXES)]
     archives = [p for p in tars if p not in pickles]
     files = [p for p in candidates if p.name.lower().endswith(SAFETENSORS)]
     kinds = [kind for kind in (archives, files, pickles) if kind]
@@ -206,7 +206,9 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
         matching = f" that match {file_filter.pattern}" if file_filter.pattern else ""
         raise SourceNotFound(
             f"source {folder}",
-            expected=f"archives ({', '.join(indexing.SUFFIXES)}), safetensors files, or {', '.join(PICKLES)} files",
+            expected=(
+                f"archives ({', '.join(indexing.ARCHIVE_SUFFIXES)}), safetensors files, or {', '.join(PICKLES)} files"
+            ),
             found=f"none among {len(candidates):,} files{matching}",
             path=folder,
         )
@@ -272,7 +274,7 @@ def _file_kind(first: bytes, name: str) -> str:
     """
     if first[:2] == b"\x1f\x8b":
         return "gzip"
-    if is_header(first[:BLOCK]) or first[:BLOCK] == bytes(BLOCK):
+    if is_header(first[:BLOCK_BYTES]) or first[:BLOCK_BYTES] == bytes(BLOCK_BYTES):
         return "tar"
     if name.lower().endswith(SAFETENSORS) or (first[8:9] == b"{" and not name.lower().endswith(PICKLES)):
         return "safetensors"  # a damaged file becomes a failed member
@@ -298,7 +300,7 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     if path and not paths:
         fetching.remote_file(repo, path)  # raises an error if there is no such file
         paths = [path]
-    archives = [p for p in paths if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
+    archives = [p for p in paths if p.lower().endswith(indexing.ARCHIVE_SUFFIXES) and not p.lower().endswith(PICKLES)]
     files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS)]
     left_out = [p for p in paths if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS, *PICKLES))]
     if not archives and not files:

@@ -79,7 +79,7 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
 
 def _choose_head(path: Path, place: StateDictPlace) -> MemberHeader:
     """Choose the state dict of the net; return its header."""
-    heads = {key: head_of(state, f" of file {path}") for key, state in _read_states(path, place).items()}
+    heads = {key: header_of_state_dict(state, f" of file {path}") for key, state in _read_states(path, place).items()}
     if place.recogniser is None or len(heads) == 1:
         return next(iter(heads.values()))
     fitting = {key: head for key, head in heads.items() if _is_recognised(head, place.recogniser)}
@@ -251,7 +251,7 @@ def _unsafe_names(path: Path, refused: str) -> str:
     return first_few(names, 5) or "more"
 
 
-def head_of(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
+def header_of_state_dict(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
     """Return the header of a state dict: names, dtypes and shapes.
 
     Args:
@@ -296,7 +296,7 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
         (t.stored or t.name, t.dtype, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors
     ]
     for state in _read_states(path, place).values():
-        if list(head_of(state).tensors) == tensors:
+        if list(header_of_state_dict(state).tensors) == tensors:
             return state_bytes(state)
     raise DamagedError(f"file {path}", expected="the tensors that it had before", found="others", path=path)
 

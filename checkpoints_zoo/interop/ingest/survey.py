@@ -22,7 +22,7 @@ from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
-from checkpoints_zoo.sources.fetching import GAP, LARGEST_RANGE
+from checkpoints_zoo.sources.fetching import LARGEST_RANGE, LARGEST_READ_GAP
 from checkpoints_zoo.sources.source import FolderSource
 
 
@@ -100,7 +100,7 @@ def survey_origin(
     recogniser = make_recogniser(options.net, member_groups, options.build)
     if options.strict:
         checkpoint_members.check_all_fit(origin.label, member_groups, recogniser)
-    broken = [why for group in member_groups for _, why in group.broken]
+    broken = [why for group in member_groups for _, why in group.damaged]
     if not any(group.members for group in member_groups):
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
         raise DamagedError(f"source {origin.label}", expected="members", found=first)
@@ -128,7 +128,7 @@ def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
     recogniser = recogniser_of_known(options.net, options.build)
     if recogniser is None:
         return False
-    for head in {id(member.head): member.head for member in members.members}.values():
+    for head in {id(member.header): member.header for member in members.members}.values():
         try:
             recogniser(head)
         except LayoutError:
@@ -294,7 +294,7 @@ def _count_ranges(rows: Sequence[Row]) -> int:
         range_start, end, path = 0, 0, None
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
-            if row["path"] != path or start > end + GAP:
+            if row["path"] != path or start > end + LARGEST_READ_GAP:
                 range_count += -(-(end - range_start) // LARGEST_RANGE)
                 range_start, path = start, row["path"]
             end = stop
