@@ -225,7 +225,7 @@ class Collection:
         selected = Collection(
             self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
         )
-        # Pass the symmetry table on, so that it is derived only once.
+        # The new collection gets the symmetry table of this one, so that the table is derived only once.
         if len(selected) and "symmetry_table" in vars(self):
             selected.symmetry_table = self.symmetry_table
         return selected
@@ -238,7 +238,7 @@ class Collection:
 
     @property
     def _member_nbytes(self) -> int:
-        """Average number of bytes of a member as it is stored, at least 1."""
+        """Average number of stored bytes of a member, at least 1."""
         return max(1, self.nbytes // max(1, len(self)))
 
     def _members_within(self, nbytes: int) -> int:
@@ -497,7 +497,7 @@ class Collection:
         return predictions.predict(self, data, out, **options)
 
     def predictions(self, name: str, **options: Any) -> Predictions:
-        """Find stored predictions of these members without reading logits yet; return them.
+        """Find stored predictions of these members without reading logits yet; return the predictions.
 
         Args:
             name: name of the set of predictions ("digits-test").

@@ -1,5 +1,5 @@
-"""Test whether two sets of parameters compute the same function. Both sets are run in float64 on the same inputs, and
-their outputs are compared.
+"""Test whether two sets of parameters compute the same function. The network is run in float64 with each of the two
+sets on the same inputs, and the outputs are compared.
 
 >>> import torch
 >>> import checkpoints_zoo as zoo

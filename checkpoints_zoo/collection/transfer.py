@@ -193,7 +193,7 @@ def _convert_group(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out:
 
 
 def strided_view(raw: Tensor, spec: TensorSpec, count: int, distance: int) -> Tensor:
-    """View one tensor of members that are evenly spaced in memory; return it, (member, …).
+    """Return a view of one tensor of members that are evenly spaced in memory, (member, …).
 
     Args:
         raw: bytes of the members, from the first byte of the first member on.

@@ -53,7 +53,7 @@ class Canonical:
 @dataclass(eq=False)
 class Aligned:
     """A step that aligns members to a reference. A member is matched when it is first read, and its permutations are
-    kept.
+    kept for later reads.
 
     Args:
         to: name of the reference in the description of the view.

@@ -137,7 +137,7 @@ def prepared(
 
 
 def _load_by_name(text: str, split: str | None) -> ImageData:
-    """Load a data set by name ("digits", "digits/train"); return it.
+    """Load a data set by name ("digits", "digits/train"); return the data set.
 
     Args:
         text: the name.

@@ -60,7 +60,7 @@ def _is_existing_path(text: str) -> bool:
 def read_place(
     place: str | Path, split: str | None, columns: Columns, pixel_format: PixelFormat
 ) -> tuple[RawImages, str]:
-    """Read the images at a place; return them, and the last part of its name.
+    """Read the images at a place; return the images, and the last part of the place's name.
 
     Args:
         place: place of the images: an address on the Hub, or a path.
@@ -103,7 +103,7 @@ def read_place(
 
 
 def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> RawImages:
-    """Read the images below a folder, one file at a time; return them.
+    """Read the images below a folder, one file at a time; return the images.
 
     Args:
         folder: the folder, which contains a folder for each class, or images, or a folder for each split ("train",

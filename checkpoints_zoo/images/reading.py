@@ -162,7 +162,7 @@ class RawImages:
 class ImageBuffer:
     """A buffer that collects images in one array, which grows if more images arrive than were announced.
 
-    Grey images among coloured ones are repeated in three channels, which keeps their pixels exact.
+    Grey images among coloured images get three equal channels, so that all pixel values stay exact.
 
     Args:
         pixel_format: the size and channels to which images are converted.

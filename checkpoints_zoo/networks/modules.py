@@ -381,7 +381,8 @@ def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the tensors of layers with running statistics to the dtype in which these layers compute; return all
     tensors.
 
-    This is the dtype of the inputs, or float32 if the inputs are in half precision: torch allows no other combination.
+    These layers compute in the dtype of the inputs, or in float32 if the inputs are in half precision: torch allows no
+        other combination.
     """
     norms, dtype = norm_tensor_names(state), norm_dtype(input_dtype(state))
     return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in state.items()}

@@ -418,8 +418,8 @@ class FinishedMembers:
 
         Args:
             existing_set: the set as it was before this run; None if there was none.
-            finished_keys: pairs of a finished member's key (member, epoch) and whether its snapshot is final, in the
-                order of the rows.
+            finished_keys: pairs (key, final) of finished members: key is (member, epoch), and final says whether the
+                snapshot is the last one of its run; in the order of the rows.
             hashes: the hash of each member's weights.
             describe: function that returns the description of the set, given its rows.
         """

@@ -92,7 +92,7 @@ class Ensemble(nn.Module):
         compile: bool = False,
     ) -> Ensemble:
         """Make an ensemble whose members are read from files, all at once, or in chunks if they don't fit into memory;
-        return it.
+        return the ensemble.
 
         Args:
             skeleton, ids, execution, compile: the same arguments as in `Ensemble`.

@@ -377,7 +377,7 @@ EXECUTION_RULES = (
 def choose_execution(
     device: str, weight_count: int, members: int, batch_bytes: int, requested: str | None = None
 ) -> Choice:
-    """Choose an execution by EXECUTION_RULES unless one is requested; return it.
+    """Choose an execution by EXECUTION_RULES unless an execution is requested; return the execution.
 
     Args:
         device: type of the device.

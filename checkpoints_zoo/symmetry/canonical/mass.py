@@ -1,8 +1,7 @@
 """The minimal mass of a network: the sum of its squared weights, minimised over its scales.
 
-This is the minimum scaled network mass problem of Laurent et al. 2024 (arXiv 2310.08287). Monomials that scales can
-make
-arbitrarily small are removed from the mass first.
+Laurent et al. 2024 (arXiv 2310.08287) call this minimisation the minimum scaled network mass problem. Monomials that
+scales can make arbitrarily small are removed from the mass first.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ def minimal_mass(
 
 
 def join_masses(results: Sequence[MinimalMass], ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
-    """Concatenate the results of members of one network; return them.
+    """Concatenate the results of members of one network; return one result for all members.
 
     Args:
         results: one result or more, computed with the same options.

@@ -1,7 +1,7 @@
 """Match one network to a reference: permute group after group to raise the inner product of the weights.
 
 A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all other groups stay.
-Such a visit solves a linear assignment problem: the permutation of the columns of a matrix with the largest sum on the
+A visit solves a linear assignment problem: find the permutation of a matrix's columns with the largest sum on the
 diagonal.
 """
 
@@ -211,8 +211,8 @@ def best_move(
     """Return the best permutations of a group and of its descendants, and the gain.
 
     The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
-    is found for each pair of an old and a new place of the block. In a grouped kernel between two of these groups, the
-    order of the later group is found for the best order of the earlier group.
+    is found for each pair of an old and a new place of the block. If a grouped kernel connects two of these groups, the
+    order of the later group is chosen for the best order of the earlier group.
 
     Args:
         products: inner products of the reference and the matched network.

@@ -151,8 +151,7 @@ def _sum_squares_in_cells(
 ) -> Iterator[Block]:
     """Sum the squares of a tensor over cells, in which each power has one value; yield blocks of one column.
 
-    Such cells are needed for kernels whose inputs several layers write, for grouped kernels, and for products of
-    scales.
+    Cells are needed for kernels whose inputs several layers write, for grouped kernels, and for products of scales.
     """
     scaled = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
     lengths = [axes.shape[i] for i in scaled]

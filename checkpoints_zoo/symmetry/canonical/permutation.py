@@ -326,8 +326,8 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
     """Return the sum of squares of each unit's slice in float64, (unit).
 
     Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
-    does not depend on permutations or on the place of the row. The sum functions of torch do not promise such equal
-    results.
+    does not depend on permutations or on the place of the row. The sum functions of torch do not promise equal sums for
+    equal rows.
 
     Args:
         members: the stacked members.

@@ -248,7 +248,7 @@ class Slices:
         return result
 
     def sort_unordered(self, codes: Tensor) -> Tensor:
-        """Sort codes (unit, entry) by label, and codes with equal labels by value; return them."""
+        """Sort codes (unit, entry) by label, and codes with equal labels by value; return the sorted codes."""
         if self.labels is None:
             return codes
         codes, order = codes.sort(-1)
