@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
     check_against_files,
-    neighbour_groups,
+    group_adjacent,
     read_at,
     read_into,
     reused_buffer,
@@ -229,7 +229,7 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     distance = -(-layout.nbytes // 8) * 8  # aligned for every dtype
     buffer = reused_buffer(distance * len(group))
     first = 0
-    for run in neighbour_groups(group, GROUP_BYTES if distance == layout.nbytes else 0):
+    for run in group_adjacent(group, GROUP_BYTES if distance == layout.nbytes else 0):
         begin = first * distance
         read_into(run[0], run[0].offset, buffer[begin : begin + layout.nbytes * len(run)])
         first += len(run)

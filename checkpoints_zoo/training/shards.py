@@ -272,7 +272,7 @@ class Log:
             }  # fmt: skip
             lines.append(json.dumps(facts))
         if lines:
-            with disk.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            with disk.translate_write_errors(self.path.parent), self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * self._cut + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
