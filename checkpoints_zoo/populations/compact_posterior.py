@@ -64,9 +64,9 @@ class Compact(Printed):
             of all members, to which the Gaussians were fitted; low and high are from a jackknife over members. The
             column "members" has no row of
             the mean's accuracy.
-        held_out: column -> "agreement" and "total_variation" of Gaussians that are fitted to one random half of the
-            members and compared with the ensemble of the other half: mean over the splits; 95 % of the
-            splits lie between low and high.
+        held_out: column -> "agreement" and "total_variation" of Gaussians that are fitted to a random half of the
+            members and compared with the ensemble of the other half (mean over the splits; 95 % of the splits lie
+            between low and high).
         ensemble_accuracy: accuracy of the ensemble of all members.
         gain: accuracy of q_r's mean minus accuracy of q_d's mean.
         q_d, q_r: Gaussians fitted before and after alignment.

@@ -160,7 +160,7 @@ def barrier(
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
     pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
-    return _measure_lines(evaluator, pairs, _ends_of_lines(members, start, evaluator.device), points)
+    return _measure_lines(evaluator, pairs, _read_line_ends(members, start, evaluator.device), points)
 
 
 def _check_ends(first: object, second: object, to: int | None) -> None:
@@ -204,7 +204,7 @@ def _read_both_ends(first: Member, second: Member, device: torch.device) -> tupl
     return start, end
 
 
-def _ends_of_lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
+def _read_line_ends(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line from one member to each other member, in order."""
     reference, keys = _read_weights(start, device), iter(members._keys)
     for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):

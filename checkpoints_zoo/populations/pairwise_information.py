@@ -370,8 +370,8 @@ def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], 
     if len(inside) <= MOST_DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
     else:
-        counted = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
-        axes.figure.colorbar(counted, ax=axes, label="pairs", pad=0.02)
+        hexagons = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
+        axes.figure.colorbar(hexagons, ax=axes, label="pairs", pad=0.02)
     axes.set(title="c  One against the other", xlabel="in distribution (nats)", ylabel="out of distribution (nats)")
     axes.plot([], [], " ", label=f"correlation {as_text(correlation)}")
     top = axes.get_ylim()

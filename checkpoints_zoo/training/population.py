@@ -114,8 +114,8 @@ def train_members(
         clean_folder(folder, set(ids), recipe.epochs)
         stacks = divide_into_stacks(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        work = StackTrainer(recipe, folder, prepare, progress)
-        with closing(engine.run(work, jobs)) as results:
+        trainer = StackTrainer(recipe, folder, prepare, progress)
+        with closing(engine.run(trainer, jobs)) as results:
             for job, finished in results:
                 finish(finished)
                 with writing_into(folder):
@@ -297,9 +297,9 @@ def check_ids(ids: Sequence[int]) -> None:
     Raises:
         UsageError: an id is invalid or repeated.
     """
-    invalid = [member for member in ids if not 0 <= member < 2**31]
-    if invalid:
-        raise UsageError(f"member {invalid[0]}", expected="an id in [0, 2^31)", found=str(invalid[0]))
+    invalid_ids = [member for member in ids if not 0 <= member < 2**31]
+    if invalid_ids:
+        raise UsageError(f"member {invalid_ids[0]}", expected="an id in [0, 2^31)", found=str(invalid_ids[0]))
     if len(set(ids)) < len(ids):
         [(repeated, _)] = Counter(ids).most_common(1)
         raise UsageError("ids", expected="each once", found=f"member {repeated} more than once")

@@ -1,7 +1,7 @@
 """Recipes: everything that determines the training of a member, except its seed, which is the member's id.
 
-A recipe may hold functions of the user, which build the network and load the images. Their exceptions become errors
-that name the line in the user's file.
+A recipe may hold functions of the user, which build the network and load the images. Exceptions of these functions
+become errors that name the line in the user's file.
 """
 
 from __future__ import annotations
@@ -250,12 +250,14 @@ class Recipe:
         with user_code(f"build of recipe {self.name!r}", "a module"):
             network: Any = self.build(**self.arguments)
         is_module = isinstance(network, nn.Module)
-        frozen = [n for n, p in network.named_parameters() if not p.requires_grad] if is_module else []
-        if not is_module or frozen:
+        frozen_parameters = [n for n, p in network.named_parameters() if not p.requires_grad] if is_module else []
+        if not is_module or frozen_parameters:
             raise UsageError(
                 f"build of recipe {self.name!r}",
                 expected="a function that returns a torch.nn.Module whose parameters are all trained",
-                found=f"parameter {frozen[0]!r} without requires_grad" if frozen else repr(network)[:80],
+                found=f"parameter {frozen_parameters[0]!r} without requires_grad"
+                if frozen_parameters
+                else repr(network)[:80],
             )
         module: nn.Module = network.train()
         return module

@@ -303,9 +303,10 @@ def divide_into_stacks(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list
             stacks.append(members)
             for member in members:
                 remaining.pop(member, None)
-    unstarted = list(remaining)
+    unstarted_ids = list(remaining)
     stacks += [
-        tuple(unstarted[start : start + recipe.stack_width]) for start in range(0, len(unstarted), recipe.stack_width)
+        tuple(unstarted_ids[start : start + recipe.stack_width])
+        for start in range(0, len(unstarted_ids), recipe.stack_width)
     ]
     position = {member: at for at, member in enumerate(ids)}
     return sorted(stacks, key=lambda stack: min(position[member] for member in stack if member in position))
