@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.populations.alignment_table import Alignment
     from checkpoints_zoo.populations.channel_exchangeability import Corollary
     from checkpoints_zoo.populations.loss_barrier import Barriers
-    from checkpoints_zoo.populations.mass import MassAt
+    from checkpoints_zoo.populations.mass import EpochMass
     from checkpoints_zoo.symmetry import Table
     from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
@@ -208,7 +208,7 @@ def _mass_values(masses: MinimalMass, epochs: list[int]) -> dict[str, Any]:
     return {"degenerate": units, "held": list(masses.held), "members": rows}
 
 
-def _epoch_row(step: MassAt) -> dict[str, Any]:
+def _epoch_row(step: EpochMass) -> dict[str, Any]:
     return {
         "epoch": step.epoch,
         "members": step.members,

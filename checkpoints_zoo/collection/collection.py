@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _AS_STORED = View()  # The view that leaves weights as they are stored.
 # Public name of an attribute in version 0.1 -> its present name inside the package.
-_PRIVATE = {
+_RENAMED_ATTRIBUTES = {
     "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_members_within",
     "keys": "_keys", "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes",
     "read": "_read", "skeleton": "_skeleton", "view": "_view",
@@ -48,7 +48,7 @@ _PRIVATE = {
 
 
 class Collection:
-    """Selected members of a collection: their rows are in memory, their weights are read when needed.
+    """Selected members of a collection. Rows of the manifest are in memory; weights are read when needed.
 
     Args:
         source: the source that contains the manifest and the shards.
@@ -56,7 +56,8 @@ class Collection:
         description: the source's description of the collection.
         rows: the manifest rows of the selected members.
         architecture: function that builds the module; None for the architecture that the description names.
-        skeletons: layout -> module that is built already; all selections of one collection share this dict.
+        skeletons: key of a layout -> the module built for this layout; all selections of one collection share this
+            dict.
         view: steps that change the weights as they are read.
     """
 
@@ -81,14 +82,14 @@ class Collection:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name not in _PRIVATE:
-                return self.__getattribute__(name)  # This raises Python's usual AttributeError.
+            if name not in _RENAMED_ATTRIBUTES:
+                return self.__getattribute__(name)  # Python's usual AttributeError is raised here.
             warnings.warn(
                 f"Collection.{name} is private from version 0.2 on, and goes in the next one",
                 DeprecationWarning,
                 stacklevel=2,
             )
-            return getattr(self, _PRIVATE[name])
+            return getattr(self, _RENAMED_ATTRIBUTES[name])
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -370,7 +371,8 @@ class Collection:
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Stream the members in batches of `size`: yield (ids, stacked tensors) of each, while the next batch is read.
+        """Stream the members in batches of `size`: yield (ids, stacked tensors) of each batch, while the next batch is
+        read.
 
         Args:
             size: number of members in each batch.
@@ -384,17 +386,17 @@ class Collection:
         count = whole_number(size)
         if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
-        target = check_device(device)
+        target_device = check_device(device)
         batch_starts = range(0, len(self), count)
         # All members are fetched together before the first batch is read.
-        located = self._locations()
-        parts = [self._select(list(range(len(self)))[first : first + count]) for first in batch_starts]
+        locations = self._locations()
+        chunks = [self._select(list(range(len(self)))[first : first + count]) for first in batch_starts]
 
-        def read(i: int) -> dict[str, Tensor]:
-            first = batch_starts[i]
-            return parts[i]._read(target, dtype, locations=located[first : first + count])
+        def read(batch_number: int) -> dict[str, Tensor]:
+            first = batch_starts[batch_number]
+            return chunks[batch_number]._read(target_device, dtype, locations=locations[first : first + count])
 
-        return zip([part.ids for part in parts], reading.prefetched(read, len(parts)), strict=True)
+        return zip([part.ids for part in chunks], reading.read_ahead(read, len(chunks)), strict=True)
 
     def dataset(
         self,
@@ -455,17 +457,17 @@ class Collection:
             TooLargeError: even one member needs more memory than is free.
             UsageError: the device, the execution or the chunk is not possible.
         """
-        skeleton, target, located = self._skeleton(), check_device(device), self._locations()
+        skeleton, target_device, locations = self._skeleton(), check_device(device), self._locations()
 
-        def read(some: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
-            part = self if len(some) == len(self) else self._select(list(some))
-            return part._read(device, dtype, locations=located[some.start : some.stop])
+        def read(positions: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+            part = self if len(positions) == len(self) else self._select(list(positions))
+            return part._read(device, dtype, locations=locations[positions.start : positions.stop])
 
         return Ensemble.reading(
             skeleton,
             read,
             self.ids,
-            device=target,
+            device=target_device,
             dtype=dtype,
             chunk=chunk,
             execution=execution,
@@ -658,7 +660,8 @@ class Collection:
         return self._select(list(range(len(self))), View((*self._view.steps, step)))
 
     def _without_last_step(self) -> Collection:
-        """Return these members without the last step of their view, or unchanged if the view has no step."""
+        """Return these members without the last step of their view; return the members unchanged if the view has no
+        step."""
         return self._select(list(range(len(self))), View(self._view.steps[:-1]))
 
 
@@ -782,26 +785,32 @@ def load(
     return Collection(match.source, match.commit, match.description, match.rows, architecture)
 
 
-def _join(parts: Sequence[Collection]) -> Collection:
+def _join(collections: Sequence[Collection]) -> Collection:
     """Join the members of collections of one network; return them as one collection."""
-    if not parts:
+    if not collections:
         raise UsageError("collections to join", expected="one or more", found="none")
-    for part in parts:
+    for part in collections:
         part._check_not_empty()
         manifest.check_located(part.rows, part.name)
-    joined = join([SelectedMembers(p.source, p._commit, p.description, p.rows, len(p)) for p in parts])
-    view = parts[0]._view
-    canonical = all(isinstance(step, Canonical) for step in view.steps)
-    if any(p._view != view for p in parts) or (isinstance(joined.source, JoinedSource) and not canonical):
+    joined_members = join([SelectedMembers(p.source, p._commit, p.description, p.rows, len(p)) for p in collections])
+    view = collections[0]._view
+    are_canonical = all(isinstance(step, Canonical) for step in view.steps)
+    if any(p._view != view for p in collections) or (
+        isinstance(joined_members.source, JoinedSource) and not are_canonical
+    ):
         raise UsageError(
-            f"views of {joined.description.name}",
+            f"views of {joined_members.description.name}",
             expected="the same canonical form of all members, or none",
-            found="; ".join(dict.fromkeys(", ".join(map(str, p._view.steps)) or "weights as stored" for p in parts)),
+            found="; ".join(
+                dict.fromkeys(", ".join(map(str, p._view.steps)) or "weights as stored" for p in collections)
+            ),
             do="Join the members as they are stored, then call align() or canonicalize()",
         )
-    builds = [p._architecture for p in parts if p._architecture is not None]
-    build = builds[0] if builds else None
-    return Collection(joined.source, joined.commit, joined.description, joined.rows, build, view=view)
+    build_functions = [p._architecture for p in collections if p._architecture is not None]
+    build = build_functions[0] if build_functions else None
+    return Collection(
+        joined_members.source, joined_members.commit, joined_members.description, joined_members.rows, build, view=view
+    )
 
 
 def collections() -> pd.DataFrame:
@@ -812,7 +821,7 @@ def collections() -> pd.DataFrame:
     import pandas as pd
 
     class Catalog(pd.DataFrame):
-        """A DataFrame that prints all columns; operations on it return plain ones."""
+        """A DataFrame that prints all columns; operations on it return plain DataFrames."""
 
         def __str__(self) -> str:
             return str(self.to_string(max_rows=60))

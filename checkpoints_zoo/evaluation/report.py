@@ -149,8 +149,10 @@ class Report(PrintedResult):
             sizes: ensemble sizes of the columns; None for the smallest, a middle and the largest size.
             figures: names of the figures in the rows.
         """
-        ordered = sorted(self.curve)
-        few_sizes = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+        all_sizes = sorted(self.curve)
+        few_sizes = (
+            all_sizes if len(all_sizes) <= MOST_SIZES else [all_sizes[0], all_sizes[len(all_sizes) // 2], all_sizes[-1]]
+        )
         return _report_text(self, few_sizes if sizes is None else list(sizes), list(figures))
 
     @property
@@ -583,9 +585,9 @@ def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
     note = "; the first bar: that or less" if all_values.min() < lowest else ""
     axes.set_xlabel(f"mutual information of an input (nats{note})")
     axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, highest_bar * 1.5))
-    detected = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
+    auroc_text = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
     if auroc:
-        axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+        axes.plot([], [], " ", label=auroc_text or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
 
@@ -616,11 +618,11 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
         UsageError: a figure is unknown, or no figure is requested.
     """
     scaled = {} if report.calibrated is None else report.calibrated.ensemble
-    known = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled]
-    names = known if figures is None else [figures] if isinstance(figures, str) else list(figures)
+    available_figures = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled]
+    names = available_figures if figures is None else [figures] if isinstance(figures, str) else list(figures)
     for name in names:
-        if name not in known:
-            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(known)}", found="none such")
+        if name not in available_figures:
+            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(available_figures)}", found="none such")
     if not names:
         raise UsageError("figures of a picture", expected="one or more", found="none")
     return names
@@ -661,7 +663,7 @@ def _draw_size_curve(
     colours: tuple[str, str],
     label: str,
 ) -> None:
-    """Draw one line with its band and bar.
+    """Draw a figure over ensemble sizes as one line with its band and bar.
 
     Args:
         axes: matplotlib axes to draw into.
@@ -756,7 +758,7 @@ def picture_notes(report: Report) -> str:
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
-    # The commit and the check of the citation are in the file's metadata.
+    # The commit and the check digits of the citation are in the metadata of the picture's file.
     members = public_members(report).partition("/")[2].rpartition("~")[0]
     shortened = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shortened}' if shortened else ''}"

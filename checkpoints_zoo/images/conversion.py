@@ -1,4 +1,5 @@
-"""`of` converts names, places, tensors and Datasets to ImageData; `prepared` does so for preprocessed inputs."""
+"""`of` converts names, places, tensors and Datasets to ImageData; `prepared` converts inputs that are preprocessed
+already."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.images import arrays
 from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared
-from checkpoints_zoo.images.image_files import PLACES, parse_place, read_place
+from checkpoints_zoo.images.image_files import EXPECTED_PLACES, parse_place, read_place
 from checkpoints_zoo.images.reading import Columns, ImageBuffer, PixelFormat, RawImages
 
 ImageInput = (
@@ -59,7 +60,7 @@ def of(
         size: (height, width) to which Pillow resizes every image, bilinearly; None for no resizing.
         channels: 1 converts images to grey, 3 repeats grey images in three channels; None changes nothing.
         channels_last: whether tensors of images have the axes (input, height, width, channel).
-        image, label: names of the columns of images and labels, if the data itself does not tell.
+        image, label: names of the columns of images and labels, if the data's own columns leave a choice.
 
     Raises:
         UsageError: the name is unknown, images or labels have the wrong type, or an argument does not apply to this
@@ -84,8 +85,8 @@ def of(
         if columns != Columns():
             raise UsageError("columns of images", expected="Parquet files or mappings", found=_describe(given))
         if isinstance(given, str):
-            return _convert(_load_by_name(given, split), pixel_format, classes, renamed, name, None)
-        return _convert(given, pixel_format, classes, renamed, name, split)
+            return _apply_arguments(_load_by_name(given, split), pixel_format, classes, renamed, name, None)
+        return _apply_arguments(given, pixel_format, classes, renamed, name, split)
     if place is not None:
         raw, base_name = read_place(place, split, columns, pixel_format)
     else:
@@ -115,8 +116,8 @@ def prepared(
         classes, renamed, name, split, channels_last, image, label: the same arguments as in `of`.
 
     Raises:
-        UsageError, FormatError, TooLargeError: for the same reasons as in `of`; inputs of another type, or that are not
-            finite.
+        UsageError, FormatError, TooLargeError: for the same reasons as in `of`; also if inputs have another type or are
+            not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members, digits = zoo.load("convnet-digits", n=2), zoo.images.load("digits")
@@ -149,7 +150,7 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
         try:
             load(name)
         except UsageError as error:
-            error.expected += f"; or a place: {PLACES}"
+            error.expected += f"; or a place: {EXPECTED_PLACES}"
             error.do = (
                 f"{error.do} Give {'another name, or ' * (not error.do)}a path that exists or contains a slash".strip()
             )
@@ -163,7 +164,7 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
         raise
 
 
-def _convert(
+def _apply_arguments(
     data: ImageData,
     pixel_format: PixelFormat,
     classes: Sequence[str] | None,

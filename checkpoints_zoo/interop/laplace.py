@@ -111,7 +111,7 @@ def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None
 def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[str, nn.Module]]:
     """Find the batch norms that can be folded; return norm -> (layer before it, module that replaces it)."""
     try:
-        graph = _NormTracer().record(module)
+        graph = _NormTracer().record_graph(module)
     except TRACE_ERRORS as error:
         raise UsageError(
             f"module {type(module).__name__}",

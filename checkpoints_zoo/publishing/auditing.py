@@ -158,15 +158,17 @@ def _read_sets(source: Source, files: Files, result: Audit) -> Iterator[Predicti
 
 def _check_weights(collections: list[CollectionRows], predictions: list[PredictionSet], result: Audit) -> None:
     """Check that stored predictions were made from the weights that the manifest of their collection names."""
-    weights = {name: prediction_sets.weights_of(rows) for name, _, rows in collections}
+    weights = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
     for stored in predictions:
-        path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
+        path = (
+            f"{prediction_sets.set_folder(stored.facts.collection, stored.facts.set)}/{prediction_sets.MANIFEST_FILE}"
+        )
         known_weights = weights.get(stored.facts.collection)
         if known_weights is None:
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
             result.notes.append(Finding("member", path, text))
             continue
-        for member, text in prediction_sets.find_other_weights(stored, known_weights):
+        for member, text in prediction_sets.find_changed_weights(stored, known_weights):
             result.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 

@@ -105,7 +105,7 @@ class Folder:
     def sets(self) -> tuple[PredictionSet, ...]:
         """The sets of stored predictions in the folder, also of collections that the folder lacks."""
         paths = (p.split("/") for p in self._list_below("predictions"))
-        names = [parts[1:3] for parts in paths if len(parts) == 4 and parts[3] == prediction_sets.TABLE]
+        names = [parts[1:3] for parts in paths if len(parts) == 4 and parts[3] == prediction_sets.MANIFEST_FILE]
         return tuple(prediction_sets.read_set(self.source, *name) for name in names)
 
     @cached_property
@@ -113,8 +113,8 @@ class Folder:
         """The shards, manifests and descriptions of stored predictions: path in the repo -> path on disk."""
         paths: set[str] = set()
         for stored in self.sets:
-            folder = prediction_sets.folder_of(stored.facts.collection, stored.facts.set)
-            paths |= {f"{folder}/{file}" for file in (prediction_sets.TABLE, prediction_sets.DESCRIPTION)}
+            folder = prediction_sets.set_folder(stored.facts.collection, stored.facts.set)
+            paths |= {f"{folder}/{file}" for file in (prediction_sets.MANIFEST_FILE, prediction_sets.DESCRIPTION_FILE)}
             paths |= set(stored.rows.column("path").to_pylist())
         return {inside: self.source.local_path(inside) for inside in sorted(paths)}
 
@@ -310,7 +310,7 @@ def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite
     """Check a set of predictions, and that they come from the weights of the folder's collection if it has it."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((c.rows for c in folder.collections if c.name == stored.facts.collection), None)
-    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
+    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weight_hashes(rows), finite)
 
 
 def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.formats.text import first_few, whole_number
-from checkpoints_zoo.predictions.prediction_sets import TABLE
+from checkpoints_zoo.predictions.prediction_sets import MANIFEST_FILE
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.cards import README, is_generated
 from checkpoints_zoo.publishing.folder import (
@@ -354,7 +354,7 @@ def _prediction_names(folder: Folder, branch: Branch) -> dict[str, set[str]]:
     all_parts = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
     sets: dict[str, set[str]] = {}
     for parts in all_parts:
-        if len(parts) == 4 and parts[3] == TABLE:
+        if len(parts) == 4 and parts[3] == MANIFEST_FILE:
             sets.setdefault(parts[1], set()).add(parts[2])
     return sets
 

@@ -318,7 +318,7 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
     """
     stored = prediction_sets.read_set(members.source, members.name, name)
     problems = prediction_sets.find_problems(
-        stored, prediction_sets.weights_of(members.source.read_collection(members.name)[1])
+        stored, prediction_sets.weight_hashes(members.source.read_collection(members.name)[1])
     )
     facts, faulty_members = stored.facts, {problem.member for problem in problems}
     row_of_key = {

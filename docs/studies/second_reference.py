@@ -21,7 +21,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.measures import Closeness
 from checkpoints_zoo.methods.comparing.study import DEFAULT_PERMUTATIONS, JACKKNIFE_SUBSETS
-from checkpoints_zoo.methods.deep_ensemble import check_fresh, train_members
+from checkpoints_zoo.methods.deep_ensemble import check_no_shared_members, train_members
 from checkpoints_zoo.methods.fitting import DEFAULT_DRAWS
 from checkpoints_zoo.methods.modes import FIRST_SEED
 from checkpoints_zoo.training.export import train_into
@@ -58,7 +58,7 @@ def command(out: Path, path: Path) -> None:
     ensemble, second = train(out)
     first = zoo.load("convnet-digits")
     for members, reference in ((ensemble, first), (ensemble, second), (second, first)):
-        check_fresh(members, reference)
+        check_no_shared_members(members, reference)
     result = {
         "seeds": [SEEDS[0], SEEDS[-1]],
         "permutations": DEFAULT_PERMUTATIONS,

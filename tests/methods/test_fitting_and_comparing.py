@@ -81,7 +81,7 @@ class Lacking(Quick):
 def quick(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Let there be three methods, and a recipe of one epoch."""
     monkeypatch.setattr(fitting, "METHODS", {kind.name: kind for kind in (Quick, Refusing, Lacking)})
-    monkeypatch.setattr(fitting, "CHOSEN", {})
+    monkeypatch.setattr(fitting, "CHOSEN_SETTINGS", {})
     Quick.fitted.clear()
     return replace(convnet_digits(), epochs=1)
 

@@ -307,12 +307,12 @@ def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
 
 def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
     """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
-    from checkpoints_zoo.populations.alignment_table import draw
+    from checkpoints_zoo.populations.alignment_table import draw_alignment
 
     members = zoo.load("convnet-digits", n=6)
     for to, count in ((members.ids[2], 5), ("mean", 6)):
         result = zoo.alignment(members, to=to)
-        distances, transpositions = draw(result, None).axes
+        distances, transpositions = draw_alignment(result, None).axes
         (dots,) = distances.collections
         assert len(dots.get_offsets()) == count
         assert float(dots.get_offsets().min()) > 0

@@ -19,7 +19,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.evaluation.subsets import Population
-from checkpoints_zoo.populations.independent_units import Exchange, draw_one_a_unit, unit_numbers
+from checkpoints_zoo.populations.independent_units import Exchange, draw_one_member_per_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import Distances
 
 
@@ -294,7 +294,7 @@ def test_units_are_runs_members_and_equal_contents(tmp_path: Path) -> None:
         list(near(members).values()), "convnet", method="swag", out=tmp_path, like="convnet-digits", name="no-swag"
     )
     assert unit_numbers(unnamed) == [[0, 0, 0]]
-    chosen = draw_one_a_unit([0, 0, 0, 1, 2, 2], seed=1)
+    chosen = draw_one_member_per_unit([0, 0, 0, 1, 2, 2], seed=1)
     assert [int(position > 2) + int(position > 3) for position in chosen] == [0, 1, 2]
 
 

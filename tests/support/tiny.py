@@ -65,7 +65,7 @@ def export(recipe: Recipe, trained: Sequence[TrainedMember], out: Path) -> None:
 def add_finished(exporting: Export, members: list[PackedSnapshot]) -> None:
     """Do what a run does with members that finished."""
     exporting.stage(members)
-    exporting.write_whole_shards(members)
+    exporting.write_complete_shards(members)
 
 
 def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) -> Path:

@@ -249,7 +249,7 @@ def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
         raise PermissionError(EACCES, os.strerror(EACCES))
 
     a = stored([0], tmp_path / "a")
-    monkeypatch.setattr(merging, "rows_of", unreadable)
+    monkeypatch.setattr(merging, "read_rows", unreadable)
     with pytest.raises(PermissionError) as error:
         merge([a], tmp_path / "out")
     assert not isinstance(error.value, ZooError)

@@ -98,5 +98,5 @@ def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
         torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape),
     )
     # If m_c of m members vote for class c, m*m - sum of m_c*m_c of the m*(m - 1) ordered pairs differ.
-    differing = inputs * members**2 - votes.square().sum()
-    return differing.double() / (inputs * members * (members - 1))
+    differing_pairs = inputs * members**2 - votes.square().sum()
+    return differing_pairs.double() / (inputs * members * (members - 1))

@@ -34,7 +34,7 @@ from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.compact_posterior import (
-    LEVELS,
+    DEFAULT_LEVELS,
     MOST_SAMPLES,
     Compact,
     evaluate_gaussian,
@@ -42,7 +42,7 @@ from checkpoints_zoo.populations.compact_posterior import (
     fit_gaussians,
 )
 from checkpoints_zoo.populations.gaussian import Gaussian
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.populations.predictives import join_intervals
 from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
 from checkpoints_zoo.training.recipe import Recipe
@@ -110,8 +110,8 @@ class CompactComparison:
             draws of HMC.
             The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members
             and fits of VI, joined.
-        halves: column of "hmc" -> "agreement" and "total_variation" between one half of the chains and the draws of the
-            other half: the mean over the splits, and the range of 95 % of the splits.
+        halves: column of "hmc" -> "agreement" and "total_variation" between a half of the chains and the draws of the
+            other half (mean over the splits, and range of 95 % of the splits).
     """
 
     sources: Mapping[str, DrawsSource]
@@ -302,7 +302,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -336,7 +336,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -388,7 +388,7 @@ def compact(
             members, data, to=to, samples=samples, splits=splits, seed=seed, levels=levels, statistics=statistics,
             device=device, batch=batch,
         )  # fmt: skip
-    if levels is not LEVELS:
+    if levels is not DEFAULT_LEVELS:
         advice = "Prune the Gaussians of one collection alone"
         raise UsageError("levels", expected="none with against=", found=repr(list(levels))[:80], do=advice)
     return compare_with_hmc(
@@ -514,11 +514,11 @@ def _check_network(name: str, members: Collection, hmc: Collection) -> None:
     arguments.check_collection(members, f"draws of {name}")
     shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if shapes != expected or members.classes != hmc.classes:
-        differ = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
+        differing_tensor = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
         raise UsageError(
             f"draws of {name}",
             expected=f"the tensors and classes of {hmc.name}",
-            found="other classes" if differ is None else f"others, such as {differ!r}",
+            found="other classes" if differing_tensor is None else f"others, such as {differing_tensor!r}",
             do="All draws have to be of one network",
         )
 
@@ -530,7 +530,7 @@ def _sort_by_run(name: str, members: Collection) -> DrawEnsemble:
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
     by_run: dict[int, list[int]] = {}
     for position, (method, run) in enumerate(zip(*columns, strict=True)):
-        by_run.setdefault(position if method == INDEPENDENT else -1 if run is None else run, []).append(position)
+        by_run.setdefault(position if method == INDEPENDENT_METHOD else -1 if run is None else run, []).append(position)
     runs = [by_run[run] for run in sorted(by_run)]
     if name == "vi" and min(map(len, runs)) < 2:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
@@ -714,14 +714,14 @@ def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: 
 
 
 def _column_of_gaussians(
-    fitted: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int
+    gaussians: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int
 ) -> ColumnPredictives:
     noise = torch.Generator().manual_seed(seed)
-    evaluated = [evaluate_gaussian(evaluator, q, samples, noise) for q in fitted]
+    evaluated_gaussians = [evaluate_gaussian(evaluator, q, samples, noise) for q in gaussians]
     return ColumnPredictives(
-        torch.stack([x.probs for x in evaluated]),
-        torch.stack([x.accuracies.mean() for x in evaluated]),
-        torch.tensor([x.mean_accuracy for x in evaluated], dtype=torch.float64),
+        torch.stack([x.probs for x in evaluated_gaussians]),
+        torch.stack([x.accuracies.mean() for x in evaluated_gaussians]),
+        torch.tensor([x.mean_accuracy for x in evaluated_gaussians], dtype=torch.float64),
     )
 
 

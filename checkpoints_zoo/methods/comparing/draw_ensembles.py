@@ -12,7 +12,7 @@ import torch
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 
 ONE_MODE, MULTI_MODE, MEMBERS_MODE = "one", "multi", "members"
 
@@ -73,7 +73,7 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     if len(members) < 2:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = {n: members.rows.column(n).to_pylist() for n in ("method", "run", "draw")}
-    if set(columns["method"]) == {INDEPENDENT}:
+    if set(columns["method"]) == {INDEPENDENT_METHOD}:
         return [independent_members(members)]
     by_run: dict[int, list[tuple[int, int]]] = {}
     for position, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):

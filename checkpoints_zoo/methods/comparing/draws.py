@@ -140,7 +140,9 @@ class MethodFits:
         return _unpickle_fits, (serialize_recipe(self.recipe), *other_arguments)
 
     def _search(self, method: Method) -> Method:
-        problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes_folder, device=self.device)
+        problem = Problem.of(
+            self.recipe, held_out=fitting.SEARCH_HELD_OUT, folder=self.modes_folder, device=self.device
+        )
         best_method, search_record = fitting.search(type(method), problem, seed=self.seed)
         record = {"settings": asdict(best_method), "tried": [asdict(t) for t in search_record]}
         with replace_file(self._search_path(method)) as file:
@@ -155,7 +157,7 @@ class MethodFits:
             return None
 
     def _search_path(self, method: Method) -> Path:
-        hashed_values: list[Any] = [self.recipe.hash, self._fingerprint, self.seed, fitting.HELD_OUT]
+        hashed_values: list[Any] = [self.recipe.hash, self._fingerprint, self.seed, fitting.SEARCH_HELD_OUT]
         hashed_values += [version] if (version := version_of(method)) > 1 else []
         digest = hashlib.sha256(json.dumps(hashed_values).encode()).hexdigest()[:8]
         return self.out / "searches" / f"{method.name}-{digest}.json"

@@ -28,9 +28,9 @@ from checkpoints_zoo.methods.comparing.equivalent_size import equivalent_sizes
 from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
 from checkpoints_zoo.methods.comparing.measures import NS_PERMUTE, NS_SCALE, Closeness, Uncertainty
 from checkpoints_zoo.methods.comparing.result_files import MEASUREMENTS, CellFiles, CellMeasurer, CellTask, cell_tasks
-from checkpoints_zoo.methods.deep_ensemble import check_fresh
+from checkpoints_zoo.methods.deep_ensemble import check_no_shared_members
 from checkpoints_zoo.methods.method import Method
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
 from checkpoints_zoo.workers import Job, choose_engine, pickle_for_worker
 
@@ -195,11 +195,11 @@ def _check_fresh(draws: Draws, reference: Collection) -> Draws:
         UsageError: the reference contains some of the trained members.
     """
     columns = [members.rows.column(n) for members in (draws.members, reference) for n in ("method", "sha256")]
-    if set(columns[0].to_pylist()) != {INDEPENDENT}:
+    if set(columns[0].to_pylist()) != {INDEPENDENT_METHOD}:
         return draws
     has_all_values = columns[1].null_count + columns[3].null_count == 0
     if has_all_values:
-        check_fresh(draws.members, reference)
+        check_no_shared_members(draws.members, reference)
     return replace(draws, facts={**draws.facts, "fresh": True if has_all_values else None})
 
 
