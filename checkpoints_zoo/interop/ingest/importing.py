@@ -106,8 +106,8 @@ def ingest(
         return survey_origin(origin, name, {}, True, user_facts, like, options, copy_root, say).plan(
             str(root), reads_weights
         )
-    locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
-    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
+    lock_folder = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
+    with disk.translate_write_errors(root), cache.locked_key(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:
@@ -196,12 +196,14 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
             do="In Python, `ingest(..., build=...)` takes the function that builds it",
         )
     images_name = evaluate if isinstance(evaluate, str) else "IMAGES"
-    for fact, do in (("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
-                     ("preprocessing", "")):  # fmt: skip
-        if not getattr(description, fact):
+    for fact_name, do in (
+        ("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
+        ("preprocessing", ""),
+    ):
+        if not getattr(description, fact_name):
             raise UsageError(
                 f"accuracies of {description.name}",
-                expected=f"{fact} that the members were trained with",
+                expected=f"{fact_name} that the members were trained with",
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )

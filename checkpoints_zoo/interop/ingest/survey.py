@@ -117,10 +117,10 @@ def survey_origin(
     files = checkpoint_members.members_by_file(member_groups)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
-    surveyed = Survey(origin, description, table, user_facts, like, files, columns)
+    survey = Survey(origin, description, table, user_facts, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
-        return surveyed
-    return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
+        return survey
+    return survey.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
 
 
 def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
@@ -202,8 +202,8 @@ def _manifest_difference(survey: Survey, old_description: Description, rows: pa.
     surveyed_values, manifest_values = (
         list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (survey.rows, rows)
     )
-    added = len(surveyed_values) - len(manifest_values)
-    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
+    added_count = len(surveyed_values) - len(manifest_values)
+    if added_count < 0 or (added_count and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
         return f"{len(manifest_values):,} members, not {len(surveyed_values):,}"
     layout_of = dict(zip(surveyed_values, survey.rows.column("layout").to_pylist(), strict=True))
     for row, old_key in zip(manifest_values, rows.column("layout").to_pylist(), strict=True):
