@@ -38,7 +38,7 @@ def _parse_sizes(context: click.Context, parameter: click.Parameter, value: str 
 
 
 def _parse_held_out(context: click.Context, parameter: click.Parameter, value: str | None) -> float | str | None:
-    """Parse a share; return it, or the text if it names images."""
+    """Parse the value of --held-out; return a share of the images as a number, or the name of an image set."""
     try:
         return None if value is None else float(value)
     except ValueError:

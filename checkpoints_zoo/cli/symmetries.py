@@ -107,14 +107,16 @@ def _open_table_and_members(selection: Selection, member_options: list[str]) -> 
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.symmetry import symmetries
 
-    set_options = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
+    given_options = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
     name = selection.name
-    if name in ARCHITECTURES and name not in catalog.collections() and "source" not in set_options:
-        if set_options or member_options:
+    if name in ARCHITECTURES and name not in catalog.collections() and "source" not in given_options:
+        if given_options or member_options:
             raise UsageError(
                 f"architecture {name}",
                 expected="a collection, which has members",
-                found=", ".join([*(f"--{key}" if len(key) > 1 else f"-{key}" for key in set_options), *member_options]),
+                found=", ".join(
+                    [*(f"--{key}" if len(key) > 1 else f"-{key}" for key in given_options), *member_options]
+                ),
                 do="Leave these options out, or name a collection",
             )
         return symmetries(name), None

@@ -70,10 +70,10 @@ def ingest(
         name: name of the collection.
         out: folder for the manifest; local files of members must be in this folder. None for the folder of the files.
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
-        hash: whether to read all members and store their content hashes.
+        hash: whether all members are read and their content hashes stored.
         evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
         user_facts: facts: title, dataset, classes, preprocessing, licence, citation.
-        like: name of a collection of the catalog for the same images.
+        like: name of a collection of the catalog with the same images, whose image facts are copied.
         net: network of the members, if their tensors do not show it.
         build: function that builds the user's net, to check and to measure the members.
         columns: function that maps (file -> member) to (member -> columns of the manifest).
@@ -81,7 +81,7 @@ def ingest(
         strict: whether files of several kinds, damaged files and files of another net are refused; otherwise damaged
             members become failed and members of another net excluded.
         device: torch device on which the members are evaluated.
-        dry_run: whether to write nothing and read no weights.
+        dry_run: whether the import is only planned: no weights are read, and nothing is written.
         say: function called with lines of text on the progress.
 
     Raises:

@@ -75,7 +75,7 @@ def fill_columns(
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
-    """Return whether a row's member must be read: it has no hash, or no figures on these images."""
+    """Return whether a row's member must be read: the row has no hash, or no figures on these images."""
     return row["sha256"] is None or (eval_data is not None and row["status"] == "ok" and row["eval_data"] != eval_data)
 
 

@@ -145,7 +145,7 @@ def _read_whole_state_dicts(path: Path, place: StateDictPlace) -> dict[str, Stat
         return state_dicts
     description, keys = f"a {type(loaded_object).__name__}", [key for key, _ in _find_state_dicts(loaded_object) if key]
     if isinstance(loaded_object, Mapping):
-        # Entries that are no named tensors are listed first: they are the reason why the dict is no state dict.
+        # Entries that are not named tensors are listed first: because of them the dict is not a state dict.
         entries = sorted(loaded_object.items(), key=lambda entry: _is_tensor_entry(*entry))
         entry_types = [f"{n!r}: {type(v).__name__}" for n, v in entries]
         description = first_few(entry_types, 5) or "an empty one"

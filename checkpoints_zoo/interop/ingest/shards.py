@@ -191,7 +191,7 @@ def remove_temporary_files(root: Path, name: str) -> None:
 def check_same_import(target: FolderSource, name: str, record: ImportRecord) -> None:
     """Check that a folder has no collection of this name, except one of this import; delete staged files of others.
 
-    An import of the same files and of others beside them is the same import: it adds members.
+    If files were added since an earlier import, the import is still the same: it adds members.
 
     Raises:
         UsageError: the folder has another collection of this name.

@@ -40,7 +40,7 @@ class ImportOptions:
     earlier: Mapping[str, int] = field(default_factory=dict)
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
-        """Return where the state dicts are in files of torch.save; None for other files."""
+        """Return the place of the state dict in files of torch.save; None for other files."""
         if not origin.pickles:
             return None
         recogniser = recogniser_of_known(self.net, self.build)
@@ -230,7 +230,7 @@ class ImportPlan:
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
         bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
-        read: number of bytes of members that will be read.
+        read: number of bytes that the import will read of members.
         requests: approximate number of requests to the Hub.
     """
 

@@ -259,7 +259,7 @@ def values_per_member(values: Any) -> list[Any] | None:
 
 
 def convert_value(name: str, value: Any, owner: str) -> Any:
-    """Convert a value to its column's type; return it, None for a missing value.
+    """Convert a value to the type of its column; return the converted value, None for a missing value.
 
     Args:
         name: name of the column.
@@ -328,7 +328,7 @@ def make_description(
         net: architecture and arguments of the members.
         layouts: layouts of the members.
         user_facts: the user's facts: title, dataset, classes, preprocessing, licence and citation.
-        like: name of another collection of the catalog, for the same images.
+        like: name of a collection of the catalog with the same images, whose image facts are copied.
 
     Raises:
         CollectionNotFound: `like` is not in the catalog.

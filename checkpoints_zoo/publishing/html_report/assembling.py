@@ -87,7 +87,7 @@ def report_page(
         members, ood, sizes, temperature, held_out, within, subsets, seed
     )
     device = check_device(device)
-    origin.page_day()  # checked before anything is measured
+    origin.page_day()  # Check the environment variable before anything is measured.
     scaling = Scaling(temperature, held_out, within)
     command = origin.command_of(members, data, ood, sizes, scaling, subsets, device, seed)
     scaling = Scaling(temperature, checked_held_out, within)

@@ -10,7 +10,7 @@ LARGEST_TEXT_LENGTH = 4000  # longest piece of text, in characters
 
 
 def clean(text: object) -> str:
-    """Put text on one line without control characters, with a space at its start or end if it had one; return it.
+    """Put text on one line without control characters; return the text. A space at its start or end is kept.
 
     A `Markup` is returned unchanged.
 
