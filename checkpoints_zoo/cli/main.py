@@ -411,7 +411,7 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            similar_commands = did_you_mean(args[0], COMMANDS, shown=repr)
+            similar_commands = did_you_mean(args[0], COMMANDS, text_of_name=repr)
             ctx.fail(f"No such command {args[0]!r}.{f' {similar_commands}' if similar_commands else ''}")
         return super().resolve_command(ctx, args)
 

@@ -12,7 +12,7 @@ from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import counted, format_bytes
+from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.pairwise_information import Pairwise
@@ -103,7 +103,7 @@ def _explanation(result: Pairwise) -> str:
     measured_on = f"{result.data.split(' ')[0]}, {result.inside.inputs:,} inputs"
     if result.outside is not None:
         measured_on += f"; OOD: {result.ood.split(' ')[0]}, {result.outside.inputs:,} inputs"
-    pairs = f"{counted(len(result), 'pair')} of {len(result.ids):,} members"
+    pairs = f"{count_with_noun(len(result), 'pair')} of {len(result.ids):,} members"
     intervals = "Means over pairs; [ ]: 95 % intervals by a jackknife over members, since pairs share members."
     if len(result.ids) < 3:
         intervals = "There are no intervals for fewer than 3 members."

@@ -92,7 +92,7 @@ def _check_columns(names: list[str], rows: pa.Table) -> list[str]:
                 f"column {name!r}",
                 expected="a column of the manifest",
                 found="none such",
-                do=did_you_mean(name, rows.column_names, most=3) or f"They are {', '.join(rows.column_names)}",
+                do=did_you_mean(name, rows.column_names, largest_count=3) or f"They are {', '.join(rows.column_names)}",
             )
     return names
 

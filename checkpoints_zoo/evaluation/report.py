@@ -21,8 +21,8 @@ from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
-from checkpoints_zoo.formats.printing import Printed
-from checkpoints_zoo.formats.text import align_columns, counted, finite_or_null, one_line
+from checkpoints_zoo.formats.printing import PrintedResult
+from checkpoints_zoo.formats.text import align_columns, count_with_noun, finite_or_null, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ class CalibratedFigures:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Printed):
+class Report(PrintedResult):
     """The result of an evaluation: figures of ensembles, each an Interval (value, low, high).
 
     Args:
@@ -140,7 +140,7 @@ class Report(Printed):
 
     def _one_line(self) -> str:
         figures = ", ".join(f"{n} {self.ensemble[n].value:.4g}" for n in ("accuracy", "nll") if n in self.ensemble)
-        return f"{self.collection!r}, {counted(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
+        return f"{self.collection!r}, {count_with_noun(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
 
     def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN_FIGURES) -> str:
         """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
@@ -351,11 +351,11 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
             continue
         bound = full_value.high if sign > 0 else full_value.low
         if bound is None or values[best_size] <= sign * bound:
-            by_chance.append(f"{KNOWN_FIGURES[name].title} (for {counted(best_size, 'member')})")
+            by_chance.append(f"{KNOWN_FIGURES[name].title} (for {count_with_noun(best_size, 'member')})")
             continue
         scale = KNOWN_FIGURES[name].scale
         ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
-        text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {counted(best_size, 'member')}, {ends[1]} for all)"
+        text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {count_with_noun(best_size, 'member')}, {ends[1]} for all)"
         (calibration if name in CALIBRATION_FIGURES else others).append(text)
     if calibration:
         yield (
@@ -542,7 +542,7 @@ def draw_member_values(
     scale = KNOWN_FIGURES[figure].scale
     mean, ensemble_value = report.member[figure], report.ensemble[figure]
     bar_heights, *_ = axes.hist(
-        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=counted(report.members, "member")
+        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=count_with_noun(report.members, "member")
     )
     labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_value, scale)}"
     axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
@@ -726,14 +726,14 @@ def _spaced_ticks(sizes: Sequence[int]) -> list[int]:
 
 def picture_title(report: Report) -> str:
     """Return the title of a report's pictures."""
-    return f"{report.collection}, an ensemble of {counted(report.members, 'member')}"
+    return f"{report.collection}, an ensemble of {count_with_noun(report.members, 'member')}"
 
 
 def picture_subtitle(report: Report) -> str:
     """Return the line below a picture's title: images and numbers of inputs."""
-    text = f"{report.data.split(' ')[0]}, {counted(report.inputs, 'input')}"
+    text = f"{report.data.split(' ')[0]}, {count_with_noun(report.inputs, 'input')}"
     if report.ood:
-        text += f"; out of distribution: {report.ood.split(' ')[0]}, {counted(report.ood_inputs, 'input')}"
+        text += f"; out of distribution: {report.ood.split(' ')[0]}, {count_with_noun(report.ood_inputs, 'input')}"
     return text
 
 

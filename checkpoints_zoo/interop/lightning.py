@@ -22,7 +22,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
+from checkpoints_zoo.formats.disk import check_room, replace_file, translate_write_errors
 from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, KeyMap
 
 VERSION = "2.4.0"  # version of lightning whose format the files have; later versions convert them.
@@ -76,7 +76,7 @@ def write_checkpoints(
             _check_existing(path, file_format.checkpoint(member))
         else:
             missing.append((member, path))
-    with writing_into(root):
+    with translate_write_errors(root):
         for index, (member, path) in enumerate(missing):
             raw = _serialize(file_format.checkpoint(member))
             if index == 0:

@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, check_picture_path, panels_figure, save_figure
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
@@ -49,7 +49,7 @@ COLUMN_SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Compact(Printed):
+class Compact(PrintedResult):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:

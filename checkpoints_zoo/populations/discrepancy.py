@@ -22,7 +22,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import superseded_names
@@ -77,7 +77,7 @@ class Discrepancy:
 
 
 @dataclass(frozen=True, repr=False)
-class MMD(Printed):
+class MMD(PrintedResult):
     """MMD² of two sets of members, group by group of their tensors.
 
     Args:
@@ -161,7 +161,7 @@ class MMD(Printed):
 
 
 @dataclass(frozen=True, repr=False)
-class NS(Printed):
+class NS(PrintedResult):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:

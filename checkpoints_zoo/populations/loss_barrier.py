@@ -17,7 +17,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
@@ -29,7 +29,7 @@ Params = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Barriers(Printed):
+class Barriers(PrintedResult):
     """Loss and accuracy on the lines (1 − λ)·first + λ·second between pairs of members.
 
     Args:

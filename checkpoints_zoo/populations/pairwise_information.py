@@ -25,7 +25,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_pictu
 from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
@@ -51,7 +51,7 @@ MOST_DOTS = 3000  # Largest number of pairs that are drawn as dots; more pairs a
 
 
 @dataclass(frozen=True, repr=False)
-class Pairwise(Printed):
+class Pairwise(PrintedResult):
     """Figures of all pairs of some members, and their means with intervals.
 
     Args:

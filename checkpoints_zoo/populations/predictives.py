@@ -24,7 +24,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import Predictions
 
@@ -39,7 +39,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True, repr=False)
-class PredictiveComparison(Printed):
+class PredictiveComparison(PrintedResult):
     """Two predictive distributions compared with each other; each is the mean of its members' probabilities.
 
     Args:

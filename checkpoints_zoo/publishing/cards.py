@@ -33,8 +33,8 @@ from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.formats.text import (
-    MOST_LISTED,
-    counted,
+    LARGEST_LISTED_COUNT,
+    count_with_noun,
     first_few,
     first_values,
     format_bytes,
@@ -242,7 +242,7 @@ class Section:
         text = f"{statistics.fmean(values):.2f}"
         if len(values) > 1:
             text += f" ± {statistics.stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-        return text if len(values) == self.count else f"{text}, of {counted(len(values), 'member')}"
+        return text if len(values) == self.count else f"{text}, of {count_with_noun(len(values), 'member')}"
 
     def first_shard(self) -> str:
         """Return the path of the file that has the first member; "" if that file is no shard."""
@@ -342,7 +342,7 @@ def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
 
 
 def _summary_text(sections: list[Section]) -> str:
-    contents = counted(sum(s.count for s in sections), "trained network")
+    contents = count_with_noun(sum(s.count for s in sections), "trained network")
     contents += f" in {len(sections)} collections" if len(sections) > 1 else ""
     elsewhere = [s for s in sections if s.base]
     if len(elsewhere) == len(sections):
@@ -411,13 +411,13 @@ def collection_texts(s: Section) -> dict[str, Markup]:
 def _members_sentence(s: Section) -> str:
     """Return a sentence on the number of members and the method that made them."""
     methods = {m for m in s.members["method"] if m is not None}
-    many = counted(s.count, "member")
+    many = count_with_noun(s.count, "member")
     if None in s.members["method"] or not methods:
         return f"{many}."
     if methods == {"independent"}:
         return f"{many}, trained independently of each other." if s.count > 1 else f"{many}."
     runs = len(set(s.members["run"]) - {None})
-    where = f", from {counted(runs, 'run')}" if runs else ""
+    where = f", from {count_with_noun(runs, 'run')}" if runs else ""
     return f"{many}, by method: {summarize_values(s.members['method'])}{where}."
 
 
@@ -519,11 +519,15 @@ def _left_out_sentences(s: Section) -> str:
         if not positions:
             continue
         reasons = Counter(s.column["reason"][i] or "" for i in positions).most_common()
-        reasons_given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
-        more = sum(n for _, n in reasons[MOST_LISTED:])
+        reasons_given = [
+            f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LARGEST_LISTED_COUNT]
+        ]
+        more = sum(n for _, n in reasons[LARGEST_LISTED_COUNT:])
         members = first_values(sorted({s.column["member"][i] for i in positions}))
         reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])
-        text.append(f"{counted(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}.")
+        text.append(
+            f"{count_with_noun(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}."
+        )
     return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
 
 
@@ -535,8 +539,9 @@ def _snapshots_sentence(s: Section) -> str:
     members = len({s.column["member"][i] for i in positions})
     epochs = sorted({s.column["epoch"][i] for i in positions})
     return (
-        f"Beside the final weights there are {counted(len(positions), 'snapshot')} of {counted(members, 'member')}, "
-        f"at epoch {first_values(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
+        f"Beside the final weights there are {count_with_noun(len(positions), 'snapshot')} "
+        f"of {count_with_noun(members, 'member')}, at epoch {first_values(epochs)}: "
+        "`zoo.load(…, snapshots=True)` selects them too."
     )
 
 
@@ -566,7 +571,7 @@ def _hashes_sentence(s: Section) -> str:
 def _predictions_sentence(s: Section) -> str:
     if not s.predictions:
         return ""
-    sets = first_few([markdown_code(name) for name in s.predictions], MOST_LISTED)
+    sets = first_few([markdown_code(name) for name in s.predictions], LARGEST_LISTED_COUNT)
     return (
         f"Logits of its members are stored too, under the names {sets}: "
         f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
@@ -599,7 +604,7 @@ def draw_histograms(section: Section) -> Figure:
     figure = Figure(
         figsize=PICTURE_INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     )
-    title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
+    title = f"{section.name}: {count_with_noun(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
     figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
     panels = figure.add_gridspec(1, 2 if losses else 1)
     _histogram(

@@ -24,7 +24,7 @@ from checkpoints_zoo.errors import (
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
-from checkpoints_zoo.formats.text import counted, first_few
+from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
@@ -108,7 +108,7 @@ class Verification:
             f"hash {self.hashed:,} {of_all}",
             f"accuracy {self.measured:,} {of_all}",
         ]
-        not_checked = [f"not checked: {check}: {counted(n, 'member')}" for check, n in self.impossible.items()]
+        not_checked = [f"not checked: {check}: {count_with_noun(n, 'member')}" for check, n in self.impossible.items()]
         return [
             f"{self.collection}: checked {', '.join(checks_done)}",
             *(f"{self.collection}: {n}" for n in not_checked),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
-from checkpoints_zoo.formats.disk import sync_folder, writing_into
+from checkpoints_zoo.formats.disk import sync_folder, translate_write_errors
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.modules import first_names
@@ -118,7 +118,7 @@ def train_members(
         with closing(engine.run(trainer, jobs)) as results:
             for job, finished in results:
                 finish(finished)
-                with writing_into(folder):
+                with translate_write_errors(folder):
                     (folder / state_name(job.argument)).unlink(missing_ok=True)
                     sync_folder(folder)
 
@@ -191,7 +191,7 @@ def train_stack(
     start_time = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
-            with writing_into(path.parent):
+            with translate_write_errors(path.parent):
                 write_state(path, state, key, earlier_s + time.monotonic() - start_time)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None

@@ -199,7 +199,7 @@ def training_lock(out: Path) -> Iterator[None]:
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    with disk.writing_into(lock.parent):
+    with disk.translate_write_errors(lock.parent):
         lock.touch()
     held_paths: set[Path] = _held_locks.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held_paths:

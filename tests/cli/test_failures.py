@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture
 def listed(tiny: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """The same, and a catalog that says where `tiny` lies."""
-    monkeypatch.setattr(catalog, "CATALOG", catalog_of(tiny, tmp_path / "catalog"))
+    monkeypatch.setattr(catalog, "CATALOG_FOLDER", catalog_of(tiny, tmp_path / "catalog"))
     return tiny
 
 

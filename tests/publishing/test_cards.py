@@ -270,7 +270,7 @@ def test_archives() -> None:
     assert "safe_open" not in text
 
 
-@pytest.mark.parametrize("rows", [[], [{"status": "failed", **dict.fromkeys(manifest.LOCATION)}]])
+@pytest.mark.parametrize("rows", [[], [{"status": "failed", **dict.fromkeys(manifest.LOCATION_COLUMNS)}]])
 def test_nothing_to_load(rows: list[dict[str, Any]]) -> None:
     text = cards.card(some(*rows), REPO)
     assert "0 trained networks" in text

@@ -107,7 +107,7 @@ def ingest(
             str(root), reads_weights
         )
     locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
-    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.layout import content_hash, finite_problems
-from checkpoints_zoo.formats.shard_files import REPEATING, Location
+from checkpoints_zoo.formats.layout import content_hash, tensors_not_finite
+from checkpoints_zoo.formats.shard_files import REPEATING_METHODS, Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
@@ -148,7 +148,7 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
             path=location.path,
         )
     row["sha256"] = digest
-    if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
+    if row["status"] == "ok" and (bad := tensors_not_finite(location.layout, raw)):
         row |= {"status": "failed", "reason": f"values that are not finite in {first_few(bad, 3)}"}
 
 
@@ -184,7 +184,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
     """Mark members as excluded if an earlier member has the same hash."""
     first: dict[str, int] = {}
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
-        if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
+        if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING_METHODS:
             continue
         original = first.setdefault(row["sha256"], row["member"])
         if original != row["member"]:

@@ -19,7 +19,7 @@ from checkpoints_zoo.formats.catalog import Description, Listing
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.manifest import LOCATION
+from checkpoints_zoo.formats.manifest import LOCATION_COLUMNS
 from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
@@ -29,7 +29,14 @@ Row = dict[str, Any]
 # Maps file -> member to member -> columns.
 ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
 FILE_COLUMN = "file"  # Column of a table with the file of each row.
-IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # Columns that the import fills itself.
+IMPORT_COLUMNS = (
+    "member",
+    "final",
+    "status",
+    "reason",
+    "sha256",
+    *LOCATION_COLUMNS,
+)  # Columns that the import fills itself.
 SPLITS = ("train", "validation", "test")
 EMPTY_FACTS: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
@@ -181,7 +188,7 @@ def check_names(names: Iterable[str]) -> None:
                 f"column {name!r}",
                 expected=f"one of the manifest's: {', '.join(allowed)}",
                 found="no such column",
-                do=did_you_mean(str(name), allowed, cutoff=0.6, shown=repr)
+                do=did_you_mean(str(name), allowed, cutoff=0.6, text_of_name=repr)
                 or "manifests/README.md says what each means",
             )
 

@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
-from checkpoints_zoo.formats.printing import Printed
+from checkpoints_zoo.formats.printing import PrintedResult
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
@@ -106,7 +106,7 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Printed):
+class Comparison(PrintedResult):
     """Approximate posteriors compared with a population.
 
     Args:

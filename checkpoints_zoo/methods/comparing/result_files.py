@@ -185,7 +185,7 @@ class CellFiles:
         """
         content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with disk.writing_into(self.folder), replace_file(self.path(key)) as file:
+        with disk.translate_write_errors(self.folder), replace_file(self.path(key)) as file:
             file.write(text)
         stored: CellValues = json.loads(text)["values"]
         return stored

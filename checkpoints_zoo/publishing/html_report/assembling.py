@@ -12,7 +12,7 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.evaluating import DEFAULT_SUBSETS, check_arguments
-from checkpoints_zoo.formats.text import counted
+from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.predictions import Predictions
@@ -108,7 +108,7 @@ def assemble(measured: Measurements) -> Page:
         symmetry.build_part(measured),
         mass.build_part(measured),
     ]
-    title = f"{measured.name}: a population of {counted(measured.report.members, 'network')}"
+    title = f"{measured.name}: a population of {count_with_noun(measured.report.members, 'network')}"
     members = measured.members
     subtitle = members.description.title if isinstance(members, Collection) else "From stored predictions"
     return Page(title, subtitle, parts, origin.origin_of(measured), _numbers(measured))

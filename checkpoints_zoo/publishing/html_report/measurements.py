@@ -17,7 +17,7 @@ from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
 from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
-from checkpoints_zoo.formats.text import counted, format_bytes
+from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
@@ -151,7 +151,7 @@ def _predict(
         if any(x is not None and not isinstance(x, Predictions) for x in arguments_given):
             raise _images_for_predictions(inside)
         check_same(inside, members)
-        say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
+        say(f"{inside.name}: stored predictions of {count_with_noun(len(inside), 'member')} …")
         return inside, ood if isinstance(ood, Predictions) else None
     test_set = (
         arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
@@ -159,7 +159,8 @@ def _predict(
     ood_images = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     against = "" if ood_images is None else f" against {ood_images.name}"
     say(
-        f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {test_set.name}{against} …"
+        f"{inside.name}: {count_with_noun(len(inside), 'member')}, {format_bytes(inside.nbytes)}, "
+        f"on {test_set.name}{against} …"
     )
     predicted = compute_predictions(inside, test_set, device, labelled=True)
     if isinstance(ood_images, ImageData):
@@ -345,7 +346,7 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
         DamagedError, LayoutError, NetworkError, SourceNotFound: a member's weights can't be read.
     """
     first = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
-    say(f"{members.name}: weights of {counted(len(first), 'member')}, {format_bytes(first.nbytes)} …")
+    say(f"{members.name}: weights of {count_with_noun(len(first), 'member')}, {format_bytes(first.nbytes)} …")
     table, reason = None, ""
     try:
         table = first.symmetry_table

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import svg_element
 from checkpoints_zoo.formats.disk import replace_file
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.publishing.html_report.definitions import TERMS
 from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 
@@ -35,7 +35,7 @@ MOST_ROWS = 2500  # largest number of rows in a table
 
 
 @dataclass(frozen=True, repr=False)
-class Page(Printed):
+class Page(PrintedResult):
     """A report as one HTML file.
 
     Args:

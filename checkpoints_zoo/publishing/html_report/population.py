@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import histogram_edges
 from checkpoints_zoo.evaluation.report import draw_member_accuracies, draw_member_values
-from checkpoints_zoo.formats.text import MOST_LISTED, counted, format_bytes
+from checkpoints_zoo.formats.text import LARGEST_LISTED_COUNT, count_with_noun, format_bytes
 from checkpoints_zoo.publishing.cards import TRAINING, Section
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold
@@ -115,10 +115,10 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
         return ""
     value_texts = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(counts)]
     missing_count = len(values) - counts.total()
-    missing = f" ({counted(missing_count, 'member')} without)" if missing_count else ""
+    missing = f" ({count_with_noun(missing_count, 'member')} without)" if missing_count else ""
     if len(value_texts) == 1:
         return f"{value_texts[0]}{missing}"
-    if len(value_texts) <= MOST_LISTED and not only_range:
+    if len(value_texts) <= LARGEST_LISTED_COUNT and not only_range:
         listed = ", ".join(f"{text} ({counts[v]:,})" for text, v in zip(value_texts, sorted(counts), strict=True))
         return f"{listed}{missing}"
     return f"{value_texts[0]} to {value_texts[-1]}, {len(value_texts):,} different ones{missing}"
@@ -131,7 +131,7 @@ def _figure(measured: Measurements) -> FigureBlock:
 
     def described(title: str, values: Sequence[float], figure: str, scale: float) -> str:
         return (
-            f"Histogram of the {title} of {counted(report.members, 'member')}, from {min(values):.4g} to "
+            f"Histogram of the {title} of {count_with_noun(report.members, 'member')}, from {min(values):.4g} to "
             f"{max(values):.4g}; mean {report.member[figure].value * scale:.4g}, ensemble "
             f"{report.ensemble[figure].value * scale:.4g}."
         )
@@ -148,8 +148,8 @@ def _figure(measured: Measurements) -> FigureBlock:
     intervals = "; [ ]: 95 % intervals, by a bootstrap and a jackknife over members"
     caption = (
         bold("The single members."), " Test accuracy (a) and ", term("nll"), f" (b) of each of "
-        f"{counted(report.members, 'member')} on {measured.images}{deviation}. Dashed: mean of the members, solid: "
-        f"{measured.subject}{intervals if measured.interval_note else ''}.",
+        f"{count_with_noun(report.members, 'member')} on {measured.images}{deviation}. Dashed: mean of the members, "
+        f"solid: {measured.subject}{intervals if measured.interval_note else ''}.",
     )  # fmt: skip
     rows = [
         (str(member), f"{accuracy:.2f}", f"{loss:.4f}")

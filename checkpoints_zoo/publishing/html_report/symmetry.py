@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from checkpoints_zoo.formats.text import counted
+from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.populations.alignment_table import Alignment, draw_distances, draw_transpositions
 from checkpoints_zoo.populations.discrepancy import MMD, draw_discrepancies
 from checkpoints_zoo.publishing.html_report.definitions import term
@@ -173,7 +173,8 @@ def _alignment_panels(aligned: Alignment) -> list[Panel]:
     rows = [r for r in aligned.rows() if r["before"] > 0]
     nearer = sum(1 - r["after"] / r["before"] for r in rows) / max(1, len(rows))
     distances = (
-        f"Squared distance to {aligned.to} of {counted(len(rows), 'member')}; aligned, {nearer:.0%} nearer on average."
+        f"Squared distance to {aligned.to} of {count_with_noun(len(rows), 'member')}; aligned, {nearer:.0%} nearer on "
+        "average."
     )
     groups = "; ".join(f"{name} {share:.0%}" for name, _, share, _ in _group_shares(aligned)[:12])
     height = min(MOST_HEIGHT, max(HALF[1], 1 + 0.2 * len(aligned.sizes)))
