@@ -316,7 +316,7 @@ class Population:
             for row, subset in zip(weights, group, strict=True):
                 row[subset] = 1
             temperatures = self._fit_temperatures(group, weights)
-            ood = None if self.ood is None else _OodPredictions.of_subsets(self.ood, weights, temperatures)
+            ood = None if self.ood is None else _OodPredictions.compute_for_subsets(self.ood, weights, temperatures)
             for i in range(0, len(group), size):
                 probs = self.test.all_means(weights[i : i + size])
                 for j, subset in enumerate(group[i : i + size]):
@@ -331,7 +331,7 @@ class Population:
         if self.held_out is not None and self.held_out.labels is not None:
             log_probs = self.held_out.logits.one(position).to(self.held_out.dtype).log_softmax(-1)
             temperature = metrics.temperature(log_probs, self.held_out.labels, check=False)
-        ood = None if self.ood is None else _OodPredictions.of_member(self.ood, position, temperature)
+        ood = None if self.ood is None else _OodPredictions.compute_for_member(self.ood, position, temperature)
         probs = self.test.logits.one(position).to(self.test.dtype).softmax(-1)
         return self._figures_of_subset(torch.tensor([position]), probs, temperature, ood, 0)
 
@@ -449,7 +449,7 @@ class _OodPredictions:
     scaled: Tensor
 
     @classmethod
-    def of_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
+    def compute_for_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
         """Compute the predictions of some subsets in one pass over the inputs; return them.
 
         Args:
@@ -471,8 +471,8 @@ class _OodPredictions:
         return cls(uncertainty, entropy / largest.shape[1], uncertainty if temperatures is None else scaled)
 
     @classmethod
-    def of_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
-        """Return the predictions of one member, as of a subset of one; arguments are those of `of_subsets`."""
+    def compute_for_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
+        """Return the predictions of one member, as of a subset of one; arguments are those of `compute_for_subsets`."""
         logits = data.logits.one(position).to(data.dtype)
         probs = logits.softmax(-1)  # Computed as in `_measure_member`, so that equal inputs get equal values.
         uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]

@@ -236,7 +236,8 @@ def _simulate(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Draw a unit for each member, all units equally probable; return the sum of squared counts of each simulation.
 
-    Pearson's statistic is this sum times units / members, less a constant; as a whole number the sum has exact ties.
+    Pearson's statistic is the sum of squared counts times units / members, less a constant; as a whole number the sum
+    has exact ties.
     """
     sums = np.zeros(simulations, np.int64)
     step = max(1, _MOST_COUNTS // max(units, members))

@@ -486,7 +486,7 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set(xlabel="MMD²")
     axes.locator_params(axis="x", nbins=6)
-    _name_rows(axes, names, height)
+    _label_rows(axes, names, height)
 
 
 def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
@@ -522,7 +522,7 @@ def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     legend_box.set_in_layout(False)
 
 
-def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
+def _label_rows(axes: Axes, names: Sequence[str], height: float) -> None:
     """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
     label_step = -(-len(names) // max(1, int((height - LEAST_HEIGHT) / 0.16)))
     # The last row, all weights together, always gets a label.

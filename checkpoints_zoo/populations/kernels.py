@@ -90,20 +90,20 @@ def measure_distances(
     return {name: Distances(weights[name], *(half + half.transpose(1, 2))) for name, half in halves.items()}
 
 
-def _pair_distances(a: Tensor, b: Tensor) -> Tensor:
+def _pair_distances(first_rows: Tensor, second_rows: Tensor) -> Tensor:
     """Return squared L2 and L1 distances of rows, (2, member, member), float64."""
-    result = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
-    for at in range(0, a.shape[1], FLOAT64_COLUMNS):
-        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (a, b))
+    result = torch.zeros(2, len(first_rows), len(second_rows), dtype=torch.float64, device=first_rows.device)
+    for at in range(0, first_rows.shape[1], FLOAT64_COLUMNS):
+        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (first_rows, second_rows))
         # The first member is the origin: differences of float32 values are exact in float64.
         origin = wide_a[:1].clone()
         wide_a, wide_b = wide_a - origin, wide_b - origin
         norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
         squared_distances = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
         result[0] += squared_distances.masked_fill(squared_distances < ROUNDING_SHARE * norms, 0)
-    kind = torch.float64 if a.dtype == torch.float64 else torch.float32
-    for at in range(0, a.shape[1], FLOAT32_SUM):
-        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (a, b))
+    kind = torch.float64 if first_rows.dtype == torch.float64 else torch.float32
+    for at in range(0, first_rows.shape[1], FLOAT32_SUM):
+        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (first_rows, second_rows))
         result[1] += torch.cdist(short_a, short_b, p=1)
     return result
 

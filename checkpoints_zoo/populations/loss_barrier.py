@@ -167,7 +167,7 @@ def _check_ends(first: object, second: object, to: int | None) -> None:
     """Check that the arguments are two members, or a collection alone.
 
     Raises:
-        UsageError: the arguments are something else.
+        UsageError: the arguments are neither two members nor a collection alone.
     """
     found = type(second).__name__
     if isinstance(first, Member):

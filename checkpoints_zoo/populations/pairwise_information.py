@@ -259,12 +259,12 @@ def _compute_figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Int
     ]
 
     def figure(member_positions: Tensor) -> Tensor:
-        inclusion = torch.zeros(members, dtype=torch.float64)
-        inclusion[member_positions] = 1
+        is_included = torch.zeros(members, dtype=torch.float64)
+        is_included[member_positions] = 1
         means_among = dict(
             zip(
                 terms,
-                (stacked @ inclusion) @ inclusion / (len(member_positions) * (len(member_positions) - 1)),
+                (stacked @ is_included) @ is_included / (len(member_positions) * (len(member_positions) - 1)),
                 strict=True,
             )
         )
@@ -381,7 +381,7 @@ def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], 
 
 
 def draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
-    """Draw the disagreements of all pairs, members in their order."""
+    """Draw the disagreements of all pairs as a matrix, with members in the collection's order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
     percentages = 100 * matrix[~matrix.isnan()]
     low, high = float(percentages.min()), float(percentages.max())

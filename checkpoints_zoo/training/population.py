@@ -199,8 +199,8 @@ def train_stack(
                 accuracies = measure_accuracies(recipe, state, data, recipe.split("test"))
                 accuracy = accuracies[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
-    share_s = (earlier_s + time.monotonic() - start_time) / len(stack)
-    return _split_stack(recipe, stack, state, share_s, data)
+    seconds_per_member = (earlier_s + time.monotonic() - start_time) / len(stack)
+    return _split_stack(recipe, stack, state, seconds_per_member, data)
 
 
 def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
@@ -235,7 +235,7 @@ def _resume_state(path: Path, key: RunKey, new_state: StackState) -> float:
 
 
 def _split_stack(
-    recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
+    recipe: Recipe, stack: tuple[int, ...], state: StackState, seconds_per_member: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
     names = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
@@ -268,7 +268,7 @@ def _split_stack(
                 reason=reason,
                 state=tensors,
                 train_loss=state.loss[position].item(),
-                wall_time_s=share_s,
+                wall_time_s=seconds_per_member,
                 snapshots={} if reason else snapshots,
                 device=state.loss.device,
             )

@@ -61,8 +61,8 @@ _ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
-# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: they would
-# train without an end, or fill the memory.
+# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: training
+# would never end, or memory would be full.
 _WHOLE_NUMBER_RANGES = {
     "epochs": (1, 1_000_000), "batch_size": (1, 1_000_000), "stack_width": (1, 4096), "save_every": (1, 1_000_000),
     "members": (1, 2**31 - 1), "init_permutation": (0, 1_000_000), "warmup_epochs": (0, 1_000_000),
@@ -105,7 +105,7 @@ class Recipe:
         build: function that builds the module, for an architecture that the package lacks. The text of its file enters
             the recipe's hash: any change of the file, even of a comment, makes another recipe.
         images: function that returns your own images for training and for testing, each from `zoo.images.of`. The
-            pixels enter the hash, the function's text does not.
+            recipe's hash covers the pixels, not the text of the function.
         milestones, gamma: epochs at which the schedule changes, in order; factor that "multistep" applies at each of
             these epochs.
         schedule_unit: "step" or "epoch": how often the rate changes.
@@ -266,7 +266,7 @@ class Recipe:
         """Return a split of the recipe's data set; images of the user's function are loaded once.
 
         Args:
-            name: "train" or "test".
+            name: name of the split: "train" or "test".
 
         Raises:
             UsageError: `images` does not return two splits that fit the recipe.

@@ -244,7 +244,8 @@ def claim_folder(out: Path, recipe: Recipe) -> Path:
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Write a collection's description into the folder of its runs; the source gets it with its first shard."""
+    """Write a collection's description into the folder of its runs; the source gets the description with its first
+    shard."""
     catalog.write_json(description.to_json(), folder / "description.json")
 
 

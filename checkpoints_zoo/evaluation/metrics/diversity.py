@@ -24,8 +24,8 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_probabilities(probs, axes=None)
-    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp only ensures that 0 *
-    # log 0 is 0.
+    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp of the probabilities
+    # only ensures that 0 * log 0 is 0.
     return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
 
 

@@ -145,7 +145,7 @@ class CellFiles:
     """A folder of cells.
 
     Args:
-        folder: folder of the cells' files; it is created with the first cell.
+        folder: folder of the cells' files; the folder is created with the first cell.
         say: function that is called with messages about damaged files.
     """
 
