@@ -657,7 +657,7 @@ class Collection:
             )
         steps = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
-        with disk.writing_into(Path(path).parent):
+        with disk.translate_write_errors(Path(path).parent):
             files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooError
 from checkpoints_zoo.formats.layout import compare_shapes, is_counter
-from checkpoints_zoo.formats.text import counted, first_few
+from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import check_module, first_names, input_dtype
 from checkpoints_zoo.predictions.running import check_same_outputs
@@ -86,12 +86,13 @@ class Equivalence:
         lines = [
             f"{verdict} within {self.tolerance:g}: relative difference at most {self.largest:.2g}, "
             f"absolute {float(self.absolute.max()):.2g}",
-            f"Compared in float64 for {counted(members, 'member')} and {counted(inputs, 'input')}; "
+            f"Compared in float64 for {count_with_noun(members, 'member')} and {count_with_noun(inputs, 'input')}; "
             f"the worst is member {self.worst[0]}, input {self.worst[1]}",
         ]
         if self.change is not None:
             lines.append(
-                f"With eps = {self.eps:g} in {counted(len(self.changed), 'norm')}; with their own, outputs change by "
+                f"With eps = {self.eps:g} in {count_with_noun(len(self.changed), 'norm')}; with "
+                "their own, outputs change by "
                 f"at most {float(self.change.max()):.2g} of the largest"
             )
         if self.narrow:
@@ -150,7 +151,9 @@ def check_equivalence(
     first_set = _to_parameter_set(a, "a", module)
     second_set = _to_parameter_set(b, "b", first_set.module)
     if (len(first_set.ids), first_set.stacked) != (len(second_set.ids), second_set.stacked):
-        counts = [counted(len(s.ids), "member") if s.stacked else "one member alone" for s in (first_set, second_set)]
+        counts = [
+            count_with_noun(len(s.ids), "member") if s.stacked else "one member alone" for s in (first_set, second_set)
+        ]
         raise UsageError("a and b", expected="one member each, or as many stacked ones", found=" and ".join(counts))
     torch_device = check_device(device)
     own_eps_run = _ModuleRun(first_set.module, batch, torch_device, None)

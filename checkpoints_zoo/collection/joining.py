@@ -55,7 +55,7 @@ class JoinedSource(Source):
             run = _replace_columns(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
             yield replace(part, rows=run)
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         ids = rows.column("member").to_pylist()
         locations = [x for part in self.split(rows) for x in part.source.locate(part.description, part.rows)]
         return [replace(x, member=id) for x, id in zip(locations, ids, strict=True)]

@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
     check_against_files,
-    neighbour_groups,
+    group_adjacent,
     read_at,
     read_into,
     reused_buffer,
@@ -230,7 +230,7 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     distance = -(-layout.nbytes // 8) * 8  # a multiple of every dtype's size
     buffer = reused_buffer(distance * len(group))
     first = 0
-    for run in neighbour_groups(group, GROUP_BYTES if distance == layout.nbytes else 0):
+    for run in group_adjacent(group, GROUP_BYTES if distance == layout.nbytes else 0):
         run_start = first * distance
         read_into(run[0], run[0].offset, buffer[run_start : run_start + layout.nbytes * len(run)])
         first += len(run)

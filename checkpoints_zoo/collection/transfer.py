@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.formats.layout import TensorSpec
-from checkpoints_zoo.formats.shard_files import Location, neighbour_groups, read_into
+from checkpoints_zoo.formats.shard_files import Location, group_adjacent, read_into
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 
 GROUP_BYTES = 2**26  # Number of bytes of neighbouring members that are converted together.
@@ -145,7 +145,7 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
 
 def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
     first = 0
-    for group in neighbour_groups(locations, GROUP_BYTES):
+    for group in group_adjacent(locations, GROUP_BYTES):
         size = group[0].layout.nbytes * len(group)
         for start in range(0, size, PIECE_BYTES):
             yield _Piece(group, first, start, min(start + PIECE_BYTES, size), size)

@@ -208,7 +208,7 @@ OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.input_kind =
 TEMPERATURE = "temperature"
 SCALED_FIGURES: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        "0.05..20",  # These are the bounds of `metrics.temperature`.
+        "0.05..20",  # The bounds of `metrics.temperature`.
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         title="temperature",

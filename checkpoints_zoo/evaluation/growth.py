@@ -2,8 +2,8 @@
 
 The mean figure of ensembles of k members is a + b/k + c/k² + …, and a is its limit. For the Brier score a + b/k holds
 exactly. With the members' errors e_i (probabilities minus the label's indicator), the mean over ensembles of
-|mean of e|² is a + (B1 - a)/k, where B1 is the mean of |e_i|² and a the mean of e_i·e_j over pairs. So the limit a
-follows from the figures of single members and of all members, without random subsets (Ueda & Nakano, Generalization
+|mean of e|² is a + (B1 - a)/k, where B1 is the mean of |e_i|² and a the mean of e_i·e_j over pairs. Therefore the limit
+a follows from the figures of single members and of all members, without random subsets (Ueda & Nakano, Generalization
 error of ensemble estimators, 1996). A smooth function of the mean probabilities (NLL, mutual information) has this
 series by its Taylor expansion in the errors (for the NLL: Lobacheva et al., On power laws in deep ensembles, 2020). A
 figure that sorts or counts (accuracy, ECE, AUROC) has the series only as far as many inputs make it smooth; its
@@ -133,16 +133,16 @@ class Growth:
             size_multiple: needed size as a multiple of the number of all members, if these are not enough.
         """
         largest_distance = -math.inf
-        larger: tuple[int, float] | None = None
+        larger_size: tuple[int, float] | None = None
         for size, distance in zip(reversed(self.sizes), reversed(distances), strict=True):
             previous_distance, largest_distance = largest_distance, max(largest_distance, distance)
             if largest_distance > within:
-                if larger is None:
+                if larger_size is None:
                     return _round_up(size * max(size_multiple, 1.0))
-                # Interpolate linearly in 1/k between this size and the next larger one.
+                # Interpolate linearly in 1/k between this size and the next larger size.
                 share = (within - previous_distance) / (largest_distance - previous_distance)
-                return min(larger[0], _round_up(1 / ((1 - share) / larger[0] + share / size)))
-            larger = (size, largest_distance)
+                return min(larger_size[0], _round_up(1 / ((1 - share) / larger_size[0] + share / size)))
+            larger_size = (size, largest_distance)
         return self.sizes[0]
 
 

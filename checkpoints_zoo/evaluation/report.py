@@ -21,8 +21,8 @@ from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
-from checkpoints_zoo.formats.printing import Printed
-from checkpoints_zoo.formats.text import align_columns, counted, finite_or_null, one_line
+from checkpoints_zoo.formats.printing import PrintedResult
+from checkpoints_zoo.formats.text import align_columns, count_with_noun, finite_or_null, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +95,7 @@ class CalibratedFigures:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Printed):
+class Report(PrintedResult):
     """The result of an evaluation: figures of ensembles, each an Interval (value, low, high).
 
     Args:
@@ -140,7 +140,7 @@ class Report(Printed):
 
     def _one_line(self) -> str:
         figures = ", ".join(f"{n} {self.ensemble[n].value:.4g}" for n in ("accuracy", "nll") if n in self.ensemble)
-        return f"{self.collection!r}, {counted(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
+        return f"{self.collection!r}, {count_with_noun(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
 
     def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN_FIGURES) -> str:
         """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
@@ -149,8 +149,10 @@ class Report(Printed):
             sizes: ensemble sizes of the columns; None for the smallest, a middle and the largest size.
             figures: names of the figures in the rows.
         """
-        ordered = sorted(self.curve)
-        few_sizes = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+        all_sizes = sorted(self.curve)
+        few_sizes = (
+            all_sizes if len(all_sizes) <= MOST_SIZES else [all_sizes[0], all_sizes[len(all_sizes) // 2], all_sizes[-1]]
+        )
         return _report_text(self, few_sizes if sizes is None else list(sizes), list(figures))
 
     @property
@@ -349,11 +351,11 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
             continue
         bound = full_value.high if sign > 0 else full_value.low
         if bound is None or values[best_size] <= sign * bound:
-            by_chance.append(f"{KNOWN_FIGURES[name].title} (for {counted(best_size, 'member')})")
+            by_chance.append(f"{KNOWN_FIGURES[name].title} (for {count_with_noun(best_size, 'member')})")
             continue
         scale = KNOWN_FIGURES[name].scale
         ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
-        text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {counted(best_size, 'member')}, {ends[1]} for all)"
+        text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {count_with_noun(best_size, 'member')}, {ends[1]} for all)"
         (calibration if name in CALIBRATION_FIGURES else others).append(text)
     if calibration:
         yield (
@@ -540,7 +542,7 @@ def draw_member_values(
     scale = KNOWN_FIGURES[figure].scale
     mean, ensemble_value = report.member[figure], report.ensemble[figure]
     bar_heights, *_ = axes.hist(
-        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=counted(report.members, "member")
+        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=count_with_noun(report.members, "member")
     )
     labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_value, scale)}"
     axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
@@ -583,9 +585,9 @@ def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
     note = "; the first bar: that or less" if all_values.min() < lowest else ""
     axes.set_xlabel(f"mutual information of an input (nats{note})")
     axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, highest_bar * 1.5))
-    detected = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
+    auroc_text = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
     if auroc:
-        axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+        axes.plot([], [], " ", label=auroc_text or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
 
@@ -616,11 +618,11 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
         UsageError: a figure is unknown, or no figure is requested.
     """
     scaled = {} if report.calibrated is None else report.calibrated.ensemble
-    known = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled]
-    names = known if figures is None else [figures] if isinstance(figures, str) else list(figures)
+    available_figures = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled]
+    names = available_figures if figures is None else [figures] if isinstance(figures, str) else list(figures)
     for name in names:
-        if name not in known:
-            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(known)}", found="none such")
+        if name not in available_figures:
+            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(available_figures)}", found="none such")
     if not names:
         raise UsageError("figures of a picture", expected="one or more", found="none")
     return names
@@ -661,7 +663,7 @@ def _draw_size_curve(
     colours: tuple[str, str],
     label: str,
 ) -> None:
-    """Draw one line with its band and bar.
+    """Draw a figure over ensemble sizes as one line with its band and bar.
 
     Args:
         axes: matplotlib axes to draw into.
@@ -724,14 +726,14 @@ def _spaced_ticks(sizes: Sequence[int]) -> list[int]:
 
 def picture_title(report: Report) -> str:
     """Return the title of a report's pictures."""
-    return f"{report.collection}, an ensemble of {counted(report.members, 'member')}"
+    return f"{report.collection}, an ensemble of {count_with_noun(report.members, 'member')}"
 
 
 def picture_subtitle(report: Report) -> str:
     """Return the line below a picture's title: images and numbers of inputs."""
-    text = f"{report.data.split(' ')[0]}, {counted(report.inputs, 'input')}"
+    text = f"{report.data.split(' ')[0]}, {count_with_noun(report.inputs, 'input')}"
     if report.ood:
-        text += f"; out of distribution: {report.ood.split(' ')[0]}, {counted(report.ood_inputs, 'input')}"
+        text += f"; out of distribution: {report.ood.split(' ')[0]}, {count_with_noun(report.ood_inputs, 'input')}"
     return text
 
 
@@ -756,7 +758,7 @@ def picture_notes(report: Report) -> str:
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
-    # The commit and the check of the citation are in the file's metadata.
+    # The commit and the check digits of the citation are in the metadata of the picture's file.
     members = public_members(report).partition("/")[2].rpartition("~")[0]
     shortened = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
     return f"{text}\n{f'Members: {shortened}' if shortened else ''}"

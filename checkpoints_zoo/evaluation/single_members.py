@@ -18,7 +18,7 @@ from checkpoints_zoo.images import ImageData
 def member_figures(
     members: Collection, data: ImageData, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Measure members one by one; yield (member, name -> value) with accuracy, nll, brier and ece.
+    """Measure each member alone; yield (id of the member, figure -> value) with accuracy, nll, brier and ece.
 
     Args:
         members: a collection.

@@ -144,9 +144,9 @@ class DataSetLogits:
         self.entropy = torch.zeros(members, dtype=torch.float64)
         self.information = torch.empty(inputs, dtype=dtype)
         self.mean_probs = torch.empty(inputs, classes, dtype=dtype)
-        labelled = inputs if labels is not None else 0
-        self.label_log_probs = torch.empty(members, labelled, dtype=dtype)
-        self.votes = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
+        labelled_inputs = inputs if labels is not None else 0
+        self.label_log_probs = torch.empty(members, labelled_inputs, dtype=dtype)
+        self.votes = torch.empty(members, labelled_inputs, dtype=torch.int16 if classes < 2**15 else torch.int32)
         self.log_others = torch.empty(members, inputs, dtype=dtype)
         for span, span_logits in self.blocks():
             self.log_others[:, span] = _log_others(span_logits)
@@ -252,8 +252,8 @@ class DataSetLogits:
         """
         if len(members) == 1:
             return self.logits.one(int(members)).to(self.dtype).log_softmax(-1)
-        least = torch.finfo(probs.dtype).tiny
-        log_probs = probs.clamp_min(least).log_()
+        smallest_number = torch.finfo(probs.dtype).tiny
+        log_probs = probs.clamp_min(smallest_number).log_()
         if self.labels is None:
             return log_probs
         labels = self.labels.unsqueeze(-1)
@@ -264,7 +264,7 @@ class DataSetLogits:
         # Replace the value only where it underflows, because elsewhere another rounding could break a tie between the
         # label and a class.
         return log_probs.scatter_(
-            -1, labels, torch.where(probs.gather(-1, labels) < least, exact_log_probs, rounded_log_probs)
+            -1, labels, torch.where(probs.gather(-1, labels) < smallest_number, exact_log_probs, rounded_log_probs)
         )
 
 
@@ -316,7 +316,7 @@ class Population:
             for row, subset in zip(weights, group, strict=True):
                 row[subset] = 1
             temperatures = self._fit_temperatures(group, weights)
-            ood = None if self.ood is None else _OodPredictions.of_subsets(self.ood, weights, temperatures)
+            ood = None if self.ood is None else _OodPredictions.compute_for_subsets(self.ood, weights, temperatures)
             for i in range(0, len(group), size):
                 probs = self.test.all_means(weights[i : i + size])
                 for j, subset in enumerate(group[i : i + size]):
@@ -331,7 +331,7 @@ class Population:
         if self.held_out is not None and self.held_out.labels is not None:
             log_probs = self.held_out.logits.one(position).to(self.held_out.dtype).log_softmax(-1)
             temperature = metrics.temperature(log_probs, self.held_out.labels, check=False)
-        ood = None if self.ood is None else _OodPredictions.of_member(self.ood, position, temperature)
+        ood = None if self.ood is None else _OodPredictions.compute_for_member(self.ood, position, temperature)
         probs = self.test.logits.one(position).to(self.test.dtype).softmax(-1)
         return self._figures_of_subset(torch.tensor([position]), probs, temperature, ood, 0)
 
@@ -365,8 +365,8 @@ class Population:
             subset: positions of the subset's members.
             probs: mean probabilities of these members, (input, class).
             temperature: temperature of the subset; None for no temperature scaling.
-            ood: predictions of several subsets, this one included, on the inputs out of distribution; None without such
-                inputs.
+            ood: predictions of several subsets, including `subset`, on the inputs out of distribution; None without
+                such inputs.
             row_in_group: the row of this subset in `ood`.
         """
         test = self.test
@@ -383,7 +383,7 @@ class Population:
         if temperature is not None:
             unscaled = test.log_probs(subset, probs)
             log_probs = metrics.tempered(unscaled, temperature.to(probs.dtype))
-            # This is the same formula as for inputs out of distribution, so that equal inputs of both data sets get
+            # The formula is the same as for inputs out of distribution, so that equal inputs of both data sets get
             # equal values.
             uncertainty = _log_others(unscaled / temperature.to(probs.dtype))
             figures = self._probability_figures(
@@ -411,7 +411,7 @@ class Population:
         return figures
 
     def _compute_metrics(self, input_kind: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
-        """Compute all figures that take one kind of input, each by the metric of the same name; return them."""
+        """Compute all figures with one kind of input, each by the metric of the same name; return the figures."""
         names = [name for name in self.names if FIGURES[name].input_kind == input_kind]
         return {name: getattr(metrics, name)(*tensors, **named, check=False) for name in names}
 
@@ -449,7 +449,7 @@ class _OodPredictions:
     scaled: Tensor
 
     @classmethod
-    def of_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
+    def compute_for_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
         """Compute the predictions of some subsets in one pass over the inputs; return them.
 
         Args:
@@ -471,8 +471,8 @@ class _OodPredictions:
         return cls(uncertainty, entropy / largest.shape[1], uncertainty if temperatures is None else scaled)
 
     @classmethod
-    def of_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
-        """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
+    def compute_for_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
+        """Return the predictions of one member, as of a subset of one; arguments are those of `compute_for_subsets`."""
         logits = data.logits.one(position).to(data.dtype)
         probs = logits.softmax(-1)  # Computed as in `_measure_member`, so that equal inputs get equal values.
         uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]

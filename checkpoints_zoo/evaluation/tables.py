@@ -56,7 +56,7 @@ def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
     if path.suffix.lower() not in writers:
         expected = "a name that ends in .parquet or .csv"
         raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
-    with disk.writing_into(path.parent), replace_file(path, "wb") as file:
+    with disk.translate_write_errors(path.parent), replace_file(path, "wb") as file:
         writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path
 
@@ -72,6 +72,6 @@ def write_text(text: str, path: str | Path) -> Path:
         StorageError: the file can't be written.
     """
     path = Path(path).expanduser()
-    with disk.writing_into(path.parent), replace_file(path) as file:
+    with disk.translate_write_errors(path.parent), replace_file(path) as file:
         file.write(f"{text}\n")
     return path

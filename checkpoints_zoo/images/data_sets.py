@@ -201,7 +201,7 @@ def load(name: str, split: str = "test") -> ImageData:
             f"data set {name!r}",
             expected=f"one of {', '.join(DATASETS)}",
             found=repr(name),
-            do=did_you_mean(name, DATASETS, shown=repr),
+            do=did_you_mean(name, DATASETS, text_of_name=repr),
         )
     splits = DATASETS[name]
     if split not in splits:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images.preprocess import Preprocess
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -30,7 +30,7 @@ OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageData(Printed):
+class ImageData(PrintedResult):
     """One split of a data set.
 
     Args:

@@ -99,11 +99,11 @@ def _mean_square(momenta: Tensors) -> Tensor:
     return torch.cat([m.flatten(1) for m in momenta.values()], 1).square().mean(1).cpu()
 
 
-def _check_finite(name: str, params: Tensors, step: int) -> None:
+def _check_finite(method_name: str, params: Tensors, step: int) -> None:
     finite = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0)
     if not bool(finite.all()):
         raise UsageError(
-            f"chains of {name}",
+            f"chains of {method_name}",
             expected="finite parameters",
             found=f"others in run {int((~finite).nonzero()[0])} at step {step:,}",
             do="Lower lr: the step has to be small for the largest curvature",

@@ -69,7 +69,8 @@ def train_members(
 ) -> None:
     """Train members with seeds from 1,000,000 on into a folder; members that the folder already has stay.
 
-    If a call was killed, the next call continues where it stopped. The rows have the same columns as those of other
+    If a call was killed, the next call continues where the killed call stopped. The rows have the same columns as those
+    of other
     trained members: seed, recipe, hash, figures.
 
     Args:

@@ -92,7 +92,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class MaskedLayer:
-    """A layer whose input is masked.
+    """A layer whose input is multiplied by dropout masks.
 
     Args:
         name: name of the module.

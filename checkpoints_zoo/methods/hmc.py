@@ -75,10 +75,10 @@ class Hmc:
         modes, buffers = problem.modes(runs)
         posterior = Posterior(problem, modes, buffers, self.temperature)
         chains = sample(posterior, modes, draws, warmup=self.warmup, steps=self.steps, seed=seed, target=self.target)
-        fixed = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
+        fixed_buffers = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
         states = [
             {n: d[run].float().contiguous() for n, d in chains.draws.items()}
-            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in fixed.items()}
+            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in fixed_buffers.items()}
             for run in range(runs)
         ]
         common_facts = _common_facts(problem, chains, states, self.temperature) if draws >= 4 else {}
@@ -123,9 +123,9 @@ class Posterior:
             torch.split(_channels_last(problem.inputs), _INPUTS_PER_PASS),
             torch.split(problem.labels, _INPUTS_PER_PASS),
         )
-        fixed = {name: b for name, b in buffers.items() if not is_counter(name)}
+        fixed_buffers = {name: b for name, b in buffers.items() if not is_counter(name)}
         skeleton = problem.network().eval().requires_grad_(False).to(problem.device)
-        self.runner = Runner(skeleton, {**problem.add_tied_names(self.leaves), **fixed})
+        self.runner = Runner(skeleton, {**problem.add_tied_names(self.leaves), **fixed_buffers})
         if self.runner.program(self.inputs[0]) is not None:
             self.runner.requested = "grouped"  # twice as fast as one run after another
 
@@ -269,8 +269,8 @@ def sample(
     fewest_steps, most_steps = max(1, steps // 2), steps + steps // 2
 
     def momenta() -> Tensor:
-        drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
-        return torch.stack(drawn).to(point.position) * scale
+        random_momenta = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
+        return torch.stack(random_momenta).to(point.position) * scale
 
     sizes = StepSizes(find_first_step_size(flat_density, point, momenta(), scale), target)
     positions, log_densities = [], []
@@ -281,18 +281,18 @@ def sample(
         length = int(torch.randint(fewest_steps, most_steps + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
         before = momenta()
-        end, after, stable = leapfrog(flat_density, point, before, size, length, scale)
-        probability = acceptance_probability(point, before, end, after, scale).where(stable, 0.0)
+        end, after, is_stable = leapfrog(flat_density, point, before, size, length, scale)
+        probability = acceptance_probability(point, before, end, after, scale).where(is_stable, 0.0)
         uniform = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(probability)
-        accepted = uniform < probability
-        point = Point(*(_select_by_mask(accepted, new, old) for new, old in zip(end, point, strict=True)))
+        is_end_accepted = uniform < probability
+        point = Point(*(_select_by_mask(is_end_accepted, new, old) for new, old in zip(end, point, strict=True)))
         if trajectory < warmup:
             sizes.adapt(probability)
             continue
         positions.append(point.position.cpu())
         log_densities.append(point.log_density.cpu())
         probabilities.append(probability.cpu())
-        divergences += (~stable).cpu()
+        divergences += (~is_stable).cpu()
     return Chains(
         flat_density.unflatten(torch.stack(positions, 1)),
         torch.stack(log_densities, 1),
@@ -351,18 +351,18 @@ def leapfrog(
         scale: root of the mass of each dimension, (dimension,).
     """
     start, start_energy = point, energy(point, momenta, scale)
-    stable = torch.ones_like(start_energy, dtype=torch.bool)
+    is_stable = torch.ones_like(start_energy, dtype=torch.bool)
     step = size[:, None].to(momenta)
     for _ in range(steps):
         half_step_momenta = momenta + step / 2 * point.gradient
         point = flat_density(point.position + step * half_step_momenta / scale.square())
         momenta = half_step_momenta + step / 2 * point.gradient
         energy_error = (energy(point, momenta, scale) - start_energy).abs()
-        stable = stable & (energy_error < DIVERGENT_ENERGY_CHANGE) & point.gradient.isfinite().all(1)
-        if not bool(stable.all()):
-            point = Point(*(_select_by_mask(stable, new, old) for new, old in zip(point, start, strict=True)))
-            momenta = _select_by_mask(stable, momenta, torch.zeros_like(momenta))
-    return point, momenta, stable
+        is_stable = is_stable & (energy_error < DIVERGENT_ENERGY_CHANGE) & point.gradient.isfinite().all(1)
+        if not bool(is_stable.all()):
+            point = Point(*(_select_by_mask(is_stable, new, old) for new, old in zip(point, start, strict=True)))
+            momenta = _select_by_mask(is_stable, momenta, torch.zeros_like(momenta))
+    return point, momenta, is_stable
 
 
 def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
@@ -389,8 +389,8 @@ def find_first_step_size(
     sizes = torch.full_like(point.log_density, size)
     doubles, is_searching = None, torch.ones_like(sizes, dtype=torch.bool)
     for _ in range(60):
-        end, after, stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
-        is_accepted = acceptance_probability(point, momenta, end, after, scale).where(stable, 0.0) > 0.5
+        end, after, is_stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
+        is_accepted = acceptance_probability(point, momenta, end, after, scale).where(is_stable, 0.0) > 0.5
         doubles = is_accepted if doubles is None else doubles
         is_searching = is_searching & (is_accepted == doubles)
         if not bool(is_searching.any()):

@@ -192,7 +192,7 @@ class Problem:
         Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
-            size: number of images of a batch; a larger number than that of all images gives batches of all images.
+            size: number of images of a batch; batches are never larger than the data set.
             seeds: seed of the order of images in each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)

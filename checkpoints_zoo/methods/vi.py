@@ -60,7 +60,7 @@ class MeanField:
     independent: ClassVar[bool] = False
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Fit a Gaussian from each mode, all together, and draw from it; return the runs in order.
+        """Fit one Gaussian from each mode, all at the same time, and draw networks; return the runs in order.
 
         A run's facts: `elbo` is E[log p(θ, labels) − log q(θ)] in nats, the mean over the last 100 steps, which is a
         bound of the log evidence at every temperature; `mean_sd` is the mean standard deviation of the parameters.
@@ -98,10 +98,10 @@ class MeanField:
             state = transform.init(means)
             for step in range(self.steps):
                 previous_state = state
-                state, (by_run, sampled) = transform.update(state, next(batches))
+                state, (by_run, samples) = transform.update(state, next(batches))
                 if step >= self.steps - BOUND_STEPS:
-                    bounds.append((by_run - _log_density(previous_state, sampled)).view(-1, runs).mean(0))
-            drawn = vi.sample(state, (draws,))
+                    bounds.append((by_run - _log_density(previous_state, samples)).view(-1, runs).mean(0))
+            drawn_params = vi.sample(state, (draws,))
         elbo = torch.stack(bounds).double().mean(0).cpu()
         mean_deviations = (
             torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()
@@ -110,7 +110,7 @@ class MeanField:
             raise UsageError("Gaussian of vi", expected="a finite bound", found="another", do="Lower lr")
         return [
             Run(
-                problem.finish({name: tensor[:, run] for name, tensor in drawn.items()}),
+                problem.finish({name: tensor[:, run] for name, tensor in drawn_params.items()}),
                 {"elbo": float(elbo[run]), "mean_sd": float(mean_deviations[run])},
             )
             for run in range(runs)
@@ -136,11 +136,11 @@ class MeanField:
         return [cls(lr=lr, temperature=t) for lr in (0.003, 0.01) for t in (0.03, 0.1, 0.3, 1.0)]
 
 
-def _log_density(state: Any, sampled: Tensors) -> Tensor:
+def _log_density(state: Any, samples: Tensors) -> Tensor:
     """Return the log density of samples ([sample,] run, *shape) under each run's Gaussian, in nats, ([sample,] run)."""
     total: Any = 0.0
     for name, mean in state.params.items():
         log_sd = state.log_sd_diag[name]
-        log_densities = -((sampled[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
+        log_densities = -((samples[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
         total = total + log_densities.flatten(log_densities.ndim - mean.ndim + 1).sum(-1)
     return cast(Tensor, total)

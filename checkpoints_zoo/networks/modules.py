@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, compare_shapes, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.layout import Layout, compare_shapes, is_counter, is_statistic, tensors_not_finite
 from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
@@ -330,7 +330,7 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
         if t.nbytes:
             target = torch.frombuffer(member, dtype=TORCH_DTYPES[t.dtype], count=state[t.name].numel(), offset=t.offset)
             target.copy_(state[t.name].detach().reshape(-1))
-    if bad := finite_problems(layout, member):
+    if bad := tensors_not_finite(layout, member):
         raise DamagedError(
             f"tensor {bad[0]!r}",
             expected=f"values that are finite as {next(t.dtype for t in layout.tensors if t.name == bad[0])}",

@@ -16,7 +16,7 @@ from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
@@ -32,7 +32,7 @@ PANEL_SIZE = (4.6, 4.0)  # Width and height of a panel in inches.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alignment(Printed):
+class Alignment(PrintedResult):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:

@@ -135,7 +135,8 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
 def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000) -> Corollary:
     """Test stacked parameters as `corollary` tests a collection; return the p-values.
 
-    The statistic is Pearson's. Its null distribution is simulated: with many units and few members, counts are too
+    The statistic is Pearson's. The null distribution of the statistic is simulated: with many units and few members,
+    counts are too
     small for the chi-squared distribution. Ties between the statistic and simulated statistics are broken at random; so
     p
     is exactly uniform if channels are exchangeable, for any number of members, units and simulations.
@@ -199,9 +200,9 @@ def _test_layers(
         counts = torch.bincount(units.flatten(), minlength=group.size)
         units_per_block = group.size // blocks
         statistic = int(counts.square().sum())
-        simulated = _simulate(len(ids), blocks, units_per_block, simulations, rng)
+        simulated_statistics = _simulate(len(ids), blocks, units_per_block, simulations, rng)
         # The rank among equal values is drawn at random, so that the statistic's rank, and p, are uniform.
-        above, ties = int((simulated > statistic).sum()), int((simulated == statistic).sum())
+        above, ties = int((simulated_statistics > statistic).sum()), int((simulated_statistics == statistic).sum())
         p = (above + rng.random() * (ties + 1)) / (simulations + 1)
         chi_squared = statistic * units_per_block / len(ids) - len(ids) * blocks
         freedom = blocks * (units_per_block - 1)
@@ -235,7 +236,8 @@ def _simulate(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Draw a unit for each member, all units equally probable; return the sum of squared counts of each simulation.
 
-    Pearson's statistic is this sum times units / members, less a constant; as a whole number the sum has exact ties.
+    Pearson's statistic is the sum of squared counts times units / members, less a constant; as a whole number the sum
+    has exact ties.
     """
     sums = np.zeros(simulations, np.int64)
     step = max(1, _MOST_COUNTS // max(units, members))

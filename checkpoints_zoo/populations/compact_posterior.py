@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, check_picture_path, panels_figure, save_figure
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
@@ -49,7 +49,7 @@ COLUMN_SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Compact(Printed):
+class Compact(PrintedResult):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:
@@ -64,9 +64,9 @@ class Compact(Printed):
             of all members, to which the Gaussians were fitted; low and high are from a jackknife over members. The
             column "members" has no row of
             the mean's accuracy.
-        held_out: column -> "agreement" and "total_variation" of Gaussians that are fitted to one random half of the
-            members and compared with the ensemble of the other half: mean over the splits; 95 % of the
-            splits lie between low and high.
+        held_out: column -> "agreement" and "total_variation" of Gaussians that are fitted to a random half of the
+            members and compared with the ensemble of the other half (mean over the splits; 95 % of the splits lie
+            between low and high).
         ensemble_accuracy: accuracy of the ensemble of all members.
         gain: accuracy of q_r's mean minus accuracy of q_d's mean.
         q_d, q_r: Gaussians fitted before and after alignment.

@@ -22,16 +22,16 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import superseded_names
 from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
     ALL_TENSORS,
+    BandwidthGrid,
     Blocks,
     Distances,
-    Grid,
     StackedTensors,
     choose_groups,
     choose_kernels,
@@ -50,10 +50,10 @@ FIGURE_WIDTH, ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = (
     0.24,
     2.2,
     14.0,
-)  # Inches; the heights are those of the figure.
+)  # In inches; LEAST_HEIGHT and MOST_HEIGHT bound the figure's height.
 TEST_LEVEL = 0.05  # Level of the test, marked in the picture.
 
-Groups = str | Mapping[str, Sequence[str]]  # "layer", "tensor", or name -> names of tensors
+TensorGroups = str | Mapping[str, Sequence[str]]  # "layer", "tensor", or name -> names of tensors
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Discrepancy:
         values: MMD² with each kernel; an unbiased estimate may be below 0.
         value: mean of `values`, which is the MMD² of the mean kernel.
         p_value: p-value of the permutation test: share of permutations with a statistic at least as large. None
-            if a set has fewer than two independent units, or if both sets share a unit: see `mmd`.
+            if a set has fewer than two independent units, or if both sets share a unit (see `mmd`).
     """
 
     weights: int
@@ -77,7 +77,7 @@ class Discrepancy:
 
 
 @dataclass(frozen=True, repr=False)
-class MMD(Printed):
+class MMD(PrintedResult):
     """MMD² of two sets of members, group by group of their tensors.
 
     Args:
@@ -161,7 +161,7 @@ class MMD(Printed):
 
 
 @dataclass(frozen=True, repr=False)
-class NS(Printed):
+class NS(PrintedResult):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
@@ -202,8 +202,8 @@ class NS(Printed):
 
     def to_json(self) -> str:
         """Return all but single kernels as JSON text."""
-        canonical = {"scale": self.scale, "permute": self.permute, "streams": self.streams}
-        return json.dumps({**self.mmd.facts(), **canonical, "groups": self.rows()}, indent=1)
+        canonical_options = {"scale": self.scale, "permute": self.permute, "streams": self.streams}
+        return json.dumps({**self.mmd.facts(), **canonical_options, "groups": self.rows()}, indent=1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw MMD² and p-values of all groups, before and after removing symmetries, into a PNG; return its path.
@@ -218,9 +218,9 @@ def mmd(
     first: Collection,
     second: Collection | None = None,
     *,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     permutations: int = 999,
-    grid: Grid = "pooled",
+    grid: BandwidthGrid = "pooled",
     widths: Mapping[str, Sequence[float]] | None = None,
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
@@ -283,9 +283,9 @@ def ns(
     scale: str | None = "unit-norm",
     permute: str | None = "first",
     streams: bool = False,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     permutations: int = 999,
-    grid: Grid = "pooled",
+    grid: BandwidthGrid = "pooled",
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
     seed: int = 0,
@@ -314,7 +314,7 @@ def distances_between(
     first: Collection,
     second: Collection,
     *,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
 ) -> dict[str, Distances]:
@@ -357,8 +357,8 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 def _parameter_names(skeleton: nn.Module) -> list[str]:
     """Return the names of the parameters; if several names share one tensor, only the last name, as in an ensemble."""
-    tensors, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
-    return [name for name, t in tensors.items() if isinstance(t, nn.Parameter) and name not in dropped]
+    tensors, superseded = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
+    return [name for name, t in tensors.items() if isinstance(t, nn.Parameter) and name not in superseded]
 
 
 def _read_in_blocks(
@@ -384,7 +384,7 @@ def compare_blocks(
     groups: Mapping[str, Sequence[str]],
     citations: tuple[str, str],
     permutations: int,
-    grid: Grid,
+    grid: BandwidthGrid,
     widths: Mapping[str, Sequence[float]] | None,
     device: str | torch.device,
     seed: int,
@@ -486,7 +486,7 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set(xlabel="MMD²")
     axes.locator_params(axis="x", nbins=6)
-    _name_rows(axes, names, height)
+    _label_rows(axes, names, height)
 
 
 def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
@@ -522,7 +522,7 @@ def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     legend_box.set_in_layout(False)
 
 
-def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
+def _label_rows(axes: Axes, names: Sequence[str], height: float) -> None:
     """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
     label_step = -(-len(names) // max(1, int((height - LEAST_HEIGHT) / 0.16)))
     # The last row, all weights together, always gets a label.

@@ -124,10 +124,10 @@ class _PairSums:
             votes[start : start + step].scatter_(-1, values.argmax(-1, keepdim=True), 1.0)
             probs = (values.softmax(-1) if kind == "logits" else values).float()
             _check_values(probs, start, kind)
-            embedded = self.embedding(probs.reshape(-1)).view(len(values), -1)
+            embedded_probs = self.embedding(probs.reshape(-1)).view(len(values), -1)
             # Distances do not depend on the subtracted centre; a centre near the members makes their rounding small.
-            centre = embedded.mean(0) if centre is None else centre
-            torch.sub(embedded, centre, out=vectors[start : start + step])
+            centre = embedded_probs.mean(0) if centre is None else centre
+            torch.sub(embedded_probs, centre, out=vectors[start : start + step])
         self._multiply(vectors, self.products)
         self._multiply(votes.view(members, -1), self.agreements)
 

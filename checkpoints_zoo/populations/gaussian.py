@@ -107,7 +107,7 @@ class Gaussian:
 def fit_gaussian(stacked: Params) -> Gaussian:
     """Fit mean and variance of every weight over the members of a stack; return the Gaussian.
 
-    The variance is unbiased: sums are divided by members - 1. It has no lower limit.
+    The variance is unbiased: sums are divided by members - 1. The variance has no lower limit.
 
     Args:
         stacked: parameters and buffers, name -> (member, *shape), of two members or more.

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.populations.kernels import (
+    BandwidthGrid,
     Distances,
-    Grid,
     choose_kernels,
     draw_permutations,
     permutation_test,
@@ -159,7 +159,7 @@ class Exchange:
     def test(
         self,
         distances: Distances,
-        grid: Grid,
+        grid: BandwidthGrid,
         widths: Mapping[str, Sequence[float]] | None,
         permutations: int,
         seed: int,

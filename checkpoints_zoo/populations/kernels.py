@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 StackedTensors = Mapping[str, Tensor]
 # Function that yields members in blocks from a position on, always in the same order.
 Blocks = Callable[[int], Iterable[StackedTensors]]
-Grid = Literal["pooled", "cross", "second"]
+BandwidthGrid = Literal["pooled", "cross", "second"]
 
 ALL_TENSORS = "all"  # Name of the group of all tensors.
 KERNELS = ("gaussian", "laplace")
@@ -54,8 +54,8 @@ def measure_distances(
     """Measure the distances of all pairs of members; return them by group, and for all groups' tensors as "all".
 
     Args:
-        blocks: function that yields the members in blocks from a position on. Two blocks and the next one are in memory
-            at once; k blocks of members are read k / 2 times each.
+        blocks: function that yields the members in blocks from a position on. Three blocks are in memory at once;
+            if there are k blocks, each is read about k / 2 times.
         members: number of members.
         groups: name -> names of its tensors; a tensor may be in several groups.
         device: torch device for the computation; it needs float64.
@@ -90,20 +90,20 @@ def measure_distances(
     return {name: Distances(weights[name], *(half + half.transpose(1, 2))) for name, half in halves.items()}
 
 
-def _pair_distances(a: Tensor, b: Tensor) -> Tensor:
+def _pair_distances(first_rows: Tensor, second_rows: Tensor) -> Tensor:
     """Return squared L2 and L1 distances of rows, (2, member, member), float64."""
-    result = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
-    for at in range(0, a.shape[1], FLOAT64_COLUMNS):
-        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (a, b))
+    result = torch.zeros(2, len(first_rows), len(second_rows), dtype=torch.float64, device=first_rows.device)
+    for at in range(0, first_rows.shape[1], FLOAT64_COLUMNS):
+        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (first_rows, second_rows))
         # The first member is the origin: differences of float32 values are exact in float64.
         origin = wide_a[:1].clone()
         wide_a, wide_b = wide_a - origin, wide_b - origin
         norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
-        squared = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
-        result[0] += squared.masked_fill(squared < ROUNDING_SHARE * norms, 0)
-    kind = torch.float64 if a.dtype == torch.float64 else torch.float32
-    for at in range(0, a.shape[1], FLOAT32_SUM):
-        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (a, b))
+        squared_distances = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
+        result[0] += squared_distances.masked_fill(squared_distances < ROUNDING_SHARE * norms, 0)
+    kind = torch.float64 if first_rows.dtype == torch.float64 else torch.float32
+    for at in range(0, first_rows.shape[1], FLOAT32_SUM):
+        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (first_rows, second_rows))
         result[1] += torch.cdist(short_a, short_b, p=1)
     return result
 
@@ -180,7 +180,7 @@ def bandwidths(distances: Tensor, count: int = BANDWIDTH_COUNT) -> Tensor:
 
 
 def choose_kernels(
-    distances: Distances, first: int, grid: Grid, widths: Mapping[str, Sequence[float]] | None
+    distances: Distances, first: int, grid: BandwidthGrid, widths: Mapping[str, Sequence[float]] | None
 ) -> tuple[tuple[str, float], ...]:
     """Return (kernel, bandwidth) of all kernels.
 
@@ -196,11 +196,11 @@ def choose_kernels(
     if grid not in ("pooled", "cross", "second"):
         raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
     members = len(distances.l2)
-    upper = torch.triu_indices(members, members, 1, device=distances.l2.device)
+    upper_pairs = torch.triu_indices(members, members, 1, device=distances.l2.device)
     kernels_and_widths = []
     for kernel, matrix in zip(KERNELS, (distances.l2.sqrt(), distances.l1), strict=True):
         across = matrix[: min(first, MOST_PAIRED_MEMBERS), first : first + MOST_PAIRED_MEMBERS]
-        inside = upper if grid != "second" else upper[:, upper[0] >= first]
+        inside = upper_pairs if grid != "second" else upper_pairs[:, upper_pairs[0] >= first]
         pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
         kernels_and_widths += [(kernel, width) for width in bandwidths(pairs).tolist()]
     return tuple(kernels_and_widths)
@@ -219,7 +219,8 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
 def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and the others, without bias; return it (choice), float64.
 
-    The estimate is the mean of k over pairs within each set (without pairs of a member with itself), minus twice the
+    The estimate is the mean of the kernel over pairs within each set (without pairs of a member with itself), minus
+    twice the
     mean over pairs between the sets.
 
     Args:
@@ -290,7 +291,7 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
         spread = float(estimates.std(correction=0))
         # A kernel with the same value for all pairs, up to rounding, holds no information.
         differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
-        standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
-        largest = torch.maximum(largest, standard)
+        standardised = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
+        largest = torch.maximum(largest, standardised)
     reached_count = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
     return (1 + reached_count) / len(largest)

@@ -17,7 +17,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
@@ -29,7 +29,7 @@ Params = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Barriers(Printed):
+class Barriers(PrintedResult):
     """Loss and accuracy on the lines (1 − λ)·first + λ·second between pairs of members.
 
     Args:
@@ -160,14 +160,14 @@ def barrier(
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
     pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
-    return _measure_lines(evaluator, pairs, _ends_of_lines(members, start, evaluator.device), points)
+    return _measure_lines(evaluator, pairs, _read_line_ends(members, start, evaluator.device), points)
 
 
 def _check_ends(first: object, second: object, to: int | None) -> None:
     """Check that the arguments are two members, or a collection alone.
 
     Raises:
-        UsageError: the arguments are something else.
+        UsageError: the arguments are neither two members nor a collection alone.
     """
     found = type(second).__name__
     if isinstance(first, Member):
@@ -204,7 +204,7 @@ def _read_both_ends(first: Member, second: Member, device: torch.device) -> tupl
     return start, end
 
 
-def _ends_of_lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
+def _read_line_ends(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line from one member to each other member, in order."""
     reference, keys = _read_weights(start, device), iter(members._keys)
     for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):

@@ -169,7 +169,7 @@ def _check_epochs(masses: MinimalMass, epochs: Sequence[int]) -> None:
 
 
 def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs: Sequence[int] | None = None) -> Path:
-    """Draw masses beside their minima into a PNG, by temporary name and rename; return its path.
+    """Draw masses beside their minima into a PNG file; return its path.
 
     Args:
         masses: masses of members, or of their snapshots.

@@ -25,7 +25,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_pictu
 from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
@@ -51,7 +51,7 @@ MOST_DOTS = 3000  # Largest number of pairs that are drawn as dots; more pairs a
 
 
 @dataclass(frozen=True, repr=False)
-class Pairwise(Printed):
+class Pairwise(PrintedResult):
     """Figures of all pairs of some members, and their means with intervals.
 
     Args:
@@ -259,12 +259,12 @@ def _compute_figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Int
     ]
 
     def figure(member_positions: Tensor) -> Tensor:
-        inclusion = torch.zeros(members, dtype=torch.float64)
-        inclusion[member_positions] = 1
+        is_included = torch.zeros(members, dtype=torch.float64)
+        is_included[member_positions] = 1
         means_among = dict(
             zip(
                 terms,
-                (stacked @ inclusion) @ inclusion / (len(member_positions) * (len(member_positions) - 1)),
+                (stacked @ is_included) @ is_included / (len(member_positions) * (len(member_positions) - 1)),
                 strict=True,
             )
         )
@@ -370,8 +370,8 @@ def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], 
     if len(inside) <= MOST_DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
     else:
-        counted = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
-        axes.figure.colorbar(counted, ax=axes, label="pairs", pad=0.02)
+        hexagons = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
+        axes.figure.colorbar(hexagons, ax=axes, label="pairs", pad=0.02)
     axes.set(title="c  One against the other", xlabel="in distribution (nats)", ylabel="out of distribution (nats)")
     axes.plot([], [], " ", label=f"correlation {as_text(correlation)}")
     top = axes.get_ylim()
@@ -381,7 +381,7 @@ def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], 
 
 
 def draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
-    """Draw the disagreements of all pairs, members in their order."""
+    """Draw the disagreements of all pairs as a matrix, with members in the collection's order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
     percentages = 100 * matrix[~matrix.isnan()]
     low, high = float(percentages.min()), float(percentages.max())

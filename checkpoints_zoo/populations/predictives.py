@@ -24,7 +24,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import Predictions
 
@@ -39,7 +39,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True, repr=False)
-class PredictiveComparison(Printed):
+class PredictiveComparison(PrintedResult):
     """Two predictive distributions compared with each other; each is the mean of its members' probabilities.
 
     Args:
@@ -106,7 +106,7 @@ def compare_predictives(
 ) -> PredictiveComparison:
     """Compare the ensembles of two sets of members on the same images; return agreement and total variation.
 
-    Two ensembles of one population differ too, and the fewer members they have, the more.
+    Two ensembles of one population differ too; the difference is larger for fewer members.
 
     Args:
         first, second: collections with the same classes, or stored predictions on the same images.
@@ -250,7 +250,7 @@ def join_intervals(parts: Sequence[Interval]) -> Interval:
     there is no joint interval.
 
     Args:
-        parts: for each set, the interval over its members with all members of the other sets.
+        parts: one interval for each set, over the members of this set with all members of the other sets.
     """
     value, half_width = parts[0].value, 0.0
     for part in parts:

@@ -70,7 +70,7 @@ def reestimate_statistics(
     networks = modules.widen_norms({**stacked, **statistics})
     tied = modules.superseded_names(training)
     device, dtype = next(iter(networks.values())).device, modules.input_dtype(networks)
-    unsaved = {
+    unsaved_tensors = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in modules.unsaved_tensors(training).items()
     }
@@ -80,7 +80,7 @@ def reestimate_statistics(
             for i in range(members):
                 # The norms get views of the stack, so they write into the stack.
                 state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
-                functional_call(training, state | unsaved, (batch,))
+                functional_call(training, state | unsaved_tensors, (batch,))
             batches += 1
     if not batches:
         raise UsageError("inputs to estimate running statistics on", expected="two or more", found="none")

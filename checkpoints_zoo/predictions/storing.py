@@ -98,7 +98,7 @@ def predict(
     root = _output_folder(members, out)
     folder = root / prediction_sets.set_folder(members.name, set_name)
     description = _describe(members, data_set, set_name, dtype)
-    with disk.writing_into(folder), disk.locked(folder / ".lock", _locked_error(folder)):
+    with disk.translate_write_errors(folder), disk.hold_lock(folder / ".lock", _locked_error(folder)):
         existing_set = (
             prediction_sets.read_set(FolderSource(root, root.as_uri()), members.name, set_name)
             if (folder / prediction_sets.MANIFEST_FILE).is_file()

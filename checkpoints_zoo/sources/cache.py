@@ -68,7 +68,7 @@ def writable_folder(repo: str) -> Path:
             return cache_folder
     except OSError as error:
         if error.errno in disk.FULL_ERRORS:
-            raise disk.disk_full(cache_folder, error) from error
+            raise disk.disk_full_error(cache_folder, error) from error
         cache_folder = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
     (cache_folder / "members").mkdir(parents=True, exist_ok=True)
     return cache_folder
@@ -81,7 +81,7 @@ def check_room(cache_folder: Path, needed_nbytes: int) -> None:
         StorageError: the disk has too little free space.
     """
     if shortage := disk.shortage_of_room(cache_folder, needed_nbytes):
-        raise disk.disk_full(cache_folder, OSError(errno.ENOSPC, shortage), needed_nbytes)
+        raise disk.disk_full_error(cache_folder, OSError(errno.ENOSPC, shortage), needed_nbytes)
 
 
 def header_of(layout: Layout) -> bytes:
@@ -152,12 +152,12 @@ def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str
         with disk.replace_file(_record_path(cache_folder, commit, repo_path)) as file:
             file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
-        raise disk.disk_full(cache_folder, error) from error
+        raise disk.disk_full_error(cache_folder, error) from error
 
 
 def locked_key(cache_folder: Path, key: str) -> AbstractContextManager[None]:
     """Return a context that holds the lock of a key, such as an ETag, so that only one process fetches the file."""
-    return disk.locked(cache_folder / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
+    return disk.hold_lock(cache_folder / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
 class MemberDraft:
@@ -204,7 +204,7 @@ class MemberDraft:
                     _write_all(self._file, stored_piece)
                     self._position = file_offset + len(stored_piece)
             except OSError as error:
-                raise disk.disk_full(self.path.parent, error, self.size) from error
+                raise disk.disk_full_error(self.path.parent, error, self.size) from error
             self._bytes_left -= len(piece)
             return self._bytes_left == 0
 
@@ -213,7 +213,7 @@ class MemberDraft:
         with self.temporary.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-    def store(self, digest: str) -> None:
+    def store_under_final_name(self, digest: str) -> None:
         """Write the file's bytes to the disk, rename the file to its final name, and record its hash.
 
         Args:
@@ -230,7 +230,7 @@ class MemberDraft:
                 shutil.rmtree(self.path)
             self.temporary.replace(self.path)
         except OSError as error:
-            raise disk.disk_full(self.path.parent, error, self.size) from error
+            raise disk.disk_full_error(self.path.parent, error, self.size) from error
         record = HashRecord(self.path, record_path(self.path))
         record.add("", digest)
         record.save()

@@ -20,7 +20,7 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.selection import Key, format_ids
+from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, shard_header, tensor_prefix
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.source import FolderSource, SelectedMembers
@@ -52,7 +52,7 @@ def copy_members(
     name, root = selected.description.name, dest.expanduser().absolute()
     # The lock file is kept outside the folder, which should contain only files of the source.
     locks = cache.writable_folder("local/copies")
-    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
         plan = plan_copy(selected, dest)
         folder = root / "shards" / name
         # Delete files left by a copy that was killed.
@@ -241,7 +241,7 @@ def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple
             member=row["member"],
         )
     if old_row is not None and None not in hashes and old_row["final"] == row["final"]:
-        return merged_row | {column: old_row[column] for column in manifest.LOCATION}, None
+        return merged_row | {column: old_row[column] for column in manifest.LOCATION_COLUMNS}, None
     return merged_row, PlannedSnapshot(merged_row, position, hashes[0] or hashes[1])
 
 
@@ -301,7 +301,7 @@ class PlannedSnapshot:
     sha256: str | None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SnapshotKey:
         """(member, epoch); the epoch is None for the final snapshot."""
         return self.row["member"], None if self.row["final"] else self.row["epoch"]
 
@@ -400,5 +400,5 @@ def record_locations(shard: PlannedShard, source_path: str) -> None:
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, piece in enumerate(shard.snapshots):
         location = (source_path, start + i * step, step, shard.layout_key, shard.layout.dtype)
-        piece.row.update(zip(manifest.LOCATION, location, strict=True))
+        piece.row.update(zip(manifest.LOCATION_COLUMNS, location, strict=True))
         piece.row["sha256"] = piece.sha256

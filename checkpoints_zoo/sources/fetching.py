@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.selection import Key, format_ids
+from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
@@ -52,7 +52,7 @@ class MemberRequest:
             None if no proof is needed.
     """
 
-    key: Key
+    key: SnapshotKey
     prefix: str
     repo_path: str
     offset: int
@@ -96,7 +96,11 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
 
 
 def fetch_rows(
-    repo: Repo, described: manifest.Described, rows: pa.Table, allow_whole_files: bool = True, check: bool = False
+    repo: Repo,
+    described: manifest.DescriptionWithLayouts,
+    rows: pa.Table,
+    allow_whole_files: bool = True,
+    check: bool = False,
 ) -> list[Location]:
     """Fetch the bytes of manifest rows from a repo; return their locations on this disk.
 
@@ -113,7 +117,7 @@ def fetch_rows(
     return fetch_members(repo, described.name, requests_of_rows(described, rows), allow_whole_files, check)
 
 
-def requests_of_rows(described: manifest.Described, rows: pa.Table) -> list[MemberRequest]:
+def requests_of_rows(described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[MemberRequest]:
     """Return the requests for the bytes of a manifest's rows."""
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
@@ -432,7 +436,7 @@ def _check_and_keep(download: _Download) -> bool:
     """
     digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
     if digest and problem is None:
-        download.draft.store(digest)
+        download.draft.store_under_final_name(digest)
         return True
     download.draft.discard()
     request_start = download.request.start
@@ -443,7 +447,7 @@ def _check_and_keep(download: _Download) -> bool:
     download.remote.read(request_start, download.request.end, write_again)
     digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
     if digest and problem is None:
-        download.draft.store(digest)
+        download.draft.store_under_final_name(digest)
         return True
     download.draft.discard()
     if problem is not None:

@@ -642,7 +642,7 @@ def translate_error(error: BaseException, label: str, subject: str, permission: 
     if isinstance(error, OSError) and "file should be of size" in str(error):
         return NetworkError(subject, expected="as many bytes as announced", found="others", do=PROXY_ADVICE)
     if isinstance(error, OSError) and error.errno in disk.FULL_ERRORS:
-        return disk.disk_full(cache_root().parent, error)
+        return disk.disk_full_error(cache_root().parent, error)
     if isinstance(error, OSError) and error.errno in disk.LOCK_ERRORS:
         return StorageError(
             f"cache {cache_root().parent}", expected="a file system with locks", found=str(error.strerror or error),

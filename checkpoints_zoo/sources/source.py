@@ -29,7 +29,7 @@ from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.selection import Key
+from checkpoints_zoo.formats.selection import SnapshotKey
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
 from checkpoints_zoo.formats.text import first_few, one_line
 from checkpoints_zoo.sources import archives, fetching, hub
@@ -86,7 +86,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations on this machine. Bytes that are missing on this
         machine are fetched together.
 
@@ -108,7 +108,7 @@ class Source(ABC):
         """
         return rows
 
-    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         repo = hub.resolve_address(described.base) if described.base else self.repo
         return (
@@ -191,7 +191,7 @@ class FolderSource(Source):
                 raise _missing_file_error(self, path, name)
         return _read_collection_files(name, *file_paths)
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations. Bytes that lie in a Hub repo (the description's
         `base`) are fetched."""
         if described.base:
@@ -221,7 +221,7 @@ class FolderSource(Source):
         return sorted(paths)
 
     def local_path(self, source_path: str) -> Path:
-        """Find a file that a manifest names; return its path.
+        """Find a file that a manifest names; return the path on this disk.
 
         Raises:
             DamagedError: the path or a link on it leads out of the source.
@@ -329,7 +329,7 @@ class HubSource(Source):
                 raise
             raise _missing_file_error(self, self.root / source_path, name) from error
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
         return fetching.fetch_rows(
             hub.resolve_address(described.base) if described.base else self.repo, described, rows, check=self.check
@@ -347,7 +347,7 @@ class HubSource(Source):
 def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
     """Return the error for a collection whose manifest or description is missing in a source."""
     if path.suffix == ".parquet":
-        return catalog.not_found(name, source.collections(), f"source {source.label}")
+        return catalog.collection_not_found(name, source.collections(), f"source {source.label}")
     return SourceNotFound(
         f"source {source.label}",
         expected=f"{path.relative_to(source.root)} beside the manifest",
@@ -439,7 +439,7 @@ class ArchiveSource(Source):
         collection = self._archived_collection()
         return collection.description, collection.rows
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find members in the archives, and fetch the missing ones; return their locations."""
         # Descriptions with another name are of stored predictions, which are ordinary files beside the archives.
         if described.name != self.listing.name:
@@ -456,7 +456,7 @@ class ArchiveSource(Source):
             for source_path in irregular:
                 indexing.walk_remote(self.repo, source_path)
 
-    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         if self.repo is None or described.name != self.listing.name:
             return self.base_source.count_local(described, rows)
@@ -500,7 +500,7 @@ class ArchivedCollection:
     opened_archives: tuple[OpenedArchive, ...]
     description: Description
     rows: pa.Table
-    location_of_snapshot: Mapping[Key, tuple[str, int]]
+    location_of_snapshot: Mapping[SnapshotKey, tuple[str, int]]
 
     @classmethod
     def of(
@@ -576,7 +576,9 @@ class ArchivedCollection:
         ]
 
 
-def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.MemberRequest:
+def _locate_member(
+    archive: OpenedArchive, key: SnapshotKey, offset: int, layout: Layout
+) -> Location | fetching.MemberRequest:
     """Return the location of the member whose tensors begin at an offset of an archive; for an archive on the Hub,
     return a request for its bytes."""
     if archive.path is not None:

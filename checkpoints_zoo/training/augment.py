@@ -34,7 +34,7 @@ class Augmentation:
         (input,).
 
         Args:
-            choices: numbers of views in [0, views), (input,).
+            choices: number of the view of each image, in [0, views), (input,).
 
         >>> Augmentation(padding=1).offsets(torch.tensor([0, 4, 5]))[:2]
         (tensor([0, 1, 1]), tensor([0, 1, 2]))
@@ -54,7 +54,7 @@ class Augmentation:
 
         Args:
             images: pixels, (input, channel, height, width).
-            choices: numbers of views in [0, views), on the images' device, (input,).
+            choices: number of the view of each image, in [0, views), on the images' device, (input,).
 
         >>> Augmentation(flip=True)(torch.tensor([[[[1, 2, 3]]]]), torch.tensor([1]))
         tensor([[[[3, 2, 1]]]])

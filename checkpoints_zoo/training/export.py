@@ -77,7 +77,7 @@ class Export:
                 path=self.source.root,
             )
         self._check_description()
-        with disk.writing_into(self.source.root):
+        with disk.translate_write_errors(self.source.root):
             folder = claim_folder(self.source.root, self.recipe)
             write_description(folder, self.description)
         return folder
@@ -99,7 +99,7 @@ class Export:
 
     def stage(self, finished: Sequence[PackedSnapshot]) -> None:
         """Stage finished snapshots on disk, so that a kill from now on loses none of them."""
-        with disk.writing_into(self.source.root):
+        with disk.translate_write_errors(self.source.root):
             self.staging.stage(finished)
 
     def write_complete_shards(self, finished: Sequence[PackedSnapshot]) -> None:
@@ -118,7 +118,7 @@ class Export:
         }
         snapshots = len(self.recipe.snapshots) + 1
         try:
-            with disk.writing_into(self.source.root):
+            with disk.translate_write_errors(self.source.root):
                 for keys in write_shards(
                     self.source, self.description, new_snapshots, snapshots, complete_only=complete_only
                 ):

@@ -64,7 +64,8 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         return member_loss(params, copies, scaling, images, labels)
 
     mapped_gradient = compile_if_requested(vmap(grad(pure_loss, has_aux=True)))
-    # One backward pass of the summed losses is faster than a mapped one, and bit-equal for nets without batch norm.
+    # A backward pass of the summed losses is faster than a mapped backward pass, and bit-equal for nets without batch
+    # norm.
     if not recipe.compile and not has_statistics(module):
         mapped_gradient = _summed_backward(vmap(pure_loss))
 
@@ -121,7 +122,8 @@ def _summed_backward(mapped_loss: Callable[..., tuple[Tensor, Any]]) -> Callable
 def _single_gradient(
     member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
 ) -> Gradient:
-    """Return the gradient function of a stack of one; it updates its buffers in place and returns them."""
+    """Return the gradient function of a stack of one member; the function updates the buffers in place and returns
+    them."""
     weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
     channels_last = uses_channels_last(recipe, device)
 

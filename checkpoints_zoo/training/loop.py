@@ -120,7 +120,7 @@ def train_epochs(
     Args:
         recipe: recipe of the members.
         members: ids of the members, in the order of the stack.
-        state: state of the stack, from `initial_state` or saved after an epoch; it stays on its device.
+        state: state of the stack, from `initial_state` or saved after an epoch; the state stays on its device.
         data: images of the training split.
         gradient: function that computes a step's gradients; None for `stack_gradient`.
 

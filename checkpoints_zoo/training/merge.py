@@ -93,7 +93,7 @@ def merge(
                 raise CollectionNotFound(
                     f"collection {name!r}", expected=f"one in {', '.join(map(str, folders))}", found="none"
                 )
-        with disk.writing_into(out):
+        with disk.translate_write_errors(out):
             stack.enter_context(training_lock(out))
         return {
             name: _merge_collection(name, [f for f in folders if name in names_by_folder[f]], out, say)
@@ -116,7 +116,7 @@ def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callab
         if existing_rows.get(key) != {**snapshot.row, **_location_columns(existing_rows.get(key))}
     }
     snapshots_per_member = max(Counter(member for member, _ in snapshots).values())
-    with disk.writing_into(out):
+    with disk.translate_write_errors(out):
         for keys in write_shards(target, description, new_snapshots, snapshots_per_member):
             say(f"{name}: {len(keys):,} snapshots in {out}")
         for piece in pieces:
@@ -245,8 +245,10 @@ def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Snap
 
 def _age_key(row: ManifestRow) -> tuple[Any, str]:
     """Return the key that sorts rows of one snapshot: by time, then by all columns except the location."""
-    return row["created"], json.dumps({k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION}, default=str)
+    return row["created"], json.dumps(
+        {k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION_COLUMNS}, default=str
+    )
 
 
 def _location_columns(row: ManifestRow | None) -> ManifestRow:
-    return {} if row is None else {column: row[column] for column in manifest.LOCATION}
+    return {} if row is None else {column: row[column] for column in manifest.LOCATION_COLUMNS}

@@ -99,7 +99,7 @@ def _measure_snapshots(
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as folder:
         root = Path(folder)
         members = [(tensor_prefix(f.row), f.raw) for f in snapshots if f.raw is not None]
-        with disk.writing_into(root):
+        with disk.translate_write_errors(root):
             path = shard_files.write_shard(root, 0, layout, members)
         first = shard_files.first_offset(layout, [prefix for prefix, _ in members])
         rows = [

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
-from checkpoints_zoo.formats.disk import sync_folder, writing_into
+from checkpoints_zoo.formats.disk import sync_folder, translate_write_errors
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.modules import first_names
@@ -114,11 +114,11 @@ def train_members(
         clean_folder(folder, set(ids), recipe.epochs)
         stacks = divide_into_stacks(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        work = StackTrainer(recipe, folder, prepare, progress)
-        with closing(engine.run(work, jobs)) as results:
+        trainer = StackTrainer(recipe, folder, prepare, progress)
+        with closing(engine.run(trainer, jobs)) as results:
             for job, finished in results:
                 finish(finished)
-                with writing_into(folder):
+                with translate_write_errors(folder):
                     (folder / state_name(job.argument)).unlink(missing_ok=True)
                     sync_folder(folder)
 
@@ -191,7 +191,7 @@ def train_stack(
     start_time = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
-            with writing_into(path.parent):
+            with translate_write_errors(path.parent):
                 write_state(path, state, key, earlier_s + time.monotonic() - start_time)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
@@ -199,8 +199,8 @@ def train_stack(
                 accuracies = measure_accuracies(recipe, state, data, recipe.split("test"))
                 accuracy = accuracies[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
-    share_s = (earlier_s + time.monotonic() - start_time) / len(stack)
-    return _split_stack(recipe, stack, state, share_s, data)
+    seconds_per_member = (earlier_s + time.monotonic() - start_time) / len(stack)
+    return _split_stack(recipe, stack, state, seconds_per_member, data)
 
 
 def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
@@ -235,7 +235,7 @@ def _resume_state(path: Path, key: RunKey, new_state: StackState) -> float:
 
 
 def _split_stack(
-    recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
+    recipe: Recipe, stack: tuple[int, ...], state: StackState, seconds_per_member: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
     names = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
@@ -268,7 +268,7 @@ def _split_stack(
                 reason=reason,
                 state=tensors,
                 train_loss=state.loss[position].item(),
-                wall_time_s=share_s,
+                wall_time_s=seconds_per_member,
                 snapshots={} if reason else snapshots,
                 device=state.loss.device,
             )
@@ -297,9 +297,9 @@ def check_ids(ids: Sequence[int]) -> None:
     Raises:
         UsageError: an id is invalid or repeated.
     """
-    invalid = [member for member in ids if not 0 <= member < 2**31]
-    if invalid:
-        raise UsageError(f"member {invalid[0]}", expected="an id in [0, 2^31)", found=str(invalid[0]))
+    invalid_ids = [member for member in ids if not 0 <= member < 2**31]
+    if invalid_ids:
+        raise UsageError(f"member {invalid_ids[0]}", expected="an id in [0, 2^31)", found=str(invalid_ids[0]))
     if len(set(ids)) < len(ids):
         [(repeated, _)] = Counter(ids).most_common(1)
         raise UsageError("ids", expected="each once", found=f"member {repeated} more than once")

@@ -1,7 +1,7 @@
 """Recipes: everything that determines the training of a member, except its seed, which is the member's id.
 
-A recipe may hold functions of the user, which build the network and load the images. Their exceptions become errors
-that name the line in the user's file.
+A recipe may hold functions of the user, which build the network and load the images. Exceptions of these functions
+become errors that name the line in the user's file.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
-# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: they would
-# train without an end, or fill the memory.
+# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: training
+# would never end, or memory would be full.
 _WHOLE_NUMBER_RANGES = {
     "epochs": (1, 1_000_000), "batch_size": (1, 1_000_000), "stack_width": (1, 4096), "save_every": (1, 1_000_000),
     "members": (1, 2**31 - 1), "init_permutation": (0, 1_000_000), "warmup_epochs": (0, 1_000_000),
@@ -105,7 +105,7 @@ class Recipe:
         build: function that builds the module, for an architecture that the package lacks. The text of its file enters
             the recipe's hash: any change of the file, even of a comment, makes another recipe.
         images: function that returns your own images for training and for testing, each from `zoo.images.of`. The
-            pixels enter the hash, the function's text does not.
+            recipe's hash covers the pixels, not the text of the function.
         milestones, gamma: epochs at which the schedule changes, in order; factor that "multistep" applies at each of
             these epochs.
         schedule_unit: "step" or "epoch": how often the rate changes.
@@ -250,12 +250,14 @@ class Recipe:
         with user_code(f"build of recipe {self.name!r}", "a module"):
             network: Any = self.build(**self.arguments)
         is_module = isinstance(network, nn.Module)
-        frozen = [n for n, p in network.named_parameters() if not p.requires_grad] if is_module else []
-        if not is_module or frozen:
+        frozen_parameters = [n for n, p in network.named_parameters() if not p.requires_grad] if is_module else []
+        if not is_module or frozen_parameters:
             raise UsageError(
                 f"build of recipe {self.name!r}",
                 expected="a function that returns a torch.nn.Module whose parameters are all trained",
-                found=f"parameter {frozen[0]!r} without requires_grad" if frozen else repr(network)[:80],
+                found=f"parameter {frozen_parameters[0]!r} without requires_grad"
+                if frozen_parameters
+                else repr(network)[:80],
             )
         module: nn.Module = network.train()
         return module
@@ -264,7 +266,7 @@ class Recipe:
         """Return a split of the recipe's data set; images of the user's function are loaded once.
 
         Args:
-            name: "train" or "test".
+            name: name of the split: "train" or "test".
 
         Raises:
             UsageError: `images` does not return two splits that fit the recipe.

@@ -33,9 +33,10 @@ def is_recipe_file(text: str) -> bool:
 def read_recipe(text: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
-    The file is code that is executed, so the user must trust it. It defines `RECIPE` or `RECIPES`; with several recipes
-    the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns one. Its
-    `build` may be a function of the file.
+    The file is code that is executed, so the user must trust it. The file defines `RECIPE` or `RECIPES`; with several
+    recipes
+    the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns a
+    `Recipe`. The recipe's `build` may be a function of the file.
 
     Args:
         text: path of the file, and ":NAME" if the file has several recipes.

@@ -81,13 +81,13 @@ def retrain(
         for start in range(0, len(ids), expected_recipe.stack_width)
     ]
     say(f"{members.name}: training {', '.join(map(str, ids))} again …")
-    retrained: dict[int, PackedSnapshot] = {}
+    retrained_snapshots: dict[int, PackedSnapshot] = {}
     jobs = [Job(f"members {', '.join(map(str, stack))}", stack) for stack in stacks]
     with closing(engine.run(StackTrainer(expected_recipe, None, pack_members), jobs)) as results:
         for _, snapshots in results:
-            retrained |= {f.row["member"]: f for f in snapshots if f.row["final"]}
+            retrained_snapshots |= {f.row["member"]: f for f in snapshots if f.row["final"]}
     inputs = len(expected_recipe.split("test"))
-    return [_compare_rows(row, retrained[row["member"]].row, inputs) for row in rows]
+    return [_compare_rows(row, retrained_snapshots[row["member"]].row, inputs) for row in rows]
 
 
 def _recipe_of_row(name: str, row: ManifestRow) -> Recipe:

@@ -278,7 +278,7 @@ class MemberLog:
             }  # fmt: skip
             lines.append(json.dumps(log_entry))
         if lines:
-            with disk.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            with disk.translate_write_errors(self.path.parent), self.path.open("a", encoding="utf-8") as file:
                 file.write("\n" * self._ends_in_partial_line + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())

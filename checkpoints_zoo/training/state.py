@@ -199,7 +199,7 @@ def training_lock(out: Path) -> Iterator[None]:
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    with disk.writing_into(lock.parent):
+    with disk.translate_write_errors(lock.parent):
         lock.touch()
     held_paths: set[Path] = _held_locks.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held_paths:
@@ -244,7 +244,8 @@ def claim_folder(out: Path, recipe: Recipe) -> Path:
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Write a collection's description into the folder of its runs; the source gets it with its first shard."""
+    """Write a collection's description into the folder of its runs; the source gets the description with its first
+    shard."""
     catalog.write_json(description.to_json(), folder / "description.json")
 
 
@@ -303,9 +304,10 @@ def divide_into_stacks(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list
             stacks.append(members)
             for member in members:
                 remaining.pop(member, None)
-    unstarted = list(remaining)
+    unstarted_ids = list(remaining)
     stacks += [
-        tuple(unstarted[start : start + recipe.stack_width]) for start in range(0, len(unstarted), recipe.stack_width)
+        tuple(unstarted_ids[start : start + recipe.stack_width])
+        for start in range(0, len(unstarted_ids), recipe.stack_width)
     ]
     position = {member: at for at, member in enumerate(ids)}
     return sorted(stacks, key=lambda stack: min(position[member] for member in stack if member in position))

@@ -139,7 +139,7 @@ ROWS = (
     Row(
         "disk full, seen before",
         "the cache",
-        "cache …: expected room for … bytes; found … bytes free. Free some, or set "
+        "cache …: expected room for … bytes; found … bytes free. Free some space, or set "
         "HF_HOME to a folder on a larger disk …",
         KEPT,
         "test_cache.py::test_too_little_room_is_seen_before_anything_is_fetched",

@@ -109,7 +109,7 @@ def tensors_file(state: State, path: Path) -> None:
      ("net_{}.safetensors", tensors_file)],
 )  # fmt: skip
 def test_every_kind_of_file(pattern: str, save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 60)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 60)
     made = mlps(12)
     folder, out = keep(tmp_path / "in", made, pattern, save), tmp_path / "out"
     (folder / "notes.txt").write_text("no checkpoint")
@@ -415,7 +415,7 @@ class Stop(Exception):
 
 
 def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 60)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 60)
     made = mlps(12)
     folder, whole, out = keep(tmp_path / "in", made), tmp_path / "whole", tmp_path / "out"
     told: dict[str, Any] = {"columns": {"seed": range(12)}, "title": "Twelve"}

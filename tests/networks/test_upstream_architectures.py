@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems, is_counter
+from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter, tensors_not_finite
 from checkpoints_zoo.formats.shard_files import parse_header
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
@@ -158,7 +158,7 @@ def test_a_float16_file_with_infinite_counters_becomes_a_module(oracle: Oracle) 
     layout = Layout.of((key, dtype, shape) for key, (dtype, shape) in told.tensors.items())
     member = file[header.data_start :]
     assert (layout.payload, len(member)) == (22_562_104, 22_562_104)
-    assert finite_problems(layout, member) == []
+    assert tensors_not_finite(layout, member) == []
 
     module = build_architecture(told.architecture, **told.arguments).eval()
     state = renamed(KEY_MAPS["resnet18"].translate_to_ours, halves)

@@ -222,8 +222,8 @@ def test_a_disk_that_fills_up(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyP
         stacked("0,1,12")
     place = cache_root() / "datasets--alice--zoo" / "members"
     assert str(caught.value) == (
-        f"cache {place}: expected room for {tiny.rows[0]['nbytes']:,} bytes; found {os.strerror(number)}. Free some, or"
-        " set HF_HOME to a folder on a larger disk: members that had arrived are kept."
+        f"cache {place}: expected room for {tiny.rows[0]['nbytes']:,} bytes; found {os.strerror(number)}. Free some"
+        " space, or set HF_HOME to a folder on a larger disk: members that have arrived are kept."
     )
     assert left() == before
 

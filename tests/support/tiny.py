@@ -91,7 +91,7 @@ def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, An
 @pytest.fixture
 def two_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a shard hold two members."""
-    monkeypatch.setattr(shard_files, "MOST_TENSORS", TWO_A_SHARD)
+    monkeypatch.setattr(shard_files, "LARGEST_TENSOR_COUNT", TWO_A_SHARD)
 
 
 @pytest.fixture

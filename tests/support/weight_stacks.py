@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from checkpoints_zoo.populations.discrepancy import MMD, Groups, compare_blocks
+from checkpoints_zoo.populations.discrepancy import MMD, TensorGroups, compare_blocks
 from checkpoints_zoo.populations.independent_units import Exchange
-from checkpoints_zoo.populations.kernels import Grid, StackedTensors, choose_groups
+from checkpoints_zoo.populations.kernels import BandwidthGrid, StackedTensors, choose_groups
 
 
 def mmd_of_stacks(
     first: StackedTensors,
     second: StackedTensors,
     *,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     permutations: int = 999,
-    grid: Grid = "pooled",
+    grid: BandwidthGrid = "pooled",
     widths: Mapping[str, Sequence[float]] | None = None,
     device: str = "cpu",
     seed: int = 0,

@@ -38,9 +38,9 @@ pieces = st.lists(st.sets(st.sampled_from(MEMBERS), min_size=1), min_size=1, max
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All members, as one run leaves them."""
     out = tmp_path_factory.mktemp("whole")
-    before, shard_files.MOST_TENSORS = shard_files.MOST_TENSORS, tiny.TWO_A_SHARD
+    before, shard_files.LARGEST_TENSOR_COUNT = shard_files.LARGEST_TENSOR_COUNT, tiny.TWO_A_SHARD
     stored(MEMBERS, out)
-    shard_files.MOST_TENSORS = before
+    shard_files.LARGEST_TENSOR_COUNT = before
     return out
 
 

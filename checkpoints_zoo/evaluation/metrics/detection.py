@@ -89,7 +89,7 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
         _check.check_ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood).sort().values
     negative = scores.masked_select(~is_ood).sort().values
-    # Each OOD input is one step in recall, at the precision of a threshold equal to its score.
+    # Each OOD input is one step in recall, at the precision of a threshold equal to the input's score.
     hits = len(positive) - torch.searchsorted(positive, positive)
     false_alarms = len(negative) - torch.searchsorted(negative, positive)
     return (hits.double() / (hits + false_alarms)).mean().to(scores.dtype)

@@ -24,8 +24,8 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_probabilities(probs, axes=None)
-    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp only ensures that 0 *
-    # log 0 is 0.
+    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp of the probabilities
+    # only ensures that 0 * log 0 is 0.
     return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
 
 
@@ -98,5 +98,5 @@ def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
         torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape),
     )
     # If m_c of m members vote for class c, m*m - sum of m_c*m_c of the m*(m - 1) ordered pairs differ.
-    differing = inputs * members**2 - votes.square().sum()
-    return differing.double() / (inputs * members * (members - 1))
+    differing_pairs = inputs * members**2 - votes.square().sum()
+    return differing_pairs.double() / (inputs * members * (members - 1))

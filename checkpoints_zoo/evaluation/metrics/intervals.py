@@ -1,8 +1,8 @@
 """Intervals over members: the members are a sample of a population of training runs, the inputs are fixed.
 
-A bootstrap draws members twice, which lowers diversity and biases the figure of an ensemble. So only figures that
-are means over members are bootstrapped; the others are measured on subsets without replacement. The spread of few
-members is itself uncertain: all widths use Student's quantile with N - 1 degrees of freedom (1.998 for 64
+A bootstrap draws members twice, which lowers diversity and biases the figure of an ensemble. Therefore only figures
+that are means over members are bootstrapped; other figures are measured on subsets without replacement. The spread of
+few members is itself uncertain: all widths use Student's quantile with N - 1 degrees of freedom (1.998 for 64
 members, 2.365 for 8, 4.303 for 3); with the normal quantile, 1.96, coverage would be 91 % at 8 members, 81 % at 3.
 """
 
@@ -52,8 +52,9 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     """Resample a figure that is a mean over members, and return the mean with its percentile interval.
 
     Efron, Bootstrap methods: another look at the jackknife (1979). The variance of resampled means is too small
-    by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by Student's
-    quantile over the normal one. The interval is joined with one that is widened for a skewed population (see
+    by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by the ratio
+    of Student's quantile to the normal quantile. The interval is joined with an interval that is widened for a skewed
+    population (see
     `skewness_half_widths`).
 
     Args:
@@ -207,7 +208,8 @@ def jackknife(
     random subsets if there are
     many. The interval estimates the mean figure of ensembles of N such members.
 
-    d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a d that grows with N. In
+    d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a number d of left-out members
+    that grows with N. In
     simulated
     populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide with d = 1,
     1.3 times with d = N/4, and right within 3 % with d = N/2. For smooth figures (NLL, Brier, mutual information) d

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that softens or sharpens all probabilities alike."""
+"""Temperature scaling: a single number that softens or sharpens all probabilities alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _STEP_TOLERANCE = 1e-9  # Relative step in 1/T below which the search ends.
 def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Fit the temperature T whose softmax(log_probs / T) gives the labels the least mean NLL; return it, float64.
 
-    Source: Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. Its derivative is
+    Source: Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. The derivative of
+    the NLL is
     the
     mean of E_b[log p] - log p(label), where the expectation is over the scaled probabilities. Newton's method finds
     the root; a step that would leave the bracket is replaced by bisection of log b. T is between 0.05 and 20: it is

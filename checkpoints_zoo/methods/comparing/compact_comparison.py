@@ -110,8 +110,8 @@ class CompactComparison:
             draws of HMC.
             The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members
             and fits of VI, joined.
-        halves: column of "hmc" -> "agreement" and "total_variation" between one half of the chains and the draws of the
-            other half: the mean over the splits, and the range of 95 % of the splits.
+        halves: column of "hmc" -> "agreement" and "total_variation" between a half of the chains and the draws of the
+            other half (mean over the splits, and range of 95 % of the splits).
     """
 
     sources: Mapping[str, DrawsSource]
@@ -514,11 +514,11 @@ def _check_network(name: str, members: Collection, hmc: Collection) -> None:
     arguments.check_collection(members, f"draws of {name}")
     shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if shapes != expected or members.classes != hmc.classes:
-        differ = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
+        differing_tensor = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
         raise UsageError(
             f"draws of {name}",
             expected=f"the tensors and classes of {hmc.name}",
-            found="other classes" if differ is None else f"others, such as {differ!r}",
+            found="other classes" if differing_tensor is None else f"others, such as {differing_tensor!r}",
             do="All draws have to be of one network",
         )
 
@@ -714,14 +714,14 @@ def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: 
 
 
 def _column_of_gaussians(
-    fitted: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int
+    gaussians: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int
 ) -> ColumnPredictives:
     noise = torch.Generator().manual_seed(seed)
-    evaluated = [evaluate_gaussian(evaluator, q, samples, noise) for q in fitted]
+    evaluated_gaussians = [evaluate_gaussian(evaluator, q, samples, noise) for q in gaussians]
     return ColumnPredictives(
-        torch.stack([x.probs for x in evaluated]),
-        torch.stack([x.accuracies.mean() for x in evaluated]),
-        torch.tensor([x.mean_accuracy for x in evaluated], dtype=torch.float64),
+        torch.stack([x.probs for x in evaluated_gaussians]),
+        torch.stack([x.accuracies.mean() for x in evaluated_gaussians]),
+        torch.tensor([x.mean_accuracy for x in evaluated_gaussians], dtype=torch.float64),
     )
 
 

@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
-from checkpoints_zoo.formats.printing import Printed
+from checkpoints_zoo.formats.printing import PrintedResult
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
@@ -106,7 +106,7 @@ class Row:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Printed):
+class Comparison(PrintedResult):
     """Approximate posteriors compared with a population.
 
     Args:
@@ -398,14 +398,14 @@ def draw_comparison(result: Comparison) -> Figure:
     rows = _method_rows(result)
     names = [n for n in DRAWN_FIGURES if any(n in row.figures for row in rows)]
     distances = [d for d in DISTANCE_TITLES if any(d in row.figures for row in rows)]
-    line_count, column_count = math.ceil(len(names) / FIGURES_PER_ROW), FIGURES_PER_ROW * len(distances)
-    size = (max(7.0, column_count * PANEL_WIDTH), line_count * PANEL_HEIGHT + 2.0)
+    row_count, column_count = math.ceil(len(names) / FIGURES_PER_ROW), FIGURES_PER_ROW * len(distances)
+    size = (max(7.0, column_count * PANEL_WIDTH), row_count * PANEL_HEIGHT + 2.0)
     figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
     measured_on = result.data.split(" ")[0] + (
         f"; out of distribution: {result.ood.split(' ')[0]}" if result.ood else ""
     )
     figure.suptitle(f"{picture_title(result)}\n{measured_on}", fontsize=12, parse_math=False)
-    styles = _choose_styles([row.method for row in rows])
+    marker_styles = _choose_styles([row.method for row in rows])
     for figure_number, name in enumerate(names):
         first_axes: Axes | None = None
         for distance_number, distance in enumerate(distances):
@@ -416,12 +416,12 @@ def draw_comparison(result: Comparison) -> Figure:
                 + 1
             )
             axes = figure.add_subplot(
-                line_count, column_count, panel_number, label=f"{name} {distance}", sharey=first_axes
+                row_count, column_count, panel_number, label=f"{name} {distance}", sharey=first_axes
             )
-            _draw_panel(axes, result, rows, name, distance, styles)
+            _draw_panel(axes, result, rows, name, distance, marker_styles)
             axes.set_ylabel(KNOWN_FIGURES[name].label if first_axes is None else "", fontsize=9)
             first_axes = first_axes or axes
-    _add_legend(figure, rows, styles, line_count)
+    _add_legend(figure, rows, marker_styles, row_count)
     return figure
 
 
@@ -450,7 +450,7 @@ def _draw_panel(
     rows: Sequence[Row],
     name: str,
     distance: str,
-    styles: Mapping[str, tuple[str, str]],
+    marker_styles: Mapping[str, tuple[str, str]],
 ) -> None:
     """Draw one figure against one distance: a marker for each row (hollow for mode "one"), and a dashed line for the
     reference's ensemble."""
@@ -458,7 +458,7 @@ def _draw_panel(
     for row in rows:
         if name not in row.figures or distance not in row.figures:
             continue
-        colour, marker = styles[row.method]
+        colour, marker = marker_styles[row.method]
         x, y = row.figures[distance], row.figures[name]
         axes.errorbar(
             [_axis_position(x.value)], [y.value * scale], xerr=_error_bars(_axis_position, x),
@@ -500,11 +500,13 @@ def _error_bars(transform: object, estimate: Estimate) -> list[list[float]] | No
     return [[max(0.0, value - transform(estimate.low))], [max(0.0, transform(estimate.high) - value)]]
 
 
-def _add_legend(figure: Figure, rows: Sequence[Row], styles: Mapping[str, tuple[str, str]], line_count: int) -> None:
+def _add_legend(
+    figure: Figure, rows: Sequence[Row], marker_styles: Mapping[str, tuple[str, str]], row_count: int
+) -> None:
     """Add a legend of methods, fills and the dashed line below all panels."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in styles.items()]
+    handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in marker_styles.items()]
     fill_colours = {"one": "white", "multi": GREY, "members": GREY}
     fill_texts = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
     for mode in dict.fromkeys(row.mode for row in rows):

@@ -84,5 +84,5 @@ def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
 
 def estimate_from_interval(name: str, interval: Interval, p: float | None = None) -> Estimate:
     """Return an interval as the estimate of a figure, cut at the figure's range; a distance may be below 0."""
-    limited = interval if name in MMD_FIGURES else ALL_FIGURES[name].limit_to_range(interval)
-    return Estimate(limited.value, limited.low, limited.high, p)
+    limited_interval = interval if name in MMD_FIGURES else ALL_FIGURES[name].limit_to_range(interval)
+    return Estimate(limited_interval.value, limited_interval.low, limited_interval.high, p)

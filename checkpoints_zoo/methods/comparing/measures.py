@@ -23,8 +23,8 @@ from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
+    BandwidthGrid,
     Distances,
-    Grid,
     choose_kernels,
     kernel_matrix,
 )
@@ -73,7 +73,7 @@ class Closeness:
         return self._measure_views(*split_by_unit(self.reference), "pooled", None)
 
     def _measure_views(
-        self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None
+        self, draws: Collection, reference: Collection, grid: BandwidthGrid, plan: Plan | None
     ) -> EstimatesByGroup:
         by_measure = {"mmd": self._measure_mmd(draws, reference, grid, plan)}
         try:
@@ -83,7 +83,7 @@ class Closeness:
         return {**by_measure, "ns": self._measure_mmd(views[0], views[1], grid, plan)}
 
     def _measure_mmd(
-        self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None
+        self, draws: Collection, reference: Collection, grid: BandwidthGrid, plan: Plan | None
     ) -> dict[str, Estimate]:
         """Return MMD² for each group of tensors; a plan of subsets adds intervals."""
         units = unit_numbers(draws, reference)

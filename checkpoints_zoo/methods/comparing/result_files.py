@@ -145,7 +145,7 @@ class CellFiles:
     """A folder of cells.
 
     Args:
-        folder: folder of the cells' files; it is created with the first cell.
+        folder: folder of the cells' files; the folder is created with the first cell.
         say: function that is called with messages about damaged files.
     """
 
@@ -185,7 +185,7 @@ class CellFiles:
         """
         content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with disk.writing_into(self.folder), replace_file(self.path(key)) as file:
+        with disk.translate_write_errors(self.folder), replace_file(self.path(key)) as file:
             file.write(text)
         stored: CellValues = json.loads(text)["values"]
         return stored

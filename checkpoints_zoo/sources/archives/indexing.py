@@ -149,7 +149,7 @@ def _save_json(repo: str, file_name: Path, values: Any) -> None:
     try:
         catalog.write_json(values, folder / file_name)
     except OSError as error:
-        raise disk.disk_full(folder, error) from error
+        raise disk.disk_full_error(folder, error) from error
 
 
 def list_in_folder(root: Path, archives: Archives) -> list[str]:

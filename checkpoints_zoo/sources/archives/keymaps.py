@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from checkpoints_zoo.errors import LayoutError
-from checkpoints_zoo.formats.layout import FLOATS, Shape, compare_shapes, is_counter
+from checkpoints_zoo.formats.layout import FLOAT_DTYPES, Shape, compare_shapes, is_counter
 
 # Prefixes that DataParallel, torch.compile, Lightning, Fabric, Opacus or users put before all tensor names of a module.
 WRAPPER_PREFIXES = (
@@ -216,8 +216,8 @@ def _renamings(
 
 def _check_floats(renamed: Mapping[str, tuple[str, Shape]]) -> None:
     for name, (dtype, _) in renamed.items():
-        if dtype not in FLOATS and not is_counter(name):
-            expected = f"a dtype among {', '.join(FLOATS)}"
+        if dtype not in FLOAT_DTYPES and not is_counter(name):
+            expected = f"a dtype among {', '.join(FLOAT_DTYPES)}"
             raise LayoutError(f"tensor {name!r}", expected=expected, found=dtype, tensor=name)
 
 

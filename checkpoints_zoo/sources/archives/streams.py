@@ -58,7 +58,7 @@ def _unpack(archive: Path, unpacked_file: Path) -> None:
             f"archive {archive}", expected="a whole gzip file", found=str(error), do="Get it again", path=archive
         ) from error
     except OSError as error:
-        raise disk.disk_full(unpacked_file.parent, error) from error
+        raise disk.disk_full_error(unpacked_file.parent, error) from error
 
 
 def stream_members(
