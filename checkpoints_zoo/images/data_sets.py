@@ -83,7 +83,7 @@ class HubSet:
     def possible_orders(self) -> list[tuple[str, ...]]:
         """Return the orders of class names that the repo's labels may have, the likeliest first.
 
-        >>> HUB_SETS["cifar10"].orders() == [CLASSES["cifar10"]]
+        >>> HUB_SETS["cifar10"].possible_orders() == [CLASSES["cifar10"]]
         True
         """
         if not self.names_sorted:

@@ -386,9 +386,9 @@ def choose_execution(
         batch_bytes: number of bytes of a member's widest activation on the batch.
         requested: name of a requested execution, one of EXECUTIONS; None to apply the rules.
 
-    >>> choose_execution("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
+    >>> choose_execution("cpu", 273_258, members=64, batch_bytes=65_536)  # ResNet-20, one image
     Choice(execution='grouped', members=64)
-    >>> choose_execution("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
+    >>> choose_execution("cpu", 11_220_132, members=64, batch_bytes=128 * 262_144)  # ResNet-18, 128 images
     Choice(execution='loop', members=1)
     """
     rows = [row for row in EXECUTION_RULES if row.device in (device, "")]
