@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
-from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options
+from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFile, OutputFolder, Selection, network_options
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def _parse_draws(
 @click.option(
     "--recipe", metavar="FILE.py[:NAME]", help="The recipe that trained NAME, if no recipe of the package has its name."
 )
-@click.option("--data", metavar="IMAGES", help=f"Labelled images: {IMAGES}; the collection's test set if not given.")
+@click.option(
+    "--data", metavar="IMAGES", help=f"Labelled images: {IMAGES_HELP}; the collection's test set if not given."
+)
 @click.option(
     "--ood",
     metavar="IMAGES|none",

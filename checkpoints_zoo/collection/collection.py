@@ -225,7 +225,7 @@ class Collection:
         selected = Collection(
             self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
         )
-        # Pass the symmetry table on, so that it is derived only once.
+        # The new collection gets the symmetry table of this one, so that the table is derived only once.
         if len(selected) and "symmetry_table" in vars(self):
             selected.symmetry_table = self.symmetry_table
         return selected
@@ -238,7 +238,7 @@ class Collection:
 
     @property
     def _member_nbytes(self) -> int:
-        """Average number of bytes of a member as it is stored, at least 1."""
+        """Average number of stored bytes of a member, at least 1."""
         return max(1, self.nbytes // max(1, len(self)))
 
     def _members_within(self, nbytes: int) -> int:
@@ -317,11 +317,16 @@ class Collection:
                 f"folder for {self.name}", expected="members of one collection", found="joined ones",
                 do="Download each collection by itself",
             )  # fmt: skip
-        copied = copying.copy_members(
+        copied_members = copying.copy_members(
             SelectedMembers(self.source, self._commit, self.description, self.rows, len(self)), Path(dest)
         )
         return Collection(
-            copied.source, copied.commit, copied.description, copied.rows, self._architecture, view=self._view
+            copied_members.source,
+            copied_members.commit,
+            copied_members.description,
+            copied_members.rows,
+            self._architecture,
+            view=self._view,
         )
 
     def stack(
@@ -362,11 +367,11 @@ class Collection:
             check: whether to check that values are finite also if the tensors are views of a file.
             locations: locations of the members' bytes, if they are known already.
         """
-        located = self._locations() if locations is None else locations
+        member_locations = self._locations() if locations is None else locations
         if not self._view.steps:
-            return reading.stack(located, device, dtype, names, check=check)
+            return reading.stack(member_locations, device, dtype, names, check=check)
         selected = None if names is None else list(names)
-        return self._view.stack(self.symmetry_table, self._keys, located, device, dtype, selected)
+        return self._view.stack(self.symmetry_table, self._keys, member_locations, device, dtype, selected)
 
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
@@ -492,7 +497,7 @@ class Collection:
         return predictions.predict(self, data, out, **options)
 
     def predictions(self, name: str, **options: Any) -> Predictions:
-        """Find stored predictions of these members without reading logits yet; return them.
+        """Find stored predictions of these members without reading logits yet; return the predictions.
 
         Args:
             name: name of the set of predictions ("digits-test").
@@ -779,10 +784,10 @@ def load(
         }  # fmt: skip
         parts = name.split(" + ") if isinstance(name, str) else name
         return _join([part if isinstance(part, Collection) else load(part, **options) for part in parts])
-    match = select_members(
+    selection = select_members(
         name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source, check=check
     )
-    return Collection(match.source, match.commit, match.description, match.rows, architecture)
+    return Collection(selection.source, selection.commit, selection.description, selection.rows, architecture)
 
 
 def _join(collections: Sequence[Collection]) -> Collection:

@@ -18,7 +18,7 @@ from checkpoints_zoo.symmetry import Table
 
 
 def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor:
-    """Take labels from a manifest's rows; return them, float64, (member, label).
+    """Take labels from a manifest's rows; return a float64 tensor (member, label).
 
     Args:
         rows: manifest rows of the members.

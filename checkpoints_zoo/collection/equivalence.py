@@ -1,5 +1,5 @@
-"""Test whether two sets of parameters compute the same function. Both sets are run in float64 on the same inputs, and
-their outputs are compared.
+"""Test whether two sets of parameters compute the same function. The network is run in float64 with each of the two
+sets on the same inputs, and the outputs are compared.
 
 >>> import torch
 >>> import checkpoints_zoo as zoo
@@ -245,16 +245,16 @@ class _ParameterSet(NamedTuple):
                 yield self._check_tensors({n: t[i] for n, t in part.items()}, self.member_name(number))
                 number += 1
 
-    def _check_tensors(self, state: TensorDict, subject: str) -> TensorDict:
+    def _check_tensors(self, state: TensorDict, name_in_errors: str) -> TensorDict:
         for name, tensor in state.items():
             if not bool(tensor.isfinite().all()):
                 expected, found = "finite weights", "infinite ones or NaN"
-                raise DamagedError(f"tensor {name!r} of {subject}", expected=expected, found=found, tensor=name)
+                raise DamagedError(f"tensor {name!r} of {name_in_errors}", expected=expected, found=found, tensor=name)
         first_name_of = {name: first_name for name, first_name in first_names(self.module).items() if name in state}
         for name, first_name in first_name_of.items():
             if first_name != name and not torch.equal(state[first_name], state[name]):
                 raise LayoutError(
-                    f"tensors {first_name!r} and {name!r} of {subject}",
+                    f"tensors {first_name!r} and {name!r} of {name_in_errors}",
                     expected="one value: they are one tensor of the module",
                     found="two",
                     tensor=name,
@@ -379,26 +379,26 @@ class _ModuleRun:
                 process the inputs in float64.
         """
         watcher = _OperationWatcher(self.original, self.module)
-        first = self._run(state, watcher)
+        first = self._run_module(state, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
-        check_same_outputs(self.module, first, self._run(state), 1e-10)
+        check_same_outputs(self.module, first, self._run_module(state), 1e-10)
 
-    def outputs(self, state: TensorDict, subject: str) -> TensorDict:
+    def outputs(self, state: TensorDict, name_in_errors: str) -> TensorDict:
         """Run the module with a member's tensors; return the outputs by name, in float64.
 
         Raises:
             DamagedError: the outputs are not finite.
         """
-        outputs = self._run(state)
+        outputs = self._run_module(state)
         if not all(bool(tensor.isfinite().all()) for tensor in outputs.values()):
             advice = "At eps = 0 what is all zeros is divided by zero: give a small eps, such as 1e-20"
             expected, found = "finite numbers", "infinite ones or NaN"
             raise DamagedError(
-                f"outputs of {subject}", expected=expected, found=found, do=advice if self.eps == 0 else ""
+                f"outputs of {name_in_errors}", expected=expected, found=found, do=advice if self.eps == 0 else ""
             )
         return outputs
 
-    def _run(self, state: TensorDict, watcher: _OperationWatcher | None = None) -> TensorDict:
+    def _run_module(self, state: TensorDict, watcher: _OperationWatcher | None = None) -> TensorDict:
         tensors = {n: _to_float64(t.to(self.device, copy=True)) for n, t in state.items()}
         try:
             if watcher is None:

@@ -147,7 +147,7 @@ def _strides(t: TensorSpec) -> tuple[int, ...]:
 
 
 def mapped_tensors(first: Location, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor] | None:
-    """Map a file into memory and view its members' tensors; return them, name -> (member, …), None if the file can't be
+    """Map a file into memory; return views of its members' tensors, name -> (member, …), or None if the file can't be
     mapped."""
     # The map is private: writing to it changes no file. Python's own mmap would hold a file open for each map, and
     # a process may not open a thousand files. Each view owns only its part of the map, so that saving a view
@@ -161,7 +161,7 @@ def mapped_tensors(first: Location, specs: Sequence[TensorSpec], count: int, dis
 
 
 def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor]:
-    """View the tensors of members that are evenly spaced in memory; return them, name -> (member, …)."""
+    """Return views of the tensors of members that are evenly spaced in memory, name -> (member, …)."""
     views = {}
     for t in specs:
         dtype, tensor_start = TORCH_DTYPES[t.dtype], start + t.offset

@@ -117,7 +117,7 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
             while waiting_pieces or pending_reads:
                 while waiting_pieces and free_buffers:
                     piece, (buffer, sent_event) = waiting_pieces.popleft(), free_buffers.popleft()
-                    pending_reads.append((piece, buffer, readers.submit(_read, piece, buffer, sent_event)))
+                    pending_reads.append((piece, buffer, readers.submit(_read_piece, piece, buffer, sent_event)))
                 piece, buffer, done = pending_reads.popleft()
                 done.result()
                 if piece.start == 0:
@@ -152,7 +152,7 @@ def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
         first += len(group)
 
 
-def _read(piece: _Piece, buffer: Tensor, sent_event: Any) -> None:
+def _read_piece(piece: _Piece, buffer: Tensor, sent_event: Any) -> None:
     """Read a piece into a buffer, after the buffer's previous piece has been sent."""
     if sent_event is not None:
         sent_event.synchronize()
@@ -193,7 +193,7 @@ def _convert_group(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out:
 
 
 def strided_view(raw: Tensor, spec: TensorSpec, count: int, distance: int) -> Tensor:
-    """View one tensor of members that are evenly spaced in memory; return it, (member, …).
+    """Return a view of one tensor of members that are evenly spaced in memory, (member, …).
 
     Args:
         raw: bytes of the members, from the first byte of the first member on.

@@ -53,24 +53,24 @@ class Canonical:
 @dataclass(eq=False)
 class Aligned:
     """A step that aligns members to a reference. A member is matched when it is first read, and its permutations are
-    kept.
+    kept for later reads.
 
     Args:
         to: name of the reference in the description of the view.
         reference: function that reads the reference's tensors, name -> (*shape).
-        unchanged: (member id, epoch) of members that are the reference itself, which are not permuted.
+        reference_keys: (member id, epoch) of members that are the reference itself, which are not permuted.
     """
 
     to: str
     reference: Callable[[], Mapping[str, Tensor]]
-    unchanged: frozenset[Key] = frozenset()
+    reference_keys: frozenset[Key] = frozenset()
     scales: bool = False
     _reference: Mapping[str, Tensor] | None = None
     _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         unmatched = [i for i, key in enumerate(keys) if key not in self._permutations]
-        for i in [i for i in unmatched if keys[i] in self.unchanged]:
+        for i in [i for i in unmatched if keys[i] in self.reference_keys]:
             self._permutations[keys[i]] = {name: torch.arange(group.size) for name, group in table.groups.items()}
             unmatched.remove(i)
         if unmatched:
@@ -191,7 +191,8 @@ class View:
         dtype: torch.dtype | None,
         names: Sequence[str] | None = None,
     ) -> Params:
-        """Read members, some at a time, check their values and apply the steps; return them, name -> (member, …).
+        """Read members, some at a time, check their values and apply the steps; return stacked tensors, name ->
+        (member, …).
 
         Args:
             table: symmetry table of the members' network.
@@ -204,26 +205,26 @@ class View:
             dtypes = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in dtypes.items()}
         stacked = reading.empty_stack(locations, dtypes, device)
         first = 0
-        for count, params in self._transformed(table, keys, locations, device):
+        for count, params in self._transformed_chunks(table, keys, locations, device):
             for name, tensor in stacked.items():
                 tensor[first : first + count] = params[name]
             first += count
         reading.check_finite(stacked, locations)
         return stacked
 
-    def _transformed(
+    def _transformed_chunks(
         self, table: Table, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[int, Params]]:
-        for chunk, params in self._chunks(keys, locations, device):
+        for chunk, params in self._read_chunks(keys, locations, device):
             yield len(chunk), self(table, chunk, params)[0]
 
     def elements(self, table: Table, keys: Sequence[Key], locations: Sequence[Location]) -> Element:
         """Read members and return the symmetry that this view applies to each of them."""
         cpu_device = torch.device("cpu")
-        parts = [self(table, chunk, params)[1] for chunk, params in self._chunks(keys, locations, cpu_device)]
+        parts = [self(table, chunk, params)[1] for chunk, params in self._read_chunks(keys, locations, cpu_device)]
         return Element.concatenate(parts)
 
-    def _chunks(
+    def _read_chunks(
         self, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[Sequence[Key], Params]]:
         member_bytes = locations[0].layout.nbytes

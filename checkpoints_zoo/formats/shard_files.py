@@ -430,7 +430,7 @@ def repack(layout: Layout, member: Bytes, target_layout: Layout) -> bytearray:
     Args:
         layout: present layout of the bytes.
         member: bytes of the member, from its first tensor on.
-        target_layout: the result of `shard_layout(layout)`.
+        target_layout: layout of the rearranged bytes, `shard_layout(layout)`.
     """
     repacked = bytearray(target_layout.nbytes)
     source_tensors = {t.name: t for t in layout.tensors}

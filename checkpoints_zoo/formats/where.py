@@ -199,9 +199,9 @@ def _parse_in_template(
     return tree, None if tree["error"] else tree["statements"][0]["node"].pop(template_name, None)
 
 
-def _without_positions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_positions(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a node of the syntax tree without its position in the text, which differs between the two statements."""
-    node = {key: value for key, value in pairs if key != "query_location"}
+    node = {key: value for key, value in key_value_pairs if key != "query_location"}
     node_type = node.get("type")
     if isinstance(node_type, dict) and node_type["id"] == "DECIMAL":
         number, scale = node["value"], node_type["type_info"]["scale"]

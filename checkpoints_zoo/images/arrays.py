@@ -28,7 +28,7 @@ MAX_NESTED_SUBSETS = 8
 def read_arrays(
     images: object, columns: Columns, pixel_format: PixelFormat, dtype: np.dtype[Any], channels_last: bool
 ) -> RawImages:
-    """Read images and labels from an object in memory; return them.
+    """Read images and labels from an object in memory; return the images and labels.
 
     Args:
         images: an array of images, a tuple (images, labels), or a sequence, Dataset, DataLoader or iterator of images

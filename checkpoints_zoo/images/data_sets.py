@@ -179,7 +179,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
 
 
 def load(name: str, split: str = "test") -> ImageData:
-    """Load one split of a named data set; return it.
+    """Load one split of a named data set; return the split.
 
     Data on the Hub is fetched once, only the files of this split, and then read from the client's cache.
 
@@ -254,7 +254,7 @@ def _rank_by_hash(rule: str, count: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def read_from_hub(name: str, split: str) -> ImageData:
-    """Read one split of a data set on the Hub; return it. The two splits read last stay in memory.
+    """Read one split of a data set on the Hub; return the split. The two splits read last stay in memory.
 
     Args:
         name: a key of `HUB_SETS`.

@@ -45,10 +45,10 @@ def parse_place(text: str | os.PathLike[str]) -> str | Path | None:
         return text
     if text.partition("/")[0] in DATASETS:
         return None
-    return Path(text) if "/" in text or os.sep in text or _exists(text) else None
+    return Path(text) if "/" in text or os.sep in text or _is_existing_path(text) else None
 
 
-def _exists(text: str) -> bool:
+def _is_existing_path(text: str) -> bool:
     """Say whether a text is the name of a file or folder that exists."""
     try:
         return bool(text) and Path(text).expanduser().exists()
@@ -60,7 +60,7 @@ def _exists(text: str) -> bool:
 def read_place(
     place: str | Path, split: str | None, columns: Columns, pixel_format: PixelFormat
 ) -> tuple[RawImages, str]:
-    """Read the images at a place; return them, and the last part of its name.
+    """Read the images at a place; return the images, and the last part of the place's name.
 
     Args:
         place: place of the images: an address on the Hub, or a path.
@@ -75,7 +75,7 @@ def read_place(
         raw = _read_address(place, split, columns, pixel_format)
         return raw, place.removeprefix(hub.ADDRESS_SCHEME).split("/")[2].partition("@")[0]
     path = place.expanduser()
-    if not _exists(str(path)):
+    if not _is_existing_path(str(path)):
         names = ", ".join(DATASETS)
         expected = f"{EXPECTED_PLACES}; or a name: {names}"
         raise SourceNotFound(f"images {str(place)!r}", expected=expected, found="no such file or folder", path=path)
@@ -103,7 +103,7 @@ def read_place(
 
 
 def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> RawImages:
-    """Read the images below a folder, one file at a time; return them.
+    """Read the images below a folder, one file at a time; return the images.
 
     Args:
         folder: the folder, which contains a folder for each class, or images, or a folder for each split ("train",

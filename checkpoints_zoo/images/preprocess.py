@@ -87,7 +87,7 @@ class Preprocess:
         return normalise
 
     def _check_pixels(self, images: Images) -> Images:
-        """Check the type and shape of images; return them."""
+        """Check the type and shape of images; return the images."""
         if images.dtype not in (torch.uint8, np.dtype(np.uint8)):
             raise UsageError(
                 "images",
@@ -116,7 +116,8 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, fields: object) -> Preprocess:
-        """Make a preprocessing from the fields of a file, as `to_json` returns them; check them and return it.
+        """Make a preprocessing from the fields of a file, as `to_json` returns them; check the fields, and return the
+        preprocessing.
 
         Raises:
             FormatError: a field is missing, unknown, or has a wrong type.

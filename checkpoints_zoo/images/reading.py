@@ -84,7 +84,7 @@ class Columns:
             data_name: the data's name in errors.
 
         Raises:
-            UsageError: there is no column of the right kind, or there are several.
+            UsageError: there is no column of the right kind, or there are several such columns.
         """
         image = self._choose_column(self.image, "Image", "image", column_kinds, data_name)
         if image is None:
@@ -118,23 +118,23 @@ def _list_columns(columns: Iterable[str]) -> str:
     return first_few(list(columns), 12) or "no columns"
 
 
-def choose_split(splits: Iterable[str], requested: str | None, data_name: str) -> str:
+def choose_split(splits: Iterable[str], requested_split: str | None, data_name: str) -> str:
     """Return the requested split of a place; without a request, the only one, or "test".
 
     Args:
         splits: the names of the place's splits.
-        requested: name of the requested split, or None.
+        requested_split: name of the requested split, or None.
         data_name: name of the data in error texts.
 
     Raises:
         UsageError: there is no split of the requested name, or none called "test".
     """
     names = sorted(set(splits))
-    if requested is None and len(names) == 1:
+    if requested_split is None and len(names) == 1:
         return names[0]
-    chosen = "test" if requested is None else requested
+    chosen = "test" if requested_split is None else requested_split
     if chosen not in names:
-        do = f'Choose one: `split="{names[0]}"`' if requested is None else ""
+        do = f'Choose one: `split="{names[0]}"`' if requested_split is None else ""
         raise UsageError(
             f"split {chosen!r} of {data_name}", expected=f"one of {', '.join(names)}", found="none such", do=do
         )
@@ -162,7 +162,7 @@ class RawImages:
 class ImageBuffer:
     """A buffer that collects images in one array, which grows if more images arrive than were announced.
 
-    Grey images among coloured ones are repeated in three channels, which keeps their pixels exact.
+    Grey images among coloured images get three equal channels, so that all pixel values stay exact.
 
     Args:
         pixel_format: the size and channels to which images are converted.
@@ -226,7 +226,7 @@ class ImageBuffer:
             height, width = self.pixel_format.size
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
-        self._append((pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))[None], image_name)
+        self._append_images((pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))[None], image_name)
 
     def add_encoded(
         self, encoded: bytes | Path, image_name: str, upright: bool = False, mode: str | None = None
@@ -268,7 +268,7 @@ class ImageBuffer:
             images.shape[1],
         )
         if fits:
-            self._append(images, image_name)
+            self._append_images(images, image_name)
             return
         if images.shape[1] not in MODE_OF_CHANNELS:
             found = f"{images.shape[1]}"
@@ -299,7 +299,7 @@ class ImageBuffer:
                 do="Give images of one size, or `size=(height, width)` to `zoo.images.of`, which resizes them",
             )
 
-    def _append(self, images: Array, image_name: str) -> None:
+    def _append_images(self, images: Array, image_name: str) -> None:
         if 0 in images.shape[1:]:
             raise FormatError(image_name, expected="a pixel or more", found=f"shape {images.shape[1:]}")
         if self.array is None:

@@ -49,7 +49,8 @@ def write_checkpoints(
             earlier snapshot: readers of whole folders sort the files by name.
         prefix: text put before each tensor name; "" for a plain module.
         dtype: dtype of the weights; None for the stored dtype. Running statistics stay float32.
-        upstream: whether to use the names and shapes of torch-uncertainty's nets ("layer2.0.shortcut.0.weight").
+        upstream: whether tensors get the names and shapes of torch-uncertainty's networks
+            ("layer2.0.shortcut.0.weight").
 
     Raises:
         UsageError: members are no collection; a file of that name with other content exists, and nothing is written; or
@@ -132,7 +133,7 @@ class _CheckpointFormat:
 def _serialize(checkpoint: dict[str, Any]) -> memoryview:
     """Return the bytes of a file.
 
-    They are written to memory first, since torch.save would write the name of a file into them.
+    The bytes are written to memory first, since torch.save would write the name of a file into the file.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)

@@ -51,7 +51,7 @@ def check_memory(
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device in bytes, None if it is unknown."""
+    """Return the free memory of a device in bytes, or None if the free memory is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:

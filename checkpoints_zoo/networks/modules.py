@@ -155,12 +155,12 @@ def build_module(build: Build, name: str) -> nn.Module:
     return module
 
 
-def check_module(module: nn.Module, thing: str) -> None:
+def check_module(module: nn.Module, name_in_errors: str) -> None:
     """Check that a module is a network whose state dict contains only dense tensors.
 
     Args:
         module: any.
-        thing: name of the module in error texts.
+        name_in_errors: name of the module in error texts.
 
     Raises:
         UsageError: the module is a wrapper for several devices, a tensor has no shape or is not dense, or there is
@@ -168,11 +168,11 @@ def check_module(module: nn.Module, thing: str) -> None:
     """
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         found = type(module).__name__
-        raise UsageError(thing, expected="the network itself", found=found, do="Give its `.module`")
-    check_state(module.state_dict(keep_vars=True), thing)
+        raise UsageError(name_in_errors, expected="the network itself", found=found, do="Give its `.module`")
+    check_state(module.state_dict(keep_vars=True), name_in_errors)
 
 
-def check_state(state: Mapping[str, Any], thing: str) -> None:
+def check_state(state: Mapping[str, Any], name_in_errors: str) -> None:
     """Check that a state dict contains only dense tensors.
 
     Raises:
@@ -192,7 +192,7 @@ def check_state(state: Mapping[str, Any], thing: str) -> None:
             )
         else:
             continue
-        raise UsageError(thing, expected="a state dict of dense tensors", found=found, do=do, tensor=name)
+        raise UsageError(name_in_errors, expected="a state dict of dense tensors", found=found, do=do, tensor=name)
 
 
 def unsaved_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -341,7 +341,7 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
     return member
 
 
-def check_tensors(shapes_by_name: Mapping[str, tuple[int, ...]], layout: Layout, thing: str) -> None:
+def check_tensors(shapes_by_name: Mapping[str, tuple[int, ...]], layout: Layout, name_in_errors: str) -> None:
     """Check that tensors have the names and shapes of a layout; counters are ignored.
 
     Raises:
@@ -352,7 +352,7 @@ def check_tensors(shapes_by_name: Mapping[str, tuple[int, ...]], layout: Layout,
     names, phrase = compare_shapes(shapes_by_name, expected_shapes)
     if names:
         raise LayoutError(
-            thing,
+            name_in_errors,
             expected=f"the layout's {len(expected_shapes)} tensors by name and shape",
             found=phrase,
             tensor=names[0],
@@ -381,7 +381,8 @@ def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the tensors of layers with running statistics to the dtype in which these layers compute; return all
     tensors.
 
-    This is the dtype of the inputs, or float32 if the inputs are in half precision: torch allows no other combination.
+    These layers compute in the dtype of the inputs, or in float32 if the inputs are in half precision: torch allows no
+        other combination.
     """
     norms, dtype = norm_tensor_names(state), norm_dtype(input_dtype(state))
     return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in state.items()}

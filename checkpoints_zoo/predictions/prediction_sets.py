@@ -107,7 +107,7 @@ def _find_file(source: Source, path_in_source: str, collection: str, name: str) 
     try:
         return source.local_path(path_in_source)
     except SourceNotFound as error:
-        # If the repo or the commit is missing, and not only the file, the error stays as it is.
+        # If the whole repo or the commit is missing, and not only this file, the error is raised unchanged.
         if error.path not in (path_in_source, str(source.root / path_in_source)):
             raise
         known = ", ".join(set_names(source, collection)) or "none"
@@ -160,7 +160,7 @@ def set_names(source: Source, collection: str) -> list[str]:
 
 
 def find_source(source: str | Path | Source) -> Source:
-    """Find a source that may have only predictions, without weights; return it.
+    """Find a source that may have only predictions, without weights; return the source.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `source.open_source`.

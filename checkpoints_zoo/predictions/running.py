@@ -22,7 +22,7 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import Source
 
 GROUP_BYTES = 2**30
-FEW_IMAGES = 8  # Number of images on which a network is run twice to see whether it is random.
+FEW_IMAGES = 8  # Number of images on which a network is run twice to see whether its outputs are random.
 
 
 class Members(Protocol):

@@ -385,12 +385,12 @@ class FinishedMembers:
         for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.
             path.unlink()
 
-    def _path(self, key: Key, weights: str) -> Path:
-        return self.parts_folder / f"{key[0]:06d}@{key[1]}-{weights}.safetensors"
+    def _path(self, key: Key, weights_hash: str) -> Path:
+        return self.parts_folder / f"{key[0]:06d}@{key[1]}-{weights_hash}.safetensors"
 
-    def has_logits(self, key: Key, weights: str) -> bool:
+    def has_logits(self, key: Key, weights_hash: str) -> bool:
         """Say whether a complete file with a member's logits exists."""
-        path = self._path(key, weights)
+        path = self._path(key, weights_hash)
         try:
             if path.is_file():
                 shard_files.check_against_files([self._location(key, path)])
@@ -402,10 +402,10 @@ class FinishedMembers:
     def _location(self, key: Key, path: Path) -> Location:
         return Location(key[0], "", path, shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def write_logits(self, key: Key, weights: str, raw: shard_files.Bytes) -> None:
+    def write_logits(self, key: Key, weights_hash: str, raw: shard_files.Bytes) -> None:
         """Write a member's logits to a file of its own, by rename."""
         written = shard_files.write_shard(self.parts_folder / ".new", 0, self.layout, [("", raw)])
-        written.replace(self._path(key, weights))
+        written.replace(self._path(key, weights_hash))
 
     def write_set(
         self,
@@ -418,8 +418,8 @@ class FinishedMembers:
 
         Args:
             existing_set: the set as it was before this run; None if there was none.
-            finished_keys: pairs of a finished member's key (member, epoch) and whether its snapshot is final, in the
-                order of the rows.
+            finished_keys: pairs (key, final) of finished members: key is (member, epoch), and final says whether the
+                snapshot is the last one of its run; in the order of the rows.
             hashes: the hash of each member's weights.
             describe: function that returns the description of the set, given its rows.
         """

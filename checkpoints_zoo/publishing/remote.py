@@ -103,16 +103,16 @@ class Remote:
         """Return the current state of a branch; None if there is no such repo."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        def look() -> Any:
+        def ask_hub() -> Any:
             try:
                 return self.api.repo_info(self.id, revision=name, repo_type="dataset")
             except RepositoryNotFoundError:
                 return None
 
-        about = self.call(f"revision {name!r} of {self.label}", look)
-        if about is None:
+        repo_info = self.call(f"revision {name!r} of {self.label}", ask_hub)
+        if repo_info is None:
             return None
-        return Branch(name, about.sha, self.tree(about.sha), bool(about.private))
+        return Branch(name, repo_info.sha, self.tree(repo_info.sha), bool(repo_info.private))
 
     def url(self, branch: str) -> str:
         """Return the address of a branch's web page."""
@@ -122,16 +122,16 @@ class Remote:
     def tree(self, commit: str) -> dict[str, FileInRepo]:
         """Return the files at a commit, by path."""
 
-        def look() -> list[Any]:
+        def ask_hub() -> list[Any]:
             return list(self.api.list_repo_tree(self.id, recursive=True, revision=commit, repo_type="dataset"))
 
-        return _by_path(self.call(f"files of {self.label}", look))
+        return _by_path(self.call(f"files of {self.label}", ask_hub))
 
     def files_of(self, repo: Repo, paths: list[str]) -> dict[str, FileInRepo]:
         """Look up paths in another repo; return the files that exist, by path."""
         found: list[Any] = []
-        for at in range(0, len(paths), PATHS_PER_REQUEST):
-            part = paths[at : at + PATHS_PER_REQUEST]
+        for start in range(0, len(paths), PATHS_PER_REQUEST):
+            part = paths[start : start + PATHS_PER_REQUEST]
 
             def look(part: list[str] = part) -> list[Any]:
                 return list(self.api.get_paths_info(repo.id, part, revision=repo.commit, repo_type="dataset"))
@@ -148,7 +148,7 @@ class Remote:
         """Check that this login may write to the repo, or make it if it does not exist.
 
         Raises:
-            AccessError: the login may not.
+            AccessError: the login may not write to the repo, or make it.
         """
         subject = f"publishing to {self.label}"
         if exists:

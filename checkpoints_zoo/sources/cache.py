@@ -213,7 +213,7 @@ class MemberDraft:
         with self.temporary.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-    def store(self, digest: str) -> None:
+    def store_under_final_name(self, digest: str) -> None:
         """Write the file's bytes to the disk, rename the file to its final name, and record its hash.
 
         Args:

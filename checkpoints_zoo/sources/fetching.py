@@ -436,7 +436,7 @@ def _check_and_keep(download: _Download) -> bool:
     """
     digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
     if digest and problem is None:
-        download.draft.store(digest)
+        download.draft.store_under_final_name(digest)
         return True
     download.draft.discard()
     request_start = download.request.start
@@ -447,7 +447,7 @@ def _check_and_keep(download: _Download) -> bool:
     download.remote.read(request_start, download.request.end, write_again)
     digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
     if digest and problem is None:
-        download.draft.store(digest)
+        download.draft.store_under_final_name(digest)
         return True
     download.draft.discard()
     if problem is not None:

@@ -221,7 +221,7 @@ class FolderSource(Source):
         return sorted(paths)
 
     def local_path(self, source_path: str) -> Path:
-        """Find a file that a manifest names; return its path.
+        """Find a file that a manifest names; return the path on this disk.
 
         Raises:
             DamagedError: the path or a link on it leads out of the source.

@@ -139,18 +139,18 @@ def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
     return members
 
 
-def check_single(table: Table, params: Mapping[str, Tensor], thing: str) -> None:
+def check_single(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
     """Check that tensors have no member axis.
 
     Args:
-        thing: name of the tensors in the text of the error.
+        name_in_errors: name of the tensors in the text of the error.
 
     Raises:
         LayoutError: for the same reasons as in `count_members`.
         UsageError: the tensors have a member axis.
     """
     if count_members(table, params) is not None:
-        raise UsageError(thing, expected="one network without a member axis", found="stacked tensors")
+        raise UsageError(name_in_errors, expected="one network without a member axis", found="stacked tensors")
 
 
 def check_element(table: Table, element: Element, members: int | None) -> None:

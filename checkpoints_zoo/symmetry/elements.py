@@ -52,7 +52,7 @@ def random_element(
     approximate: bool = False,
     spread: float = 0.5,
 ) -> Element:
-    """Draw a symmetry with uniformly distributed permutations and signs; return it.
+    """Draw a symmetry with uniformly distributed permutations and signs; return the symmetry.
 
     Args:
         table: the network's symmetry table.
@@ -172,7 +172,8 @@ def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutation
 
 
 def _gather_last(values: Tensor, positions: Tensor) -> Tensor:
-    """Gather values along the last axis; return them. Either argument may lack the member axis."""
+    """Gather values along the last axis; return the gathered values. The values or the positions may have no member
+    axis."""
     leading_shape = max(values.shape[:-1], positions.shape[:-1], key=len)
     return values.expand(*leading_shape, -1).gather(-1, positions.expand(*leading_shape, -1))
 

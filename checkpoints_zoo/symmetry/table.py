@@ -135,7 +135,8 @@ class Axes:
 
     Args:
         shape: shape of the tensor without the member axis.
-        role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
+        role: role of the tensor in its layer: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or
+            "other".
         shift: eps of a running variance, which a scale multiplies as value + shift; 0 for all other tensors.
         moves: the permutations that move the axes; an axis without a move is pinned.
         powers: the scales that multiply the axes.

@@ -91,7 +91,7 @@ def test_every_kind_of_error_has_a_code() -> None:
     assert set(errors.ZooError.__subclasses__()) <= set(KINDS)
     for kind, code in KINDS.items():
         assert main.exit_code(kind("thing")) == code, kind
-    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(main.MEANINGS)
+    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(main.MEANING_OF_CODE)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:

@@ -283,7 +283,7 @@ def test_the_card_says_what_members_of_ones_own_need(net: str, images: str, need
 
 def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
     """Case 32."""
-    assert tuple(sorted(ARCHITECTURES)) == cards.NETS
+    assert tuple(sorted(ARCHITECTURES)) == cards.ARCHITECTURE_NAMES
     assert tuple(sorted(DATASETS)) == cards.IMAGE_SETS
 
 

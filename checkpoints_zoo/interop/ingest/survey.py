@@ -40,7 +40,7 @@ class ImportOptions:
     earlier: Mapping[str, int] = field(default_factory=dict)
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
-        """Return where the state dicts are in files of torch.save; None for other files."""
+        """Return the place of the state dict in files of torch.save; None for other files."""
         if not origin.pickles:
             return None
         recogniser = recogniser_of_known(self.net, self.build)
@@ -117,10 +117,10 @@ def survey_origin(
     files = checkpoint_members.members_by_file(member_groups)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
-    surveyed = Survey(origin, description, table, user_facts, like, files, columns)
+    survey = Survey(origin, description, table, user_facts, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
-        return surveyed
-    return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
+        return survey
+    return survey.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
 
 
 def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
@@ -202,8 +202,8 @@ def _manifest_difference(survey: Survey, old_description: Description, rows: pa.
     surveyed_values, manifest_values = (
         list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (survey.rows, rows)
     )
-    added = len(surveyed_values) - len(manifest_values)
-    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
+    added_count = len(surveyed_values) - len(manifest_values)
+    if added_count < 0 or (added_count and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
         return f"{len(manifest_values):,} members, not {len(surveyed_values):,}"
     layout_of = dict(zip(surveyed_values, survey.rows.column("layout").to_pylist(), strict=True))
     for row, old_key in zip(manifest_values, rows.column("layout").to_pylist(), strict=True):
@@ -230,7 +230,7 @@ class ImportPlan:
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
         bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
-        read: number of bytes of members that will be read.
+        read: number of bytes that the import will read of members.
         requests: approximate number of requests to the Hub.
     """
 

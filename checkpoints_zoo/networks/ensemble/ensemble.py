@@ -92,7 +92,7 @@ class Ensemble(nn.Module):
         compile: bool = False,
     ) -> Ensemble:
         """Make an ensemble whose members are read from files, all at once, or in chunks if they don't fit into memory;
-        return it.
+        return the ensemble.
 
         Args:
             skeleton, ids, execution, compile: the same arguments as in `Ensemble`.
@@ -133,8 +133,8 @@ class Ensemble(nn.Module):
 
     def __repr__(self) -> str:
         kind = type(self._skeleton[0]).__name__
-        streamed = "" if self._stream is None else f", read {self._stream.chunk} at a time"
-        return f"Ensemble({len(self)} × {kind}, {self.dtype}, {self.device}{streamed})"
+        chunk_text = "" if self._stream is None else f", read {self._stream.chunk} at a time"
+        return f"Ensemble({len(self)} × {kind}, {self.dtype}, {self.device}{chunk_text})"
 
     @property
     def stacked(self) -> StackedTensors:
@@ -202,9 +202,9 @@ class Ensemble(nn.Module):
         if self._stream is None:
             yield self
         else:
-            yield from self._stream.use_chunks(self._part)
+            yield from self._stream.use_chunks(self._subset)
 
-    def _part(self, positions: range, stacked: StackedTensors) -> Ensemble:
+    def _subset(self, positions: range, stacked: StackedTensors) -> Ensemble:
         ids = self.ids[positions.start : positions.stop]
         options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
         part = Ensemble(self._skeleton[0], stacked, ids, **options)
@@ -225,7 +225,7 @@ class Ensemble(nn.Module):
                 self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
             yield self._check_logits(self._runner(inputs), inputs)
         else:
-            yield from self._stream.use_chunks(lambda some, stacked: next(self._part(some, stacked)._logits(inputs)))
+            yield from self._stream.use_chunks(lambda some, stacked: next(self._subset(some, stacked)._logits(inputs)))
 
     def _check_logits(self, logits: Tensor, inputs: Tensor) -> Tensor:
         if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
@@ -370,9 +370,9 @@ class Stream:
     def _read_chunk(self, part: range) -> StackedTensors:
         return self.read(part, self.device, self.dtype)
 
-    def read_one(self, at: int) -> StackedTensors:
+    def read_one(self, position: int) -> StackedTensors:
         """Read one member; return its tensors, name -> (1, …)."""
-        return self._read_chunk(range(at, at + 1))
+        return self._read_chunk(range(position, position + 1))
 
     def select(self, positions: range) -> Stream:
         """Return a stream of the members at the given positions."""

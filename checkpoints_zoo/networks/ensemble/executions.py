@@ -377,7 +377,7 @@ EXECUTION_RULES = (
 def choose_execution(
     device: str, weight_count: int, members: int, batch_bytes: int, requested: str | None = None
 ) -> Choice:
-    """Choose an execution by EXECUTION_RULES unless one is requested; return it.
+    """Choose an execution by EXECUTION_RULES unless an execution is requested; return the execution.
 
     Args:
         device: type of the device.
@@ -530,12 +530,12 @@ class GraphCache:
             graph, results = None, []
             for weights in _member_weights(runner, program, channels_last):
                 if graph is None:
-                    graph = self._graph(runner, program, inputs, weights, channels_last)
+                    graph = self._find_or_capture_graph(runner, program, inputs, weights, channels_last)
                     graph.inputs.copy_(inputs)
                 results.append(graph.run_member(weights).clone())
             return torch.stack(results)
 
-    def _graph(
+    def _find_or_capture_graph(
         self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, channels_last: bool
     ) -> _CapturedGraph:
         shapes = tuple(None if t is None else (t.shape, t.stride()) for t in weights)

@@ -80,8 +80,8 @@ def term(name: str, label: str | None = None) -> Markup:
 
 def better(name: str) -> Markup:
     """Return an arrow as HTML that shows whether higher or lower values of a figure are better; "" if neither is."""
-    better_direction = FIGURES[name].better
-    if not better_direction:
+    direction = FIGURES[name].better
+    if not direction:
         return Markup("")
     template = '<span title="{0} is better" aria-label="{0} is better" role="img" class="better">{1}</span>'
-    return markup(template, better_direction, "↑" if better_direction == "higher" else "↓")
+    return markup(template, direction, "↑" if direction == "higher" else "↓")

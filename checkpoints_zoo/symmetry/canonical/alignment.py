@@ -161,9 +161,9 @@ def _match_to_means(
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}
     matches: dict[int, MemberMatch] = {}
-    changes_when_matched, changes, passes, has_ended = [-1] * members, 0, 0, False
-    while not has_ended and passes < most:
-        passes, changes_before = passes + 1, changes
+    changes_when_matched, changes, pass_count, has_ended = [-1] * members, 0, 0, False
+    while not has_ended and pass_count < most:
+        pass_count, changes_before = pass_count + 1, changes
         for i in generator.permutation(members).tolist():
             if changes_when_matched[i] == changes:
                 continue

@@ -29,7 +29,7 @@ _LARGEST_NEWTON_STEP = 4.0  # Largest change of the logarithm of a factor in one
 
 @dataclass
 class BalanceResult:
-    """The result of balancing.
+    """The result of balancing the scales of members.
 
     Args:
         squares: scale -> (member, value), the squares of the scales.

@@ -80,15 +80,15 @@ def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapp
     return total
 
 
-def _sum_squared_differences(stacked: Tensor, fixed: Tensor) -> Tensor:
+def _sum_squared_differences(stacked: Tensor, reference: Tensor) -> Tensor:
     """Return the sum of the squared differences of a stacked tensor from a fixed one, (member). Memory stays small: at
     most `_ENTRIES_AT_ONCE` entries are in float64 at once."""
-    members, width = len(stacked), max(1, fixed.numel())
-    flat, other = stacked.reshape(members, -1), fixed.reshape(-1).to(stacked.device)
+    members, width = len(stacked), max(1, reference.numel())
+    flat, other = stacked.reshape(members, -1), reference.reshape(-1).to(stacked.device)
     result = torch.zeros(members, dtype=torch.float64, device=stacked.device)
     rows, columns = max(1, _ENTRIES_AT_ONCE // width), min(width, _ENTRIES_AT_ONCE)
     for start in range(0, members, rows):
-        for at in range(0, fixed.numel(), columns):
+        for at in range(0, reference.numel(), columns):
             part = flat[start : start + rows, at : at + columns].double() - other[at : at + columns].double()
             result[start : start + rows] += part.square_().sum(1)
     return result.cpu()

@@ -1,8 +1,7 @@
 """The minimal mass of a network: the sum of its squared weights, minimised over its scales.
 
-This is the minimum scaled network mass problem of Laurent et al. 2024 (arXiv 2310.08287). Monomials that scales can
-make
-arbitrarily small are removed from the mass first.
+Laurent et al. 2024 (arXiv 2310.08287) call this minimisation the minimum scaled network mass problem. Monomials that
+scales can make arbitrarily small are removed from the mass first.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def minimal_mass(
 ) -> MinimalMass:
     """Minimise the sum of squared weights over all scales that keep the function; return the mass and its minimum.
 
-    Kernels, linear weights and norm gains have mass, as in the code of the authors. Running statistics have no mass.
+    Kernels, linear weights and norm gains have mass, as in the code of Laurent et al. Running statistics have no mass.
     The problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
 
     Args:
@@ -173,7 +172,7 @@ def minimal_mass(
 
 
 def join_masses(results: Sequence[MinimalMass], ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
-    """Concatenate the results of members of one network; return them.
+    """Concatenate the results of members of one network; return one result for all members.
 
     Args:
         results: one result or more, computed with the same options.
@@ -234,17 +233,17 @@ def _minimise_mass(
             for member, unit in (units & had_mass & ~has_no_mass).nonzero().tolist():
                 dead[member][name] = (*dead[member].get(name, ()), unit)
         monomials.blocks = [block for block in monomials.blocks if bool(block.mass.any())]
-    balanced = balance_scales(monomials, tolerance, most)
+    balance_result = balance_scales(monomials, tolerance, most)
     return MinimalMass(
         ids=tuple(range(members)),
-        before=balanced.history[0],
-        after=balanced.history[-1],
+        before=balance_result.history[0],
+        after=balance_result.history[-1],
         unbounded=removed.mass,
-        residual=balanced.residual,
-        converged=balanced.converged,
-        sweeps=balanced.sweeps,
-        history=balanced.history,
-        scales={name: squares.sqrt() for name, squares in balanced.squares.items()},
+        residual=balance_result.residual,
+        converged=balance_result.converged,
+        sweeps=balance_result.sweeps,
+        history=balance_result.history,
+        scales={name: squares.sqrt() for name, squares in balance_result.squares.items()},
         degenerate=degenerate,
         dead=tuple(dead),
         held=(),

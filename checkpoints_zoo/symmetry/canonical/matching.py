@@ -1,7 +1,7 @@
 """Match one network to a reference: permute group after group to raise the inner product of the weights.
 
 A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all other groups stay.
-Such a visit solves a linear assignment problem: the permutation of the columns of a matrix with the largest sum on the
+A visit solves a linear assignment problem: find the permutation of a matrix's columns with the largest sum on the
 diagonal.
 """
 
@@ -58,9 +58,9 @@ class Matcher:
         DamagedError: a weight is not finite.
     """
 
-    def __init__(self, table: Table, reference: Mapping[str, Tensor], thing: str = "the reference") -> None:
+    def __init__(self, table: Table, reference: Mapping[str, Tensor], name_in_errors: str = "the reference") -> None:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
-        self._norm = _norm(reference, thing)
+        self._l2_norm = _l2_norm(reference, name_in_errors)
         above, below = self._families.above, self._families.below
         # Group -> groups to visit again after this group was permuted.
         self._groups_to_revisit = {
@@ -70,24 +70,30 @@ class Matcher:
         self._linear = {g: not below[g] and g not in self._reference.readers[g] for g in table.groups}
 
     def match(
-        self, params: Mapping[str, Tensor], start: Mapping[str, Tensor], seed: int, most_sweeps: int, thing: str
+        self,
+        params: Mapping[str, Tensor],
+        start_permutations: Mapping[str, Tensor],
+        seed: int,
+        most_sweeps: int,
+        name_in_errors: str,
     ) -> MemberMatch:
         """Match one network; return its permutations.
 
         Args:
             params: parameters of the network, name -> (*shape), in the reference's dtype and on its device.
-            start: group -> permutation to start from, (unit).
+            start_permutations: group -> permutation to start from, (unit).
             seed: seed of the random order in which groups are visited.
             most_sweeps: largest number of sweeps over the groups.
-            thing: name of the network in error texts.
+            name_in_errors: name of the network in error texts.
 
         Raises:
             DamagedError: a weight is not finite.
         """
         products = Products(self._reference, params)
-        norm_product = self._norm * _norm(params, thing)
+        norm_product = self._l2_norm * _l2_norm(params, name_in_errors)
         permutations = {
-            g: start[g].cpu() if g in start else torch.arange(n.size) for g, n in self._table.groups.items()
+            g: start_permutations[g].cpu() if g in start_permutations else torch.arange(n.size)
+            for g, n in self._table.groups.items()
         }
         names, generator = list(permutations), np.random.default_rng(seed)
         groups_to_visit, sweeps, visits = set(names), 0, 0
@@ -127,7 +133,7 @@ class Matcher:
         return moved
 
 
-def matched_tensors(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
+def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> dict[str, Tensor]:
     """Return the tensors that count in the matching: all permuted tensors except statistics and integers."""
     result = {}
     for name, axes in table.tensors.items():
@@ -135,7 +141,10 @@ def matched_tensors(table: Table, params: Mapping[str, Tensor], thing: str) -> d
             continue
         if name not in params:
             raise LayoutError(
-                f"tensor {name!r} of the {thing}", expected=f"it, as {table.network} has it", found="none", tensor=name
+                f"tensor {name!r} of the {name_in_errors}",
+                expected=f"it, as {table.network} has it",
+                found="none",
+                tensor=name,
             )
         if params[name].is_floating_point():
             result[name] = params[name].detach()
@@ -147,7 +156,7 @@ def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _norm(params: Mapping[str, Tensor], thing: str) -> float:
+def _l2_norm(params: Mapping[str, Tensor], name_in_errors: str) -> float:
     """Return the L2 norm of all weights together.
 
     Raises:
@@ -161,9 +170,11 @@ def _norm(params: Mapping[str, Tensor], thing: str) -> float:
         return total
     for name, tensor in params.items():
         if not bool(tensor.isfinite().all()):
-            raise DamagedError(f"tensor {name!r} of {thing}", expected="finite weights", found="others", tensor=name)
+            raise DamagedError(
+                f"tensor {name!r} of {name_in_errors}", expected="finite weights", found="others", tensor=name
+            )
     raise UsageError(
-        f"weights of {thing}",
+        f"weights of {name_in_errors}",
         expected=f"a norm below {largest:.2g}, so that products are finite",
         found=f"{total:.3g}",
         do="Give them in float64",
@@ -200,8 +211,8 @@ def best_move(
     """Return the best permutations of a group and of its descendants, and the gain.
 
     The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
-    is found for each pair of an old and a new place of the block. In a grouped kernel between two of these groups, the
-    order of the later group is found for the best order of the earlier group.
+    is found for each pair of an old and a new place of the block. If a grouped kernel connects two of these groups, the
+    order of the later group is chosen for the best order of the earlier group.
 
     Args:
         products: inner products of the reference and the matched network.

@@ -70,7 +70,7 @@ class Monomials:
 
 
 def collect_monomials(
-    table: Table, params: Mapping[str, Tensor], names: Collection[str], free: Collection[str], dtype: torch.dtype
+    table: Table, params: Mapping[str, Tensor], names: Collection[str], free_scales: Collection[str], dtype: torch.dtype
 ) -> Monomials:
     """Sum the squares of all entries that share their powers of scales; return the monomials.
 
@@ -78,13 +78,13 @@ def collect_monomials(
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape).
         names: names of the tensors with mass.
-        free: names of the free scales. All other scales are 1.
+        free_scales: names of the free scales. All other scales are 1.
         dtype: dtype in which squares are summed.
     """
     tensors = [params[name] for name in names]
     members, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
     result = Monomials(
-        {name: table.scales[name].size for name in free}, [], torch.zeros(members, dtype=dtype, device=device)
+        {name: table.scales[name].size for name in free_scales}, [], torch.zeros(members, dtype=dtype, device=device)
     )
     merged: dict[tuple[tuple[str, float], ...], Block] = {}
     for name, tensor in zip(names, tensors, strict=True):
@@ -93,7 +93,7 @@ def collect_monomials(
         if not powers:
             result.constant += _sum_squares(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None], dtype)
             continue
-        for block in _blocks(axes, powers, table, tensor, dtype):
+        for block in _sum_into_blocks(axes, powers, table, tensor, dtype):
             parts = (*block.rows, *block.columns)
             key = tuple((part.scale, part.power) for part in parts)
             if not parts:
@@ -122,7 +122,9 @@ def _sum_squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return sums.reshape(shape)
 
 
-def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype) -> Iterator[Block]:
+def _sum_into_blocks(
+    axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype
+) -> Iterator[Block]:
     """Sum the squares of a tensor; yield its blocks: one block, unless some powers leave out entries."""
     whole = all(p.length == axes.shape[p.axis] and not p.within for p in powers)
     if not whole or len({p.axis for p in powers}) != len(powers) or len(powers) > 2:
@@ -149,8 +151,7 @@ def _sum_squares_in_cells(
 ) -> Iterator[Block]:
     """Sum the squares of a tensor over cells, in which each power has one value; yield blocks of one column.
 
-    Such cells are needed for kernels whose inputs several layers write, for grouped kernels, and for products of
-    scales.
+    Cells are needed for kernels whose inputs several layers write, for grouped kernels, and for products of scales.
     """
     scaled = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
     lengths = [axes.shape[i] for i in scaled]

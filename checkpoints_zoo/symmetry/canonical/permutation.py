@@ -62,9 +62,9 @@ def sort_units(
         key: the key of the row that the first writer has for a unit, after its columns are sorted: "first" weight,
             "max" (largest) weight, or L2 "norm" in float64.
         streams: whether to sort the units of residual streams as well.
-        tolerance: values are equal if they differ by at most this share of the larger one. A tolerance is for rescaled
-            tensors, whose equal units differ by rounding. The tensors are then the same within the tolerance, not bit
-            for bit.
+        tolerance: values are equal if they differ by at most this share of the larger one. A tolerance is needed for
+            rescaled tensors, whose equal units differ by rounding errors. The tensors are then the same within the
+            tolerance, not bit for bit.
 
     Raises:
         UsageError: the key is unknown, or the tensors have no member axis.
@@ -99,8 +99,8 @@ def sort_units(
     return permute(table, params, permutations), permutations
 
 
-def _empty_orders(table: Table, free: frozenset[str], device: torch.device) -> Orders:
-    return {name: torch.empty(0, table.groups[name].size, dtype=torch.int64, device=device) for name in free}
+def _empty_orders(table: Table, groups_to_sort: frozenset[str], device: torch.device) -> Orders:
+    return {name: torch.empty(0, table.groups[name].size, dtype=torch.int64, device=device) for name in groups_to_sort}
 
 
 def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
@@ -112,12 +112,12 @@ def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
     return frozenset(name for name in table.groups if name not in excluded)
 
 
-def _sorting_turns(table: Table, free: frozenset[str]) -> list[list[str]]:
+def _sorting_turns(table: Table, groups_to_sort: frozenset[str]) -> list[list[str]]:
     """Return the groups in sorting order. A group without writers is sorted together with the first group inside it."""
     turns: list[list[str]] = []
     placed: set[str] = set()
     for name in table.groups:
-        if name in free and name not in placed:
+        if name in groups_to_sort and name not in placed:
             turns.append(_groups_of_turn(table, name) if not table.groups[name].writers else [name])
             placed.update(turns[-1])
     return turns
@@ -135,7 +135,7 @@ def _groups_of_turn(table: Table, name: str) -> list[str]:
 
 
 def _sort_remaining(
-    members: Members, greedy: bool, turns: list[list[str]], key: str, order_counter: list[int] | None = None
+    members: Members, first_unit_only: bool, turns: list[list[str]], key: str, order_counter: list[int] | None = None
 ) -> Orders:
     """Sort all groups that are not sorted yet; return the permutations of all groups."""
     orders_by_member: dict[int, Orders] = {}
@@ -147,7 +147,7 @@ def _sort_remaining(
             single, counter = members.select(member), [0] if order_counter is None else order_counter
             sort_rest = partial(_sort_remaining, turns=turns, key=key, order_counter=counter)
             orders_by_member[member] = Search(single, turn, sort_rest, counter).find_best_orders(
-                _initial_colours(single, turn, key), greedy
+                _initial_colours(single, turn, key), first_unit_only
             )
             is_unsorted[member] = False
         members.move_blocks(turn)
@@ -326,8 +326,8 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
     """Return the sum of squares of each unit's slice in float64, (unit).
 
     Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
-    does not depend on permutations or on the place of the row. The sum functions of torch do not promise such equal
-    results.
+    does not depend on permutations or on the place of the row. The sum functions of torch do not promise equal sums for
+    equal rows.
 
     Args:
         members: the stacked members.

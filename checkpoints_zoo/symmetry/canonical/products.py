@@ -83,7 +83,7 @@ class Term:
         return units.flatten(0, 1).T, other_units.flatten(0, 1)
 
     def select(self, units: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
-        """Select entries of a tensor along its other moved axes; return them.
+        """Select entries of a tensor along its other moved axes; return the selected entries.
 
         Args:
             units: tensor of the other network, as `units_of` returns it.

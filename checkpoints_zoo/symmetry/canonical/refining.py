@@ -51,36 +51,38 @@ class Search:
         self._refining = Refining(member)
         self._symmetries: list[dict[str, list[int]]] = []
 
-    def find_best_orders(self, colours: Colours, greedy: bool) -> Orders:
+    def find_best_orders(self, colours: Colours, first_unit_only: bool) -> Orders:
         """Refine colours; return the best permutations of all groups."""
-        return self._best_orders(self._refining.refine(colours), (), greedy)
+        return self._best_orders(self._refining.refine(colours), (), first_unit_only)
 
-    def _best_orders(self, colours: Colours, prefix: tuple[tuple[str, int], ...], greedy: bool) -> Orders:
+    def _best_orders(
+        self, colours: Colours, separated_units: tuple[tuple[str, int], ...], first_unit_only: bool
+    ) -> Orders:
         """Return the best permutations for refined colours.
 
         Args:
-            prefix: (group, unit) pairs to which the search gave a colour of their own.
+            separated_units: (group, unit) pairs to which the search gave a colour of their own.
         """
         group, units = self._find_tied_units(colours)
         if not units:
-            return self.sort_rest(_sort_by_colour(self.member, self.turn, colours), greedy)
+            return self.sort_rest(_sort_by_colour(self.member, self.turn, colours), first_unit_only)
         refined = {
             unit: self._refining.refine(colours | {group: _separate_unit(colours[group], unit)}) for unit in units
         }
         largest = max(map(_colour_counts, refined.values()))
         first, *others = (unit for unit in units if _colour_counts(refined[unit]) == largest)
-        best = self._best_orders(refined[first], (*prefix, (group, first)), greedy)
-        tried_orders = [] if greedy else [(first, best, self._permuted_tensors(best))]
-        for unit in () if greedy else others:
+        best = self._best_orders(refined[first], (*separated_units, (group, first)), first_unit_only)
+        tried_orders = [] if first_unit_only else [(first, best, self._permuted_tensors(best))]
+        for unit in () if first_unit_only else others:
             if self.order_counter[0] >= MOST_ORDERS:
                 break
-            orbit = self._orbit(group, unit, prefix)
+            orbit = self._orbit(group, unit, separated_units)
             if any(other in orbit for other, *_ in tried_orders):
                 continue
-            path = (*prefix, (group, unit))
-            unit_search = self._best_orders(refined[unit], path, True)
-            result = self._permuted_tensors(unit_search)
-            if not self._equals_earlier(unit_search, result, tried_orders):
+            path = (*separated_units, (group, unit))
+            first_order = self._best_orders(refined[unit], path, True)
+            result = self._permuted_tensors(first_order)
+            if not self._equals_earlier(first_order, result, tried_orders):
                 order = self._best_orders(refined[unit], path, False)
                 result = self._permuted_tensors(order)
                 if all(_compare_tensors(result, other, self.member.tolerance) > 0 for *_, other in tried_orders):
@@ -102,9 +104,9 @@ class Search:
                 return True
         return False
 
-    def _orbit(self, group: str, unit: int, prefix: tuple[tuple[str, int], ...]) -> set[int]:
+    def _orbit(self, group: str, unit: int, separated_units: tuple[tuple[str, int], ...]) -> set[int]:
         """Return the orbit of a unit under the known symmetries that fix the units of a prefix."""
-        symmetries = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in prefix)]
+        symmetries = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in separated_units)]
         orbit = new = {unit}
         while new:
             new = {symmetry[u] for symmetry in symmetries for u in new} - orbit

@@ -96,12 +96,13 @@ def check_rows(table: Table, approximate: bool) -> None:
             )
 
 
-def _topological_order(table: Table, chosen: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
-    """Yield scales in topological order: each one after all scales in the rows of its first writer."""
-    waiting = dict(chosen)
+def _topological_order(table: Table, scales: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
+    """Yield scales in topological order: each scale after the other scales that multiply the rows of its first
+    writer."""
+    waiting = dict(scales)
     while waiting:
-        ready = (name for name, scale in waiting.items() if not _scales_of_rows(table, scale) & waiting.keys())
-        name = next(ready, next(iter(waiting)))
+        ready_scales = (name for name, scale in waiting.items() if not _scales_of_rows(table, scale) & waiting.keys())
+        name = next(ready_scales, next(iter(waiting)))
         yield name, waiting.pop(name)
 
 
@@ -167,6 +168,6 @@ def _sum_squares(axes: Axes, tensor: Tensor) -> Tensor:
     return result
 
 
-def _member_chunks(members: int, each: int) -> Iterator[slice]:
-    step = max(1, _SQUARES_AT_ONCE // max(1, each))
+def _member_chunks(members: int, entries_per_member: int) -> Iterator[slice]:
+    step = max(1, _SQUARES_AT_ONCE // max(1, entries_per_member))
     return (slice(start, start + step) for start in range(0, members, step))

@@ -167,9 +167,9 @@ class Slices:
         behind: number of last axes of the tensor that were summed over.
     """
 
-    def __init__(self, members: Members, placement: Placement, behind: int = 0) -> None:
+    def __init__(self, members: Members, placement: Placement, summed_axes: int = 0) -> None:
         full = members.table.tensors[placement.tensor]
-        self.axes = Axes(full.shape[: len(full.shape) - behind], full.role, full.shift, full.moves, full.powers)
+        self.axes = Axes(full.shape[: len(full.shape) - summed_axes], full.role, full.shift, full.moves, full.powers)
         self.members, self.placement, self.move = members, placement, placement.move
         shape = list(self.axes.shape)
         shape[self.move.axis] = placement.parts * self.move.span
@@ -248,33 +248,35 @@ class Slices:
         return result
 
     def sort_unordered(self, codes: Tensor) -> Tensor:
-        """Sort codes (unit, entry) by label, and codes with equal labels by value; return them."""
+        """Sort codes (unit, entry) by label, and codes with equal labels by value; return the sorted codes."""
         if self.labels is None:
             return codes
         codes, order = codes.sort(-1)
         return codes.gather(-1, self.labels[order].argsort(dim=-1, stable=True))
 
-    def _positions_on_moved_axis(self, m: Tensor, u: Tensor, index: Tensor) -> Tensor:
+    def _positions_on_moved_axis(self, member_index: Tensor, unit_index: Tensor, index: Tensor) -> Tensor:
         """Return the positions of a slice's entries on the axis along which its group moves."""
         span, parts = self.move.span, self.placement.parts
-        unit = u * parts + index.div(span, rounding_mode="floor")
+        unit = unit_index * parts + index.div(span, rounding_mode="floor")
         inner = self.members.inner.get(self.move.group) if parts > 1 else None
-        unit = unit if inner is None else inner[m, unit]
+        unit = unit if inner is None else inner[member_index, unit]
         return unit % self.axes.shape[1] if self.move.within else self.move.offset + unit * span + index % span
 
-    def _positions_on_other_axis(self, axis: int, m: Tensor, u: Tensor, row: Tensor, index: Tensor) -> Tensor:
+    def _positions_on_other_axis(
+        self, axis: int, member_index: Tensor, unit_index: Tensor, row: Tensor, index: Tensor
+    ) -> Tensor:
         """Return the positions of a slice's entries on another axis, before that axis is permuted."""
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
-            block = (u * self.placement.parts).div(self.axes.shape[1], rounding_mode="floor")
-            return block * (rows // self.move.within) + index if order is None else order[m, block, index]
+            block = (unit_index * self.placement.parts).div(self.axes.shape[1], rounding_mode="floor")
+            return block * (rows // self.move.within) + index if order is None else order[member_index, block, index]
         if order is None:
             return index
         if move is None:
-            return order[m, index]
+            return order[member_index, index]
         block = row.div(rows // move.within, rounding_mode="floor")
-        return order[m, block, index] % self.axes.shape[1]
+        return order[member_index, block, index] % self.axes.shape[1]
 
     def _order_on_axis(self, axis: int) -> tuple[Tensor | None, Move | None]:
         """Return the order of entries of another axis, (member, entry) or (member, block, entry); None if they keep

@@ -185,7 +185,9 @@ def join_axes(first_axis: Axis, second_axis: Axis) -> Iterator[tuple[Segment, Se
         IncompatibleAxes: no permutation group fits the units or blocks of both axes.
     """
     if axis_length(first_axis) != axis_length(second_axis):
-        raise IncompatibleAxes(f"axes of {axis_length(first_axis)} and {axis_length(second_axis)} entries")
+        raise IncompatibleAxes(
+            f"two axes of different lengths, {axis_length(first_axis)} and {axis_length(second_axis)} entries"
+        )
     while (ends := _segment_ends(first_axis)) != (others := _segment_ends(second_axis)):
         cut_position = min(ends ^ others)
         if cut_position in others:
@@ -246,7 +248,7 @@ def split_into_blocks(space: Space, count: int) -> Space:
     if count == space.size:
         return space
     if space.size % count:
-        raise IncompatibleAxes(f"{count} blocks of the {space.size} units of {space.label!r}")
+        raise IncompatibleAxes(f"a split of the {space.size} units of {space.label!r} into {count} equal blocks")
     outer = None if space.blocks is None else current_space(space.blocks)
     if outer is not None and outer.size >= count:
         if outer.size % count:

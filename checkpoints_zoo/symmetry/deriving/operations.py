@@ -174,7 +174,7 @@ def _required_tensor(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
     return value
 
 
-def _without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
+def _rule_without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
     """Turn the rule of a function into the rule of the layer (without tensors) that calls it; return the rule."""
     return lambda step, layer, tensor_of, *x: rule(step, *x, *options)
 
@@ -265,16 +265,16 @@ _RULES_BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
     "nn.ConvTranspose": lambda d: _convolution_layer(d, layers.transposed_convolution),
     "nn.BatchNorm": lambda d: _batch_norm_layer,
     "nn.InstanceNorm": lambda d: _instance_norm,
-    "nn.Dropout": lambda d: _without_tensors(elementwise.linear),
+    "nn.Dropout": lambda d: _rule_without_tensors(elementwise.linear),
     "nn.ZeroPad": lambda d: _padding("constant"),
     "nn.ConstantPad": lambda d: _padding("constant"),
     "nn.ReflectionPad": lambda d: _padding("reflect"),
     "nn.ReplicationPad": lambda d: _padding("replicate"),
     "nn.CircularPad": lambda d: _padding("circular"),
-    "nn.MaxPool": lambda d: _without_tensors(partial(elementwise.max_pool, d)),
-    "nn.AdaptiveMaxPool": lambda d: _without_tensors(partial(elementwise.max_pool, d)),
-    "nn.AvgPool": lambda d: _without_tensors(partial(elementwise.pool, d)),
-    "nn.AdaptiveAvgPool": lambda d: _without_tensors(partial(elementwise.pool, d)),
+    "nn.MaxPool": lambda d: _rule_without_tensors(partial(elementwise.max_pool, d)),
+    "nn.AdaptiveMaxPool": lambda d: _rule_without_tensors(partial(elementwise.max_pool, d)),
+    "nn.AvgPool": lambda d: _rule_without_tensors(partial(elementwise.pool, d)),
+    "nn.AdaptiveAvgPool": lambda d: _rule_without_tensors(partial(elementwise.pool, d)),
 }  # fmt: skip
 _LINEAR_LAYERS = "Identity Dropout AlphaDropout FeatureAlphaDropout"
 _HOMOGENEOUS_LAYERS = "ReLU LeakyReLU RReLU"
@@ -286,10 +286,10 @@ _POINTWISE_LAYERS = (
 _TIMM_LAYERS = "timm.layers."
 LAYER_RULES: dict[str, LayerRule] = {
     **{f"{name}{d}d": make(d) for name, make in _RULES_BY_DIMENSION.items() for d in (1, 2, 3)},
-    **{f"nn.{name}": _without_tensors(elementwise.linear) for name in _LINEAR_LAYERS.split()},
-    **{f"nn.{name}": _without_tensors(elementwise.homogeneous) for name in _HOMOGENEOUS_LAYERS.split()},
-    **{f"nn.{name}": _without_tensors(elementwise.odd) for name in _ODD_LAYERS.split()},
-    **{f"nn.{name}": _without_tensors(elementwise.pointwise) for name in _POINTWISE_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.linear) for name in _LINEAR_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.homogeneous) for name in _HOMOGENEOUS_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.odd) for name in _ODD_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.pointwise) for name in _POINTWISE_LAYERS.split()},
     "nn.SyncBatchNorm": _batch_norm_layer,
     "nn.Hardtanh": _clamp_layer,
     "nn.Threshold": _threshold,
@@ -299,9 +299,9 @@ LAYER_RULES: dict[str, LayerRule] = {
     "nn.GroupNorm": _group_norm_layer,
     "nn.LayerNorm": _layer_norm_layer,
     "nn.RMSNorm": _layer_norm_layer,
-    "nn.Flatten": _without_tensors(shapes.reshape),
-    "nn.Unflatten": _without_tensors(shapes.reshape),
-    "nn.Upsample": _without_tensors(elementwise.resize),
+    "nn.Flatten": _rule_without_tensors(shapes.reshape),
+    "nn.Unflatten": _rule_without_tensors(shapes.reshape),
+    "nn.Upsample": _rule_without_tensors(elementwise.resize),
     f"{_TIMM_LAYERS}norm_act.BatchNormAct2d": _batch_norm_layer,
     f"{_TIMM_LAYERS}norm_act.FrozenBatchNormAct2d": _batch_norm_layer,
     f"{_TIMM_LAYERS}norm_act.GroupNormAct": _group_norm_layer,
