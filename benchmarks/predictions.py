@@ -29,7 +29,7 @@ from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.predictions import Predictions, prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, SetDescription
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, SetDescription
 from checkpoints_zoo.sources.source import FolderSource
 
 NAME, INSIDE, OUTSIDE = "synthetic", "inside", "outside"
@@ -46,7 +46,7 @@ def drawn(members: int, labels: torch.Tensor, classes: int, signal: float, seed:
 
 def write(root: Path, name: str, members: int, inputs: int, classes: int, signal: float, seed: int) -> None:
     """Write a set of stored predictions."""
-    folder, layout = root / prediction_sets.folder_of(NAME, name), prediction_sets.layout_of(inputs, classes)
+    folder, layout = root / prediction_sets.set_folder(NAME, name), prediction_sets.layout_of(inputs, classes)
     labels = torch.randint(classes, (inputs,), generator=torch.Generator().manual_seed(seed))
     rows: list[dict[str, Any]] = []
     size, logits = shard_files.members_per_shard(layout), drawn(members, labels, classes, signal, seed)
@@ -55,10 +55,10 @@ def write(root: Path, name: str, members: int, inputs: int, classes: int, signal
     facts = SetDescription(
         collection=NAME, set=name, data=name, split="test", revision="", fingerprint=f"{seed:016x}", inputs=inputs,
         classes=tuple(f"class{i}" for i in range(classes)), preprocessing={}, computed="float32", view="", version="",
-        citation="", layouts={LOGITS: layout}, labels=tuple(labels.tolist()) if name == INSIDE else None,
+        citation="", layouts={LOGITS_TENSOR: layout}, labels=tuple(labels.tolist()) if name == INSIDE else None,
     )  # fmt: skip
-    catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
-    manifest.write_manifest(manifest.build_manifest(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
+    catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION_FILE)
+    manifest.write_manifest(manifest.build_manifest(rows, SCHEMA), folder / prediction_sets.MANIFEST_FILE, SCHEMA)
 
 
 def _shard(
@@ -78,7 +78,8 @@ def _shard(
         yield {
             "member": id, "epoch": 1, "final": True, "status": "ok", "sha256": hashes[i],
             "weights_sha256": hashlib.sha256(str(id).encode()).hexdigest(), "path": "/".join(path.parts[-4:]),
-            "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": LOGITS, "dtype": layout.dtype,
+            "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": LOGITS_TENSOR,
+            "dtype": layout.dtype,
         }  # fmt: skip
 
 

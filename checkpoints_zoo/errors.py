@@ -14,7 +14,7 @@ import re
 import unicodedata
 from pathlib import Path
 
-LONGEST = 1000  # Largest number of characters in each part of an error's text; longer parts are shortened.
+MAX_PART_CHARACTERS = 1000  # Largest number of characters in each part of an error's text; longer parts are shortened.
 
 
 class ZooError(Exception):
@@ -56,40 +56,41 @@ class ZooError(Exception):
         clauses += [f"found {found.rstrip('. ')}"] if found else []  # Texts of other libraries may end in a dot.
         text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
         text = f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
-        return _escape_controls(f"{text}{_explain_equal_looks(text)}")
+        return _escape_controls(f"{text}{_explain_lookalikes(text)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild_error, (type(self), self.__dict__.copy())
 
 
-def _explain_equal_looks(text: str) -> str:
-    """Return a sentence on words of a text that look the same but are stored in two ways; "" if there are none.
+def _explain_lookalikes(text: str) -> str:
+    """Return a sentence that names words of a text which look equal but consist of different characters; "" if none do.
 
-    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change names from one to the other.
+    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change file names from one form to
+    the other.
     """
     if text.isascii():
         return ""
-    forms: dict[str, set[str]] = {}
+    words_by_form: dict[str, set[str]] = {}
     for word in re.findall(r"[^\s'\"`,;:()]+", text):
-        forms.setdefault(unicodedata.normalize("NFC", word.rstrip(".?")), set()).add(word.rstrip(".?"))
-    pairs = [" and ".join(ascii(word) for word in sorted(words)) for words in forms.values() if len(words) > 1]
+        words_by_form.setdefault(unicodedata.normalize("NFC", word.rstrip(".?")), set()).add(word.rstrip(".?"))
+    pairs = [" and ".join(ascii(word) for word in sorted(words)) for words in words_by_form.values() if len(words) > 1]
     return f" They look the same and are not: {'; '.join(pairs)}, two forms of Unicode." if pairs else ""
 
 
 def _escape_controls(text: str) -> str:
-    """Write control characters but ends of lines as codes: strings of a source must not steer a terminal."""
+    """Replace control characters, except line ends, by visible codes, so that a text cannot control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def _shorten(text: str) -> str:
     """Shorten a text to 1,000 characters by replacing its middle; return the text."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-195:]}"
+    return text if len(text) <= MAX_PART_CHARACTERS else f"{text[: MAX_PART_CHARACTERS - 200]} ... {text[-195:]}"
 
 
-def _rebuild_error(kind: type[ZooError], facts: dict[str, str]) -> ZooError:
+def _rebuild_error(error_class: type[ZooError], attributes: dict[str, str]) -> ZooError:
     """Rebuild a pickled error with all its attributes; worker processes send their errors back pickled."""
-    error = kind(facts["thing"])
-    error.__dict__.update(facts)
+    error = error_class(attributes["thing"])
+    error.__dict__.update(attributes)
     return error
 
 
@@ -130,7 +131,7 @@ class LayoutError(ZooError, ValueError):
 
 
 class TooLargeError(ZooError, MemoryError):
-    """The operation needs more memory than is free; the error names a smaller step."""
+    """The operation needs more memory than is free; the error names an operation that needs less memory."""
 
 
 class LockedError(ZooError, BlockingIOError):
@@ -154,8 +155,8 @@ class WorkerError(ZooError, RuntimeError):
 
 
 class SmallerChunk(UserWarning):
-    """Warning: memory is short, so fewer members run at once than requested. The results stay the same as with the
-    requested number."""
+    """Warning: memory is short, so fewer members run at once than requested. The results are the same as with the
+    requested number of members."""
 
 
 class LeftOut(UserWarning):

@@ -1,6 +1,7 @@
-"""Engines that run jobs in this process, in several processes, or on a Ray cluster, and yield results as they finish.
+"""Engines that run jobs in this process, in several processes, or on a Ray cluster, and yield each result when its job
+ends.
 
-The same work gives the same results on every engine. Only the caller writes files; workers compute.
+The same jobs give the same results on every engine. Workers only compute; the caller writes the files.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ A = TypeVar("A")
 R = TypeVar("R")
 A_in = TypeVar("A_in", contravariant=True)
 R_out = TypeVar("R_out", covariant=True)
-TRIES = 3
-GRACE_S = 5.0  # Seconds between asking a worker to end and killing it.
-OBJECT_STORE_BYTES = 2**29  # Size of the object store of a local Ray cluster, through which results pass.
-_STARTED = b""  # First message of a worker, which says that it is ready.
-_GUARD = 'Put `if __name__ == "__main__":` around the calls of a script, or its classes and functions into a module'
+LARGEST_TRY_COUNT = 3
+SECONDS_BEFORE_KILL = 5.0  # Number of seconds after which a worker that was asked to end is killed.
+OBJECT_STORE_BYTES = 2**29  # Size of the object store of a local Ray cluster; results pass through this store.
+_READY_MESSAGE = b""  # First message of a worker, which says that it is ready.
+_MAIN_GUARD_ADVICE = (
+    'Put `if __name__ == "__main__":` around the calls of a script, or its classes and functions into a module'
+)
 _importing_main = False  # True in a worker while it imports the main script.
-POLL_S = 5.0  # Seconds between two queries of the cluster's free resources.
+POLLING_SECONDS = 5.0  # Seconds between two queries of the cluster's free resources.
 
 
 class Work(Protocol[A_in, R_out]):
@@ -50,7 +53,7 @@ class Work(Protocol[A_in, R_out]):
 
 @dataclass(frozen=True)
 class Job(Generic[A]):
-    """One call of the work function: a name for error texts, and the argument."""
+    """One call of the work function: the job's name for error texts, and the argument of the call."""
 
     name: str
     argument: A
@@ -59,21 +62,21 @@ class Job(Generic[A]):
 class Engine(Protocol):
     """Runs jobs.
 
-    If a worker dies (killed, out of memory, a node lost), its job is started again in another one, a few times. If a
-    job raises an error, no further job is started; the running jobs are waited for and yielded, and then the error
-    reaches the caller with the job's name as a note. Closing the iterator stops the running jobs.
+    If a worker dies (killed, out of memory, a lost node), another worker starts the job again, a few times. If a job
+    raises an error, no further job is started. The results of the running jobs are yielded; then the error is raised,
+    with the job's name as a note. Closing the iterator stops the running jobs.
     """
 
     @property
     def device(self) -> str:
-        """The device that jobs compute on; the first one if there are several."""
+        """The device on which jobs compute; the first device if there are several."""
 
     def run(self, work: Work[A, R], jobs: Iterable[Job[A]]) -> Generator[tuple[Job[A], R], None, None]:
-        """Run as many jobs at a time as there are workers; yield (job, result) of each job as it finishes.
+        """Run as many jobs at a time as there are workers; yield (job, result) when a job ends.
 
         Args:
             work: the function that every job calls; other processes get a pickled copy of it.
-            jobs: the jobs to run; the next one is taken when a worker becomes free.
+            jobs: the jobs to run; the next job is taken when a worker becomes free.
 
         Raises:
             WorkerError: the workers of one job died repeatedly.
@@ -91,11 +94,11 @@ def choose_engine(
     only when it runs jobs.
 
     Args:
-        workers: number of jobs that run at a time; None for one on each device, or with Ray as many as the cluster can
-            run.
+        workers: number of jobs that run at a time; None for one job on each device, or with Ray as many jobs as the
+            cluster can run.
         devices: devices that the workers get in turn; with Ray, "cuda" reserves one GPU for each job.
-        ray: the Ray cluster: "auto" for the running cluster of this machine, "local" for a new one, or an address; None
-            for no Ray.
+        ray: the Ray cluster: "auto" for the running cluster of this machine, "local" for a new cluster, or an address;
+            None to run without Ray.
         say: function that is called with a line of text about each worker that died.
 
     Raises:
@@ -129,7 +132,7 @@ class InProcess:
 
         Args:
             work: the function that every job calls.
-            jobs: the jobs to run; each is taken from the iterable when it is its turn.
+            jobs: the jobs to run; a job is taken from the iterable just before it starts.
         """
         for job in jobs:
             try:
@@ -142,26 +145,25 @@ class InProcess:
 
 @dataclass(frozen=True)
 class Processes:
-    """Runs jobs in worker processes, which start as jobs arrive, take further jobs, and stop at the end.
+    """Runs jobs in worker processes. The processes start as jobs arrive, take further jobs, and stop after the last
+    job.
 
-    Workers import the main script only if the work function or a job's argument is defined in it. Such a script needs
-    `if __name__ == "__main__":` around its own calls; without it, and for code from standard input or a notebook, these
-    jobs run in this process, and a warning says so.
+    Workers import the main script only if it defines the work function or the class of a job's argument. Such a script
+    needs `if __name__ == "__main__":` around its calls. Without this line, and for code from standard input or a
+    notebook, the jobs run in this process, and there is a warning.
 
     Args:
         workers: number of worker processes that run at a time.
         devices: devices that the worker processes get in turn.
         tries: the largest number of times that a job is started if its workers die.
         start: method by which `multiprocessing` starts processes: "spawn", "forkserver" or "fork". "fork" is unsafe
-            after torch has
-            run, and forked
-            processes hold this process's file locks until they end.
+            after torch has run, and forked processes hold the file locks of this process until they end.
         say: function that is called with a line of text about each worker that died.
     """
 
     workers: int
     devices: tuple[str, ...] = ("cpu",)
-    tries: int = field(default=TRIES, repr=False)
+    tries: int = field(default=LARGEST_TRY_COUNT, repr=False)
     start: str = field(default="spawn", repr=False)
     say: Callable[[str], object] = field(default=lambda text: None, repr=False)
 
@@ -175,42 +177,46 @@ class Processes:
         The arguments and errors are those of `Engine.run`.
         """
         if _importing_main:
-            raise UsageError("jobs in several processes", found="calls at the top of the main script", do=_GUARD)
+            raise UsageError(
+                "jobs in several processes", found="calls at the top of the main script", do=_MAIN_GUARD_ADVICE
+            )
         pool, queue = _WorkerPool(self, pickle_for_worker(work)), _JobQueue(jobs, self.tries)
         try:
             yield from self._start_jobs(pool, queue, work)
-            while pool.busy:
-                finished: list[tuple[Job[A], R]] = []
+            while pool.busy_workers:
+                finished_jobs: list[tuple[Job[A], R]] = []
                 for worker in pool.wait_for_answers():
                     raw = worker.receive()
-                    if raw == _STARTED:
+                    if raw == _READY_MESSAGE:
                         worker.send_job(pool.work)
                         continue
                     job, worker.job = worker.job, None
                     if raw is None:
-                        cause = pool.discard(worker)
+                        cause = pool.remove_dead(worker)
                         start = f"start {worker.tries} of {self.tries}"
                         self.say(f"{worker.name} was ended by {cause} in job {job.name}, {start}")
                         queue.record_death(job, worker.tries, cause, worker.started)
                     else:
-                        finished += queue.read_answer(job, raw, worker.name)
-                yield from chain(self._start_jobs(pool, queue, work), finished)
+                        finished_jobs += queue.read_answer(job, raw, worker.name)
+                yield from chain(self._start_jobs(pool, queue, work), finished_jobs)
             queue.raise_failure()
         finally:
             pool.stop_all()
 
     def _start_jobs(self, pool: _WorkerPool, queue: _JobQueue[A], work: Work[A, R]) -> Iterator[tuple[Job[A], R]]:
-        """Send jobs to free workers. Run jobs that need an unsafe main script in this process, and yield them with
-        their results."""
+        """Send jobs to free workers. Jobs that need an unsafe main script are run in this process: yield (job, result)
+        of these jobs."""
         while pool.has_room() and (start := queue.next_job()):
             job, tries = start
             argument = pickle_for_worker(job.argument)
-            if not (pool.local or (self.start != "fork" and _needs_unsafe_main(argument))):
+            if not (pool.runs_in_this_process or (self.start != "fork" and _needs_unsafe_main(argument))):
                 pool.assign(job, tries, argument)
                 continue
-            found = "no file that workers could import" if _main_file() is None else "calls without that guard"
+            found = "no file that workers could import" if _main_file() is None else "calls without this line"
             text = f'main script: expected `if __name__ == "__main__":` around its calls; found {found}.'
-            warnings.warn(f"{text} Jobs that use its classes run one by one in this process. {_GUARD}", stacklevel=3)
+            warnings.warn(
+                f"{text} Jobs that use its classes run one by one in this process. {_MAIN_GUARD_ADVICE}", stacklevel=3
+            )
             try:
                 yield from InProcess(self.device).run(work, [job])
             except Exception as error:  # noqa: BLE001 (raised after the running jobs)
@@ -222,7 +228,7 @@ class _JobQueue(Generic[A]):
     job, no further job is started.
 
     Args:
-        jobs: the jobs to run; each is taken from the iterable when it is its turn.
+        jobs: the jobs to run; a job is taken from the iterable just before it starts.
         tries: the largest number of times that a job is started if its workers die.
     """
 
@@ -236,23 +242,24 @@ class _JobQueue(Generic[A]):
         return self.failure is None
 
     def next_job(self) -> tuple[Job[A], int] | None:
-        """Return a job and the number of this start of it, from 1; None if no job is to be started."""
+        """Return the next job, and the number of times that it has been started with this start; None if no job is to
+        be started."""
         if not self.accepts_jobs:
             return None
         job, earlier_starts = self.repeated_jobs.popleft() if self.repeated_jobs else (next(self.new_jobs, None), 0)
         return None if job is None else (job, earlier_starts + 1)
 
-    def record_death(self, job: Job[A], tries: int, cause_of_death: str, started: bool = True) -> None:
+    def record_death(self, job: Job[A], tries: int, cause_of_death: str, worker_was_ready: bool = True) -> None:
         """Put the job of a dead worker back into the queue; after its last try, record the failure.
 
         Args:
             job: the job that the dead worker was running.
             tries: number of times that the job was started so far.
             cause_of_death: phrase that says why the worker died.
-            started: whether the worker had become ready for jobs; a worker that dies before would die again, so its job
-                is not retried.
+            worker_was_ready: whether the worker had become ready for jobs; if a worker dies before, another one would
+                die too, so the job is not tried again.
         """
-        if not started and not cause_of_death.startswith("signal"):
+        if not worker_was_ready and not cause_of_death.startswith("signal"):
             self.failure = self.failure or WorkerError(
                 "a worker process",
                 expected="one that starts",
@@ -269,20 +276,20 @@ class _JobQueue(Generic[A]):
             do="The usual cause is too little memory: use fewer workers. The workers may have printed more above",
         )
 
-    def read_answer(self, job: Job[A], raw: bytes, where: str) -> Iterator[tuple[Job[A], Any]]:
-        """Read a worker's answer; yield (job, result), or record the job's error as the failure.
+    def read_answer(self, job: Job[A], pickled_answer: bytes, worker_name: str) -> Iterator[tuple[Job[A], Any]]:
+        """Read a worker's answer; yield (job, result), or record the job's error, which `raise_failure` raises.
 
         Args:
-            job: the job that the answer belongs to.
-            raw: the pickled answer, as `_run_job` returns it.
-            where: the worker's name, for the note of an error.
+            job: the job to which the answer belongs.
+            pickled_answer: the pickled answer, as `_run_job` returns it.
+            worker_name: the worker's name, for the note of an error.
         """
-        done, value = pickle.loads(raw)  # noqa: S301 (from our own worker)
-        if done:
+        succeeded, value = pickle.loads(pickled_answer)  # noqa: S301 (from our own worker)
+        if succeeded:
             yield job, value
             return
         error, text = value
-        error.add_note(f"in job {job.name}, {where}:\n{text}")
+        error.add_note(f"in job {job.name}, {worker_name}:\n{text}")
         self.failure = self.failure or error
 
     def raise_failure(self) -> None:
@@ -296,22 +303,24 @@ class _WorkerPool:
 
     def __init__(self, engine: Processes, work: bytes) -> None:
         self.engine, self.work = engine, work
-        self.local = engine.start != "fork" and _needs_unsafe_main(work)  # If true, all jobs run in this process.
+        self.runs_in_this_process = engine.start != "fork" and _needs_unsafe_main(
+            work
+        )  # If true, all jobs run in this process.
         self.workers: list[_Worker] = []
 
     @property
-    def busy(self) -> list[_Worker]:
+    def busy_workers(self) -> list[_Worker]:
         return [w for w in self.workers if w.job is not None]
 
     def has_room(self) -> bool:
-        return len(self.busy) < self.engine.workers
+        return len(self.busy_workers) < self.engine.workers
 
     def assign(self, job: Job[Any], tries: int, argument: bytes) -> None:
-        """Give a job to an idle worker, or to a new one.
+        """Give a job to an idle worker, or to a new worker.
 
         Args:
-            job: to run.
-            tries: number of this start of the job, from 1.
+            job: the job to run.
+            tries: number of times that the job has been started, with this start.
             argument: the job's argument, pickled.
         """
         worker = next((w for w in self.workers if w.job is None), None)
@@ -327,14 +336,14 @@ class _WorkerPool:
     def wait_for_answers(self) -> list[_Worker]:
         """Wait until a worker answers or dies; return the workers that answered or died."""
         waiting_workers: dict[Any, _Worker] = {}
-        for worker in self.busy:
+        for worker in self.busy_workers:
             waiting_workers[worker.connection] = waiting_workers[worker.process.sentinel] = worker
         return list(dict.fromkeys(waiting_workers[x] for x in wait(list(waiting_workers))))
 
-    def discard(self, worker: _Worker) -> str:
+    def remove_dead(self, worker: _Worker) -> str:
         """Remove a dead worker; return a phrase that says why it died."""
-        worker.process.join(GRACE_S)
-        if worker.process.is_alive():  # The process still runs: it has only closed its connection.
+        worker.process.join(SECONDS_BEFORE_KILL)
+        if worker.process.is_alive():  # The process still runs, but has closed its connection.
             worker.process.kill()
             worker.process.join()
         code = worker.process.exitcode
@@ -343,16 +352,17 @@ class _WorkerPool:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     def stop_all(self) -> None:
-        """Stop all workers: idle ones end by themselves, busy ones are terminated, and killed if that fails."""
+        """Stop all workers: idle workers end by themselves; busy workers are terminated, and killed if they do not
+        end."""
         for worker in self.workers:
             worker.connection.close()
             if worker.job is not None:
                 worker.process.terminate()
         for worker in self.workers:
             if worker.job is None:  # An idle worker sees the closed connection and exits normally.
-                worker.process.join(GRACE_S)
+                worker.process.join(SECONDS_BEFORE_KILL)
                 worker.process.terminate()
-            worker.process.join(GRACE_S)
+            worker.process.join(SECONDS_BEFORE_KILL)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
@@ -363,23 +373,23 @@ class _WorkerPool:
 class _Worker:
     """A worker process, the connection to it, and its current job.
 
-    The work and the first job are sent only after the worker's first message: a process that dies at its start reads
-    nothing, and sending more bytes than a pipe holds would block for ever.
+    The work function and the first job are sent only after the worker's first message. A process that dies at its start
+    reads nothing, so sending more bytes than a pipe holds would block for ever.
     """
 
     def __init__(self, engine: Processes, slot: int) -> None:
         context: Any = multiprocessing.get_context(engine.start)
-        fork = engine.start == "fork"
+        forks = engine.start == "fork"
         self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
         self.connection, worker_end = context.Pipe()
         threads = max(1, usable_cores() // engine.workers)
         self.process = context.Process(
             target=_serve_jobs,
-            args=(worker_end, {} if fork else _main_to_prepare(), self.device, threads),
+            args=(worker_end, {} if forks else _main_to_prepare(), self.device, threads),
             name=f"zoo-worker-{slot}",
             daemon=True,
         )
-        with _hold_interrupts(), nullcontext() if fork else _hide_main():
+        with _hold_interrupts(), nullcontext() if forks else _hide_main():
             self.process.start()
         worker_end.close()  # Close this end, so that the connection ends when the worker ends.
         self.job: Any = None
@@ -390,7 +400,7 @@ class _Worker:
         return f"worker {self.slot} (process {self.process.pid})"
 
     def send_job(self, work: bytes) -> None:
-        """Send the worker its job; before the first job, send the work function."""
+        """Send a job to the worker; before the first job, send the work function."""
         with suppress(OSError):  # If the worker has died meanwhile, `receive` notices it.
             if not self.started:
                 self.connection.send_bytes(work)
@@ -398,7 +408,7 @@ class _Worker:
         self.started, self.argument = True, b""
 
     def receive(self) -> bytes | None:
-        """Read the worker's next answer; return it, or None if the worker died."""
+        """Read the worker's next answer; return the answer, or None if the worker died."""
         with suppress(EOFError, OSError):
             return self.connection.recv_bytes() if self.connection.poll() else None
         return None
@@ -406,50 +416,51 @@ class _Worker:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Block Ctrl-C while a process starts: the child inherits the block, so only the parent handles Ctrl-C and then
-    stops the child."""
+    """Block Ctrl-C while a process starts. The child process inherits the block, so that only the parent handles
+    Ctrl-C, and then stops the child."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signals_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
 
 
 def _main_file() -> Path | None:
-    """Return the path of the main script; None if the program is standard input, `-c`, a notebook or an interpreter."""
+    """Return the path of the main script; None if there is no script: code from standard input, `-c`, a notebook or an
+    interpreter."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return Path(file) if isinstance(file, str) and Path(file).is_file() else None
 
 
-def _refers_to_main(raw: bytes) -> bool:
+def _refers_to_main(pickled: bytes) -> bool:
     """Say whether a pickle refers to classes or functions of the main script."""
-    return b"__main__" in raw or b"__mp_main__" in raw
+    return b"__main__" in pickled or b"__mp_main__" in pickled
 
 
-def _needs_unsafe_main(raw: bytes) -> bool:
+def _needs_unsafe_main(pickled: bytes) -> bool:
     """Say whether a pickle refers to a main script that other processes can't import without running its calls."""
-    if not _refers_to_main(raw):
+    if not _refers_to_main(pickled):
         return False
     file = _main_file()
     if file is None:
         return True
     try:
         statements = ast.parse(file.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):  # The main program is not Python text, for example a frozen program.
+    except (OSError, SyntaxError, ValueError):  # The main program is not Python code, for example a frozen program.
         return True
-    tests = [ast.walk(statement.test) for statement in statements if isinstance(statement, ast.If)]
-    return not any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in test)
+    if_conditions = [ast.walk(statement.test) for statement in statements if isinstance(statement, ast.If)]
+    return not any(isinstance(node, ast.Name) and node.id == "__name__" for test in if_conditions for node in test)
 
 
 def _main_to_prepare() -> dict[str, Any]:
     """Return the arguments by which `multiprocessing.spawn.prepare` imports the main script in a worker."""
     if _main_file() is None:
         return {}
-    data = spawn.get_preparation_data("zoo-worker")
-    return {key: value for key, value in data.items() if key.startswith("init_main_from")}
+    preparation_data = spawn.get_preparation_data("zoo-worker")
+    return {key: value for key, value in preparation_data.items() if key.startswith("init_main_from")}
 
 
 @contextmanager
@@ -477,7 +488,9 @@ def _import_main(main: dict[str, Any]) -> None:
         raise
     except (Exception, SystemExit) as error:
         found = f"{type(error).__name__}: {error}"
-        raise UsageError("main script", expected="that workers can import it", found=found, do=_GUARD) from error
+        raise UsageError(
+            "main script", expected="a script that workers can import", found=found, do=_MAIN_GUARD_ADVICE
+        ) from error
     finally:
         _importing_main = False
     main.clear()
@@ -503,7 +516,7 @@ def _serve_jobs(connection: Connection[Any, Any], main: dict[str, Any], device: 
     threads = min(threads, int(requested)) if requested.isdigit() and int(requested) else threads
     os.environ["OMP_NUM_THREADS"] = str(threads)
     with suppress(EOFError, OSError):
-        connection.send_bytes(_STARTED)
+        connection.send_bytes(_READY_MESSAGE)
         work = connection.recv_bytes()
         while True:
             connection.send_bytes(_run_job(work, connection.recv_bytes(), device, threads, main))
@@ -519,12 +532,12 @@ def _end_with_parent() -> None:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Runs jobs on the nodes of a Ray cluster. Each node needs this package and the other modules that the work
-    function imports.
+    """Runs jobs on the nodes of a Ray cluster. Each node needs this package, and all modules that the work function
+    imports.
 
     Args:
-        address: the cluster: "auto", "local", or an address for `ray.init`; if this process is connected already, that
-            connection is used.
+        address: the cluster: "auto", "local", or an address for `ray.init`; an existing connection of this process is
+            used instead.
         workers: number of jobs that run at a time; None for as many as the cluster can run.
         cpus, gpus: numbers of CPU cores and GPUs that Ray reserves for one job.
         tries: the largest number of times that a job is started if its workers or nodes die.
@@ -535,7 +548,7 @@ class RayCluster:
     workers: int | None = None
     cpus: int = field(default=1, repr=False)
     gpus: int = field(default=0, repr=False)
-    tries: int = field(default=TRIES, repr=False)
+    tries: int = field(default=LARGEST_TRY_COUNT, repr=False)
     say: Callable[[str], object] = field(default=lambda text: None, repr=False)
 
     @property
@@ -549,13 +562,13 @@ class RayCluster:
             UsageError: Ray is not installed, or no node has the resources of a job.
             NetworkError: no Ray cluster answers at the address.
         """
-        raw_work = pickle_for_worker(work)
+        pickled_work = pickle_for_worker(work)
         ray = _import_ray()
         with self._connect_to_cluster(ray):
-            remote = ray.remote(max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy="SPREAD")(
-                _run_job_on_node
-            )
-            shared = ray.put(raw_work)
+            run_remotely = ray.remote(
+                max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy="SPREAD"
+            )(_run_job_on_node)
+            shared_work = ray.put(pickled_work)
             queue, running_jobs = _JobQueue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
             try:
                 while True:
@@ -563,22 +576,22 @@ class RayCluster:
                         queue.accepts_jobs and len(running_jobs) < self._free_slots(ray) and (start := queue.next_job())
                     ):
                         argument = pickle_for_worker(start[0].argument)
-                        running_jobs[remote.remote(shared, argument, self.device, self.cpus)] = start
+                        running_jobs[run_remotely.remote(shared_work, argument, self.device, self.cpus)] = start
                     if not running_jobs:
                         break
-                    ready, _ = ray.wait(list(running_jobs), num_returns=1, timeout=POLL_S)
-                    for reference in ready:
+                    finished_references, _ = ray.wait(list(running_jobs), num_returns=1, timeout=POLLING_SECONDS)
+                    for reference in finished_references:
                         job, tries = running_jobs.pop(reference)
                         try:
-                            raw, where = ray.get(reference)
+                            pickled_answer, node_name = ray.get(reference)
                         except ray.exceptions.RayTaskError:
-                            raise  # The node could not start the job; the work function itself raised no error.
+                            raise  # The node could not start the job: the work function raised no error.
                         except ray.exceptions.RayError as error:
                             error_name = type(error).__name__
                             self.say(f"{error_name} in job {job.name}, start {tries} of {self.tries}")
                             queue.record_death(job, tries, error_name)
                         else:
-                            yield from queue.read_answer(job, raw, where)
+                            yield from queue.read_answer(job, pickled_answer, node_name)
                 queue.raise_failure()
             finally:
                 for reference in running_jobs:
@@ -633,7 +646,7 @@ def _import_ray() -> Any:
     Raises:
         UsageError: Ray is not installed.
     """
-    # Without this setting, every worker of a program started by `uv run` would build its own environment.
+    # Without this setting, every worker of a program that was started by `uv run` would build its own environment.
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -643,7 +656,7 @@ def _import_ray() -> Any:
         raise UsageError(
             "Ray",
             expected="the package ray",
-            found=f"that it is not installed ({error})",
+            found=f"none installed ({error})",
             do="Install ray: `pip install 'ray>=2.40,<3'`",
         ) from error
     return ray
@@ -672,10 +685,11 @@ def pickle_for_worker(work: object) -> bytes:
 
 
 def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict[str, Any] | None = None) -> bytes:
-    """Run a job in a worker; return its result, or its error, pickled by value.
+    """Run a job in a worker; return the pickled result, or the pickled error.
 
     Args:
-        work, argument: results of `pickle_for_worker`; unpickling them may raise, like the work itself.
+        work, argument: pickled work function and argument, from `pickle_for_worker`; unpickling may raise an error, as
+            the work may.
         device: name of the device to compute on.
         threads: number of threads that torch uses.
         main: arguments by which the main script is imported, as in `_serve_jobs`.
@@ -687,7 +701,7 @@ def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict
         if "torch" in sys.modules:  # Only if the work function has imported torch.
             sys.modules["torch"].set_num_threads(threads)
         value = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
-        # Pickled by the standard module: torch's own pickling would share memory, which is lost when the worker ends.
+        # Use the standard pickle module: torch's own pickling would share memory, which is lost when the worker ends.
         return pickle.dumps((True, function(value, device)))
     except Exception as error:  # noqa: BLE001 (raised again in the caller)
         return _pickle_error(error)
@@ -696,17 +710,17 @@ def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict
 @lru_cache(1)
 def _load_work(work: bytes) -> Work[Any, Any]:
     """Unpickle the work function, once for all jobs of a worker; return it."""
-    loaded: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from our own caller)
-    return loaded
+    work_function: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from our own caller)
+    return work_function
 
 
 def _pickle_error(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     error.__cause__ = error.__context__ = None
     try:
-        raw = pickle.dumps((False, (error, text)))
-        pickle.loads(raw)  # noqa: S301 (our own; some errors can be pickled, but not unpickled)
+        pickled = pickle.dumps((False, (error, text)))
+        pickle.loads(pickled)  # noqa: S301 (our own; some errors can be pickled, but not unpickled)
     except Exception:  # noqa: BLE001 (its class may raise anything when it is pickled)
         message = f"{type(error).__name__}: {error}"
-        raw = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=message), text)))
-    return raw
+        pickled = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=message), text)))
+    return pickled

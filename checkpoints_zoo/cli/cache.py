@@ -22,18 +22,18 @@ def command(drop: str | None, dry_run: bool, out: Output) -> None:
 
     Whole files are stored by the Hub's own client, and listed by `hf cache ls`.
     """
-    cached = cache.cached_repos()
+    cached_repos = cache.cached_repos()
     if drop is not None:
-        cached = [entry for entry in cached if drop in ("all", entry.repo)]
-        if not cached and drop != "all":
+        cached_repos = [entry for entry in cached_repos if drop in ("all", entry.repo)]
+        if not cached_repos and drop != "all":
             raise SourceNotFound(
                 f"repo {drop}", expected=f"a repo with members in {cache_root()}", found="no members of it",
                 do="`zoo-cli cache` lists the repos",
             )  # fmt: skip
         if not dry_run:
-            for entry in cached:
+            for entry in cached_repos:
                 cache.delete_members(entry.repo)
-    rows = [asdict(entry) for entry in cached]
-    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
+    rows = [asdict(entry) for entry in cached_repos]
+    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right_aligned=["bytes"]))
     verb = "" if drop is None else "would be deleted: " if dry_run else "deleted: "
-    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached))} in {cache_root()}")
+    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached_repos))} in {cache_root()}")

@@ -25,8 +25,8 @@ def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""
     errors: list[ZooError] = []
     rows = list(_catalog_rows() if source is None else _source_rows(open_source(source, ""), errors))
-    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right=["bytes"]))
-    if str(source or "").startswith(hub.SCHEME) and _is_offline():
+    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right_aligned=["bytes"]))
+    if str(source or "").startswith(hub.ADDRESS_SCHEME) and _is_offline():
         out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
     if not rows and not errors:
         out.say("no collections")

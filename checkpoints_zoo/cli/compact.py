@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options, parse_reference
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.cli.options import (
+    IMAGES_HELP,
+    OutputFile,
+    OutputFolder,
+    Selection,
+    network_options,
+    parse_reference,
+)
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.compact_posterior import Compact
 
-ROWS = {
+ROW_LABELS = {
     "agreement": ("agreement (0..1)", 1), "total_variation": ("total variation (0..1)", 1),
     "sample_accuracy": ("accuracy of samples (%)", 100), "mean_accuracy": ("accuracy of the mean (%)", 100),
 }  # fmt: skip
@@ -26,7 +33,9 @@ ROWS = {
 
 @click.command()
 @network_options
-@click.option("--data", metavar="IMAGES", help=f"Labelled images: {IMAGES}; the collection's test set if not given.")
+@click.option(
+    "--data", metavar="IMAGES", help=f"Labelled images: {IMAGES_HELP}; the collection's test set if not given."
+)
 @click.option(
     "--to", callback=parse_reference, metavar="ID|mean", help="What to align to; the first member if not given."
 )
@@ -51,7 +60,10 @@ ROWS = {
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the networks on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the samples and the random halves.")
 @click.option(
-    "--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw standard deviations, accuracies and pruning."
+    "--plot",
+    type=OutputFile(*PICTURE_FORMATS),
+    metavar="PICTURE",
+    help="Draw standard deviations, accuracies and pruning.",
 )
 @format_option
 def compact_command(
@@ -82,7 +94,7 @@ def compact_command(
     result = compact(members, data, to=to, **options)
     if plot:
         out.say(f"picture: {result.plot(plot)}")
-    out.data(result.values(), _gaussians_table(result), _halves_table(result), _explanation(result))
+    out.data(result.values(), _gaussians_table(result), _halves_table(result), _explanation_text(result))
 
 
 def _compare_with_hmc(
@@ -114,10 +126,10 @@ def _gaussians_table(result: Compact) -> str:
     columns = {name: result.table[name] for name in ("members", "q_d", "q_r")}
     rows = [
         {"": label} | {name: as_text(column[key], scale) if key in column else "-" for name, column in columns.items()}
-        for key, (label, scale) in ROWS.items()
+        for key, (label, scale) in ROW_LABELS.items()
     ]
-    gain = f"Alignment changes the accuracy of the mean by {as_text(result.gain, 100)} points."
-    return f"{table(rows, right=list(columns))}\n\n{gain}"
+    gain_text = f"Alignment changes the accuracy of the mean by {as_text(result.gain, 100)} points."
+    return f"{table(rows, right_aligned=list(columns))}\n\n{gain_text}"
 
 
 def _halves_table(result: Compact) -> str:
@@ -125,13 +137,14 @@ def _halves_table(result: Compact) -> str:
         return ""
     columns = {name: result.held_out[name] for name in ("members", "q_d", "q_r")}
     rows = [
-        {"one half against the other": ROWS[key][0]} | {name: as_text(column[key]) for name, column in columns.items()}
+        {"one half against the other": ROW_LABELS[key][0]}
+        | {name: as_text(column[key]) for name, column in columns.items()}
         for key in ("agreement", "total_variation")
     ]
-    return table(rows, right=list(columns))
+    return table(rows, right_aligned=list(columns))
 
 
-def _explanation(result: Compact) -> str:
+def _explanation_text(result: Compact) -> str:
     lines = [
         f"Measured now on {result.data.split(' ')[0]}, {result.inputs:,} inputs; {result.samples} samples of each,"
         f" aligned to {result.to}."
@@ -184,11 +197,11 @@ def compact_table_command(
     draws that were aligned to one of them. HMC and VI approximate the posterior at temperature 1. If you have the draws
     already, `zoo-cli compact NAME --against HMC --vi VI` gives the same table.
     """
-    from checkpoints_zoo.methods.comparing.compact_comparison import HMC, fit_and_compare
+    from checkpoints_zoo.methods.comparing.compact_comparison import DEFAULT_HMC, fit_and_compare
     from checkpoints_zoo.training.recipes import choose_recipe
 
     chosen_recipe = choose_recipe(recipe)
-    hmc = replace(HMC, steps=steps, warmup=warmup)
+    hmc = replace(DEFAULT_HMC, steps=steps, warmup=warmup)
     result = fit_and_compare(chosen_recipe, folder or f"{chosen_recipe.name}-compared", hmc=hmc, say=out.say, **options)
     for path in (json_path, latex):
         if path is not None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
-from checkpoints_zoo.cli.options import IMAGES, OutputFile, OutputFolder, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFile, OutputFolder, Selection, network_options
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 
 if TYPE_CHECKING:
     from checkpoints_zoo.methods.comparing.prepared import RemainingWork
@@ -56,7 +56,9 @@ def _parse_draws(
 @click.option(
     "--recipe", metavar="FILE.py[:NAME]", help="The recipe that trained NAME, if no recipe of the package has its name."
 )
-@click.option("--data", metavar="IMAGES", help=f"Labelled images: {IMAGES}; the collection's test set if not given.")
+@click.option(
+    "--data", metavar="IMAGES", help=f"Labelled images: {IMAGES_HELP}; the collection's test set if not given."
+)
 @click.option(
     "--ood",
     metavar="IMAGES|none",
@@ -76,7 +78,9 @@ def _parse_draws(
 @click.option("--workers", type=int, metavar="N", help="Processes; one a core if not given.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to fit and measure on, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of fits, permutations and subsets.")
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw each figure against MMD and NS.")
+@click.option(
+    "--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw each figure against MMD and NS."
+)
 @click.option("--json", "json_file", type=OutputFile(".json"), metavar="JSON", help="Write the result as JSON.")
 @click.option("--latex", "latex_file", type=OutputFile(".tex"), metavar="TEX", help="Write the table for LaTeX.")
 @click.option(
@@ -112,10 +116,10 @@ def command(
     interrupted run continues.
     """
     members = selection.load()
-    from checkpoints_zoo.methods.comparing.study import prepare
+    from checkpoints_zoo.methods.comparing.study import prepare_comparison
     from checkpoints_zoo.training.recipes import choose_recipe
 
-    prepared = prepare(
+    prepared = prepare_comparison(
         members,
         methods,
         data,
@@ -129,7 +133,7 @@ def command(
         **options,
     )
     if dry_run:
-        todo = prepared.todo()
+        todo = prepared.remaining_work()
         out.data(asdict(todo), _remaining_work_text(todo))
         return
     result = prepared.run()

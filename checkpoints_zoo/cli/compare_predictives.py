@@ -9,20 +9,20 @@ import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.cli.mmd import load_other
-from checkpoints_zoo.cli.options import IMAGES, Selection, network_options
+from checkpoints_zoo.cli.options import IMAGES_HELP, Selection, network_options
 from checkpoints_zoo.evaluation.tables import as_text
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.predictives import PredictiveComparison
 
-NAMES = {"agreement": "agreement (0..1)", "total_variation": "total variation (0..1)"}
+FIGURE_LABELS = {"agreement": "agreement (0..1)", "total_variation": "total variation (0..1)"}
 
 
 @click.command()
 @network_options
 @click.argument("other", metavar="[OTHER]", required=False)
 @click.option("--other-source", metavar="SOURCE", help="Source of OTHER, if it is not that of NAME.")
-@click.option("--data", metavar="IMAGES", help=f"Images: {IMAGES}; the collection's test set if not given.")
+@click.option("--data", metavar="IMAGES", help=f"Images: {IMAGES_HELP}; the collection's test set if not given.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the members on, such as cuda.")
 @click.option("--subsets", default=100, metavar="N", help="Random halves of the members behind the intervals.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the random halves.")
@@ -49,20 +49,22 @@ def command(
     from checkpoints_zoo.populations.predictives import compare_predictives
 
     first, second = split_by_unit(members) if other is None else (members, load_other(selection, other, other_source))
-    against = "the other half" if other is None else f"{len(second)} of {second.name}"
-    out.say(f"{first.name}: {len(first)} members against {against}, on {data or first.description.dataset} …")
+    other_text = "the other half" if other is None else f"{len(second)} of {second.name}"
+    out.say(f"{first.name}: {len(first)} members against {other_text}, on {data or first.description.dataset} …")
     result = compare_predictives(first, second, data, device=device, subsets=subsets, seed=seed)
-    out.data(json.loads(result.to_json()), _figures_table(result), _explanation(result))
+    out.data(json.loads(result.to_json()), _figures_table(result), _explanation_text(result))
 
 
 def _figures_table(result: PredictiveComparison) -> str:
-    return table([{"": NAMES[name], "value": as_text(x)} for name, x in result.figures.items()], right=["value"])
+    return table(
+        [{"": FIGURE_LABELS[name], "value": as_text(x)} for name, x in result.figures.items()], right_aligned=["value"]
+    )
 
 
-def _explanation(result: PredictiveComparison) -> str:
+def _explanation_text(result: PredictiveComparison) -> str:
     first, second = result.members
-    measured = f"Measured now on {result.data.split(' ')[0]}, {result.inputs:,} inputs: the mean probabilities of"
+    data_text = f"Measured now on {result.data.split(' ')[0]}, {result.inputs:,} inputs: the mean probabilities of"
     intervals = "[ ]: 95 % jackknife intervals over the members of both."
     if all(x.low is None for x in result.figures.values()):
         intervals = "There are no intervals for fewer than 3 members, or if both sets share a member."
-    return f"{measured} {first} members against those of {second}.\n{intervals}"
+    return f"{data_text} {first} members against those of {second}.\n{intervals}"

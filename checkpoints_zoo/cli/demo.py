@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.images import ImageData
 
-NAME, SIZES, PICTURE = "convnet-digits", (1, 8, 64), "zoo-demo.png"
-FIGURES = ("accuracy", "nll", "brier", "ece", "mi_id", "mi_ood", "auroc", "fpr95")
+COLLECTION_NAME, ENSEMBLE_SIZES, PICTURE_NAME = "convnet-digits", (1, 8, 64), "zoo-demo.png"
+SHOWN_FIGURES = ("accuracy", "nll", "brier", "ece", "mi_id", "mi_ood", "auroc", "fpr95")
 
 
 @click.command()
-@click.option("--out", "folder", default=".", type=OutputFolder(), metavar="DIR", help=f"The folder for {PICTURE}.")
+@click.option(
+    "--out", "folder", default=".", type=OutputFolder(), metavar="DIR", help=f"The folder for {PICTURE_NAME}."
+)
 @format_option
 def command(folder: Path, out: Output) -> None:
     """Load, ensemble and measure 64 networks that come with the package.
@@ -35,7 +37,7 @@ def command(folder: Path, out: Output) -> None:
     from checkpoints_zoo.evaluation.evaluating import evaluate
     from checkpoints_zoo.sources.source import EMBEDDED
 
-    members = load(NAME, source=EMBEDDED)
+    members = load(COLLECTION_NAME, source=EMBEDDED)
     out.say(_manifest_text(members))
     _stack(members, out)
     _ensemble(members, images.load("digits"), out)
@@ -43,10 +45,10 @@ def command(folder: Path, out: Output) -> None:
     start = time.perf_counter()
     report = evaluate(members, "digits", ood="photos")
     out.say(f"  {time.perf_counter() - start:.1f} s\n")
-    path = report.plot(folder / PICTURE)
-    sizes = [size for size in SIZES if size in report.curve]
-    out.data({**report_values(report), "picture": path}, report.to_text(sizes, FIGURES))
-    out.say(f"\nPicture: {path}\nThese members: {report.citation}\nNext: zoo-cli show {NAME}")
+    path = report.plot(folder / PICTURE_NAME)
+    sizes = [size for size in ENSEMBLE_SIZES if size in report.curve]
+    out.data({**report_values(report), "picture": path}, report.to_text(sizes, SHOWN_FIGURES))
+    out.say(f"\nPicture: {path}\nThese members: {report.citation}\nNext: zoo-cli show {COLLECTION_NAME}")
 
 
 def _manifest_text(members: Collection) -> str:
@@ -70,13 +72,13 @@ def _manifest_text(members: Collection) -> str:
 
 def _stack(members: Collection, out: Output) -> None:
     start = time.perf_counter()
-    stacked = members.stack()
+    stacked_tensors = members.stack()
     milliseconds = (time.perf_counter() - start) * 1000
-    name, tensor = next(iter(stacked.items()))
+    name, tensor = next(iter(stacked_tensors.items()))
     shards = len(set(members.rows.column("path").to_pylist()))
     out.say(
         f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {format_bytes(members.nbytes)},"
-        f" {len(stacked)} tensors, {milliseconds:.1f} ms; {name} is now {tuple(tensor.shape)}."
+        f" {len(stacked_tensors)} tensors, {milliseconds:.1f} ms; {name} is now {tuple(tensor.shape)}."
     )
 
 

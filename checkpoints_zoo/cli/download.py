@@ -30,15 +30,15 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
     copied into DIR too, which `--source DIR` reads and `zoo-cli publish DIR` publishes. An interrupted run continues.
     """
     selected = selection.find()
-    stored = selected.rows.filter(selected.rows.column("path").is_valid())
-    here = selected.source.count_local(selected.description, stored)
+    rows_with_weights = selected.rows.filter(selected.rows.column("path").is_valid())
+    local_count = selected.source.count_local(selected.description, rows_with_weights)
     values: dict[str, Any] = {
         "citation": selected.citation,
         "members": selected.rows.num_rows,
-        "files": len(set(stored.column("path").to_pylist())),
+        "files": len(set(rows_with_weights.column("path").to_pylist())),
         "bytes": sum_of(selected.rows, "nbytes"),
-        "members_here": here,
-        "members_fetched": 0 if dry_run else stored.num_rows - here,
+        "members_here": local_count,
+        "members_fetched": 0 if dry_run else rows_with_weights.num_rows - local_count,
         "fetched": not dry_run,
     }
     if dest is None:
@@ -60,5 +60,5 @@ def _copy(selected: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> 
         "dest": plan.target.root,
         "shards": len(plan.shards),
         "dest_bytes": plan.nbytes,
-        "cache_bytes": plan.cached,
+        "cache_bytes": plan.cached_nbytes,
     }

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
-from checkpoints_zoo.cli.options import IMAGES, OutputFolder, import_function
+from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFolder, import_function
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import format_bytes
@@ -37,8 +37,11 @@ from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_col
 )
 @click.option("--hash", "hashed", is_flag=True, help="Read every member once, for hashes, values that are not finite, "
               "and duplicates.")  # fmt: skip
-@click.option("--evaluate", metavar="IMAGES", help=f"Test images to measure every member on: {IMAGES}. Members are "
-              "hashed too.")  # fmt: skip
+@click.option(
+    "--evaluate",
+    metavar="IMAGES",
+    help=f"Test images to measure every member on: {IMAGES_HELP}. Members are hashed too.",
+)
 @click.option("--like", metavar="NAME", help="A collection of the catalog with the same images, classes and "
               "preprocessing.")  # fmt: skip
 @click.option("--dataset", metavar="IMAGES", help="The images that the members were trained on.")
@@ -111,7 +114,7 @@ def command(
         if columns is None
         else user_columns.make_reader(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
     )
-    done = ingest(
+    import_result = ingest(
         sources,
         name,
         out=target,
@@ -123,10 +126,10 @@ def command(
         say=out.say,
         **options,
     )
-    values = asdict(done)
+    values = asdict(import_result)
     plan_text = (
-        {**values, "bytes": format_bytes(done.bytes), "read": format_bytes(done.read)}
-        if isinstance(done, ImportPlan)
+        {**values, "bytes": format_bytes(import_result.bytes), "read": format_bytes(import_result.read)}
+        if isinstance(import_result, ImportPlan)
         else values
     )
     out.data(values, fact_lines(plan_text))

@@ -1,4 +1,4 @@
-"""`zoo-cli`: the table of commands, the output that they all print to, and the table of exit codes.
+"""`zoo-cli`: the table of commands, the output to which all commands print, and the table of exit codes.
 
 A command parses its arguments, calls the library, and prints. Its file is imported when the command is run or its help
 is shown. It imports torch and pandas only if it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
@@ -175,7 +175,7 @@ COMMANDS = {
 
 DONE, PROBLEMS, USAGE, MISSING, DAMAGED, NETWORK, BUG, INTERRUPTED, CLOSED = 0, 1, 2, 3, 4, 5, 70, 130, 141
 
-MEANINGS = {
+MEANING_OF_CODE = {
     DONE: "done",
     PROBLEMS: "`verify` or `audit` found problems",
     USAGE: "a command, option or selection that is wrong or impossible",
@@ -225,10 +225,10 @@ def format_option(command: Callable[..., Any]) -> Callable[..., Any]:
         help="How to print data: a table for people, or JSON.",
     )  # fmt: skip
     @wraps(command)
-    def wrapped(*args: Any, format: str, **options: Any) -> Any:
+    def run_command(*args: Any, format: str, **options: Any) -> Any:
         return command(*args, out=Output(format), **options)
 
-    return wrapped
+    return run_command
 
 
 def _json_text(value: object) -> str:
@@ -236,12 +236,12 @@ def _json_text(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
+def table(rows: Sequence[Mapping[str, Any]], right_aligned: Sequence[str] = ()) -> str:
     """Return rows as a table of aligned columns, in plain text.
 
     Args:
         rows: rows of the table as mappings with the same keys, which become the header.
-        right: keys of text columns that are aligned to the right, as columns of numbers are.
+        right_aligned: keys of text columns that are aligned to the right, as number columns are.
 
     >>> print(table([{"name": "a", "members": 64}, {"name": "long", "members": 8}]))
     name  members
@@ -253,7 +253,7 @@ def table(rows: Sequence[Mapping[str, Any]], right: Sequence[str] = ()) -> str:
     right_columns = {
         column
         for column, key in enumerate(rows[0])
-        if key in right or all(isinstance(row[key], int | float | None) for row in rows)
+        if key in right_aligned or all(isinstance(row[key], int | float | None) for row in rows)
     }
     return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
 
@@ -298,11 +298,12 @@ def percent(share: float | None) -> str | None:
 
 
 class ClosedOutput(Exception):
-    """The reader of the output has closed it; no BrokenPipeError, which click would turn into exit code 1."""
+    """Raised if the reader of the output has closed it, in place of BrokenPipeError, which click would turn into exit
+    code 1."""
 
 
 # The first kind that matches an exception decides; an exception of no kind is a bug.
-CODES: tuple[tuple[type[BaseException], int], ...] = (
+CODE_OF_ERROR: tuple[tuple[type[BaseException], int], ...] = (
     (click.exceptions.Abort, INTERRUPTED),
     (KeyboardInterrupt, INTERRUPTED),
     (ClosedOutput, CLOSED),
@@ -327,7 +328,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an exception."""
-    return next((code for kind, code in CODES if isinstance(error, kind)), BUG)
+    return next((code for kind, code in CODE_OF_ERROR if isinstance(error, kind)), BUG)
 
 
 def report_error(error: BaseException) -> int:
@@ -340,7 +341,7 @@ def report_error(error: BaseException) -> int:
     elif code == INTERRUPTED:
         say("interrupted")
     elif code != CLOSED:
-        say(f"error: {_message(error)}")
+        say(f"error: {_message_text(error)}")
     return code
 
 
@@ -366,7 +367,7 @@ def _warning_line(
     return f"zoo-cli: warning: {printable(str(message).replace(chr(10), ' '))}\n"
 
 
-def _message(error: BaseException) -> str:
+def _message_text(error: BaseException) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         message = error.format_message().rstrip(".")
         return f"{message}{'' if message.endswith('?') else '.'} See `{error.ctx.command_path} --help`."
@@ -387,14 +388,14 @@ def discard_output() -> None:
 
 
 def silence_progress_bars() -> None:
-    """Turn off the progress bars of other packages if stderr is no terminal, where each step is a new line."""
+    """Turn off the progress bars of other packages if stderr is not a terminal: each step would be a new line there."""
     if sys.stderr is None or not sys.stderr.isatty():
         for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
             os.environ.setdefault(name, "1")  # these packages read the variables when they are imported
 
 
 class Group(click.Group):
-    """A group of commands whose modules are imported on first use and that exit with the codes of `CODES`."""
+    """A group of commands whose modules are imported on first use and that exit with the codes of `CODE_OF_ERROR`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -411,7 +412,7 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            similar_commands = did_you_mean(args[0], COMMANDS, shown=repr)
+            similar_commands = did_you_mean(args[0], COMMANDS, text_of_name=repr)
             ctx.fail(f"No such command {args[0]!r}.{f' {similar_commands}' if similar_commands else ''}")
         return super().resolve_command(ctx, args)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option
-from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.cli.options import IMAGES_HELP, NONE_WORD, OutputFile, Selection, network_options
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     ImagesOrPredictions = str | Predictions | None
 
-MOST_SIZES = 3
+LARGEST_SIZE_COUNT = 3
 
 
 def _parse_sizes(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -38,7 +38,7 @@ def _parse_sizes(context: click.Context, parameter: click.Parameter, value: str 
 
 
 def _parse_held_out(context: click.Context, parameter: click.Parameter, value: str | None) -> float | str | None:
-    """Parse a share; return it, or the text if it names images."""
+    """Parse the value of --held-out; return a share of the images as a number, or the name of an image set."""
     try:
         return None if value is None else float(value)
     except ValueError:
@@ -80,8 +80,8 @@ class Measurement:
         members = self.selection.load()
         if self.stored is None:
             ood_name = self.ood_name()
-            on = f"{self.data or members.description.dataset}{f' against {ood_name}' if ood_name else ''}"
-            out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {on} …")
+            images_text = f"{self.data or members.description.dataset}{f' against {ood_name}' if ood_name else ''}"
+            out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {images_text} …")
         else:
             out.say(f"{members.name}: stored predictions of {len(members)} members, {self._prediction_set(members)} …")
         data, ood, held_out = self.inputs(members)
@@ -96,7 +96,7 @@ class Measurement:
         Args:
             default: name of the images that are used if --ood is not given.
         """
-        return None if self.ood == NONE else self.ood or default
+        return None if self.ood == NONE_WORD else self.ood or default
 
     def inputs(
         self, members: Collection, default_ood: str | None = None
@@ -132,7 +132,7 @@ def measurement_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @network_options
     @click.option(
-        "--data", metavar="IMAGES", help=f"Labelled images: {IMAGES}; the collection's test set if not given."
+        "--data", metavar="IMAGES", help=f"Labelled images: {IMAGES_HELP}; the collection's test set if not given."
     )
     @click.option("--ood", metavar="IMAGES|none", help="Images out of distribution, likewise, such as photos.")
     @click.option(
@@ -161,11 +161,11 @@ def measurement_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Print how many members are needed to come within this distance of the limit: nll=0.01 or brier=5%.",
     )
     @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def run_command(*args: Any, **options: Any) -> Any:
         arguments = {field.name: options.pop(field.name) for field in fields(Measurement)}
         return command(*args, measurement=Measurement(**arguments), **options)
 
-    return wrapped
+    return run_command
 
 
 def report_values(report: Report) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def report_values(report: Report) -> dict[str, Any]:
 
 @click.command()
 @measurement_options
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw the figures too.")
+@click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw the figures too.")
 @format_option
 def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -> None:
     """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
@@ -198,7 +198,13 @@ def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -
     help="Draw these figures against ensemble size instead, such as brier,auroc, or all.",
 )
 @click.option(
-    "-o", "--out", "path", type=OutputFile(*PICTURES), required=True, metavar="PICTURE", help="The picture to write."
+    "-o",
+    "--out",
+    "path",
+    type=OutputFile(*PICTURE_FORMATS),
+    required=True,
+    metavar="PICTURE",
+    help="The picture to write.",
 )
 @format_option
 def plot_command(measurement: Measurement, figures: str | None, path: Path, out: Output) -> None:

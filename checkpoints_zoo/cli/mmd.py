@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.options import NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.cli.options import NONE_WORD, OutputFile, Selection, network_options
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.populations.discrepancy import MMD, NS
 
-NAMES = {"mmd2": "MMD²", "p_value": "p", "ns_mmd2": "NS", "ns_p_value": "p of NS"}
+FIGURE_LABELS = {"mmd2": "MMD²", "p_value": "p", "ns_mmd2": "NS", "ns_p_value": "p of NS"}
 
 
 def _none_if_none(context: click.Context, parameter: click.Parameter, value: str) -> str | None:
     """Return the value of an option; None if it is the word "none"."""
-    return None if value == NONE else value
+    return None if value == NONE_WORD else value
 
 
 @click.command()
@@ -48,7 +48,9 @@ def _none_if_none(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--permutations", default=999, metavar="B", help="Permutations of the test; p is 1/(1 + B) or more.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="Where to compute, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the permutations.")
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw MMD² and p-values, one layer a row.")
+@click.option(
+    "--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw MMD² and p-values, one layer a row."
+)
 @format_option
 def command(
     selection: Selection,
@@ -72,8 +74,8 @@ def command(
     first = selection.load()
     second = None if other is None else load_other(selection, other, other_source)
     size = format_bytes(sum(c.nbytes for c in (first, second) if c is not None))
-    against = "their other half" if second is None else f"{len(second)} of {second.name}"
-    out.say(f"{first.name}: {len(first)} members against {against}, {size} …")
+    other_text = "their other half" if second is None else f"{len(second)} of {second.name}"
+    out.say(f"{first.name}: {len(first)} members against {other_text}, {size} …")
     from checkpoints_zoo.populations.discrepancy import mmd, ns
 
     result: MMD | NS
@@ -83,11 +85,11 @@ def command(
         result = ns(first, second, scale=scale, permute=permute, streams=streams, **options)
     if plot:
         out.say(f"picture: {result.plot(plot)}")
-    out.data(json.loads(result.to_json()), _result_table(result), _explanation(result, halves=second is None))
+    out.data(json.loads(result.to_json()), _result_table(result), _explanation_text(result, halves=second is None))
 
 
 def load_other(selection: Selection, name: str, source: str | None) -> Collection:
-    """Return the set of members that the selected ones are compared with."""
+    """Return the members with which the selected members are compared."""
     if parse_citation(name):
         return Selection(name, None, None, None, None, source).load()
     return replace(selection, name=name, source=source or selection.source).load()
@@ -96,26 +98,33 @@ def load_other(selection: Selection, name: str, source: str | None) -> Collectio
 def _result_table(result: MMD | NS) -> str:
     rows = []
     for row in result.rows():
-        texts = {NAMES[key]: "-" if row[key] is None else f"{row[key]:.3g}" for key in NAMES if key in row}
+        texts = {
+            FIGURE_LABELS[key]: "-" if row[key] is None else f"{row[key]:.3g}" for key in FIGURE_LABELS if key in row
+        }
         rows.append({"layer": row["group"], "weights": f"{row['weights']:,}"} | texts)
-    return table(rows, right=list(rows[0])[1:])
+    return table(rows, right_aligned=list(rows[0])[1:])
 
 
-def _explanation(result: MMD | NS, halves: bool) -> str:
+def _explanation_text(result: MMD | NS, halves: bool) -> str:
     from checkpoints_zoo.populations.discrepancy import MMD
 
     as_stored = result if isinstance(result, MMD) else result.mmd
     first, second = as_stored.members
-    sets = f"{first} at even positions against {second} at odd positions" if halves else f"{first} against {second}"
+    compared_sets = (
+        f"{first} at even positions against {second} at odd positions" if halves else f"{first} against {second}"
+    )
     lines = [
-        f"Members: {sets}. MMD² is unbiased (0 on average if both sets come from one distribution), and the mean over"
-        f" {len(as_stored['all'].kernels)} kernels."
+        f"Members: {compared_sets}. MMD² is unbiased (0 on average if both sets come from one distribution), and "
+        f"the mean over {len(as_stored['all'].kernels)} kernels."
     ]
     if not isinstance(result, MMD):
-        scale = f"scale {result.scale}" if result.scale else ""
-        permute = f"permute {result.permute}" if result.permute else ""
-        removed = ", ".join(word for word in (scale, permute, "streams" if result.streams else "") if word) or "none"
-        lines.append(f"NS: MMD² with symmetries removed ({removed}).")
+        scale_text = f"scale {result.scale}" if result.scale else ""
+        permute_text = f"permute {result.permute}" if result.permute else ""
+        removed_symmetries = (
+            ", ".join(word for word in (scale_text, permute_text, "streams" if result.streams else "") if word)
+            or "none"
+        )
+        lines.append(f"NS: MMD² with symmetries removed ({removed_symmetries}).")
     if as_stored.p_value is None:
         lines.append("No p: a set has fewer than two independent members or runs, or both sets share one.")
     else:

@@ -14,19 +14,19 @@ def run_old_form(program: str, current: bool = False) -> None:
 
     Args:
         program: text that the user typed before the arguments, such as "python -m training".
-        current: whether the program's name is still valid; then a note is written only if its arguments have the old
+        current: whether the program's name is still valid; a note is then written only if the arguments have the old
             form.
     """
     arguments = sys.argv[1:]
-    translated = translate(arguments)
-    if not current or translated != arguments:
+    new_arguments = translate(arguments)
+    if not current or new_arguments != arguments:
         old_form = " ".join([program, *arguments[:1]])
-        say(f"`{old_form}` is `{' '.join(['zoo-cli', *translated[:1]])}` now; the old form goes in 0.3")
-    main(translated)
+        say(f"`{old_form}` is `{' '.join(['zoo-cli', *new_arguments[:1]])}` now; the old form goes in 0.3")
+    main(new_arguments)
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Translate arguments of `python -m training` of version 0.1 into arguments of `zoo-cli`; return them.
+    """Translate arguments of `python -m training` of version 0.1; return the arguments of `zoo-cli`.
 
     >>> translate(["convnet-digits", "--members", "0-3", "--out", "out/"])
     ['train', 'convnet-digits', '--members', '0-3', '--out', 'out/']
@@ -36,13 +36,13 @@ def translate(arguments: Sequence[str]) -> list[str]:
     ['show', 'convnet-digits']
     """
     words = list(arguments)
-    first = words[0] if words else "--help"
-    if first == "merge":
+    first_word = words[0] if words else "--help"
+    if first_word == "merge":
         return ["train-merge", *words[1:]]
-    if first == "verify":
-        retrains = any(word.split("=")[0] == "--retrain" for word in words)
-        return words if retrains else [*words, "--retrain"]
-    if first in COMMANDS or first in ("-h", "--help", "--version"):
+    if first_word == "verify":
+        has_retrain = any(word.split("=")[0] == "--retrain" for word in words)
+        return words if has_retrain else [*words, "--retrain"]
+    if first_word in COMMANDS or first_word in ("-h", "--help", "--version"):
         return words
     if "--list" in words:
         return ["recipes", *(word for word in words if word != "--list")]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from checkpoints_zoo.sources.source import SelectedMembers
     from checkpoints_zoo.workers import Engine
 
-IMAGES = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
-NONE = "none"
+IMAGES_HELP = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
+NONE_WORD = "none"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Selection:
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument NAME and the options that select members; pass them to it as `selection`."""
+    """Give a command the argument NAME and the options that select members; pass the values to the command as
+    `selection`."""
 
     @click.argument("name", metavar="NAME")
     @click.option("-n", "n", type=int, metavar="N", help="The first N members; with --sample, N random ones.")
@@ -72,12 +73,12 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--sample", type=int, metavar="SEED", help="Choose the N members at random, by this seed.")
     @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
     @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def run_command(*args: Any, **options: Any) -> Any:
         names = [field.name for field in fields(Selection) if field.name != "architecture"]
         selection = Selection(**{name: options.pop(name) for name in names})
         return command(*args, selection=selection, **options)
 
-    return wrapped
+    return run_command
 
 
 def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,10 +87,10 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @selection_options
     @click.option("--architecture", metavar="MODULE:FUNCTION", help="Builds a network of your own; its code runs.")
     @wraps(command)
-    def wrapped(*args: Any, selection: Selection, architecture: str | None, **options: Any) -> Any:
+    def run_command(*args: Any, selection: Selection, architecture: str | None, **options: Any) -> Any:
         return command(*args, selection=replace(selection, architecture=architecture), **options)
 
-    return wrapped
+    return run_command
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,11 @@ def hardware_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @click.option("--ray", metavar="CLUSTER", help="Train on a Ray cluster: auto, local, or an address.")
     @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> Any:
+    def run_command(*args: Any, **options: Any) -> Any:
         arguments = {field.name: options.pop(field.name) for field in fields(Hardware)}
         return command(*args, hardware=Hardware(**arguments), **options)
 
-    return wrapped
+    return run_command
 
 
 class OutputFile(click.ParamType[Path]):
@@ -180,8 +181,8 @@ def parse_reference(context: click.Context, parameter: click.Parameter, value: s
 
 
 def import_function(text: str) -> Callable[..., Any]:
-    """Import a function named as MODULE:FUNCTION; return it. The module's code runs. From now on modules are also
-    searched for in the working folder.
+    """Import a function that is named as MODULE:FUNCTION; return the function. The module's code runs. From now on
+    modules are also searched for in the working folder.
 
     Raises:
         UsageError: there is no such function.

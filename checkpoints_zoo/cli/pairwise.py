@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.options import IMAGES, NONE, OutputFile, Selection, network_options
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.cli.options import IMAGES_HELP, NONE_WORD, OutputFile, Selection, network_options
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import counted, format_bytes
+from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.pairwise_information import Pairwise
 
-NAMES = {
+FIGURE_LABELS = {
     "mi_id": "mutual information, ID (nats)", "disagreement": "disagreement, ID (0..1)",
     "mi_ood": "mutual information, OOD (nats)", "disagreement_ood": "disagreement, OOD (0..1)",
     "correlation": "correlation of ID and OOD information",
@@ -27,7 +27,7 @@ NAMES = {
 @click.command()
 @network_options
 @click.option(
-    "--data", metavar="IMAGES", help=f"Images in distribution: {IMAGES}; the collection's test set if not given."
+    "--data", metavar="IMAGES", help=f"Images in distribution: {IMAGES_HELP}; the collection's test set if not given."
 )
 @click.option("--ood", metavar="IMAGES|none", help="Images out of distribution, likewise, such as photos.")
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to run the members on, such as cuda.")
@@ -38,7 +38,10 @@ NAMES = {
     help="Compare predictions that this source has: --data and --ood name sets (digits-test).",
 )
 @click.option(
-    "--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw the distributions over pairs, and all pairs."
+    "--plot",
+    type=OutputFile(*PICTURE_FORMATS),
+    metavar="PICTURE",
+    help="Draw the distributions over pairs, and all pairs.",
 )
 @click.option(
     "-o",
@@ -64,13 +67,13 @@ def command(
 
     Means over all pairs have intervals over the members. --out writes the figures of each pair.
     """
-    ood = None if ood == NONE else ood
+    ood = None if ood == NONE_WORD else ood
     members = selection.load()
     from checkpoints_zoo.populations.pairwise_information import pairwise
 
     if stored is None:
-        on = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"
-        out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {on} …")
+        images_text = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"
+        out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {images_text} …")
         result = pairwise(members, data, ood, device=device, seed=seed)
     else:
         from checkpoints_zoo.predictions import predictions_of
@@ -84,7 +87,7 @@ def command(
         out.say(f"pairs: {result.write(path)}")
     if plot:
         out.say(f"picture: {result.plot(plot)}")
-    out.data(json.loads(result.to_json()), _figures_table(result), _explanation(result))
+    out.data(json.loads(result.to_json()), _figures_table(result), _explanation_text(result))
 
 
 def _figures_table(result: Pairwise) -> str:
@@ -92,15 +95,17 @@ def _figures_table(result: Pairwise) -> str:
     rows = []
     for name, figure in result.figures.items():
         lowest, highest = (f"{pairs[name].agg(rule):.4g}" if name in pairs else "-" for rule in ("min", "max"))
-        rows.append({"": NAMES[name], "all pairs": as_text(figure), "lowest pair": lowest, "highest pair": highest})
-    return table(rows, right=list(rows[0])[1:])
+        rows.append(
+            {"": FIGURE_LABELS[name], "all pairs": as_text(figure), "lowest pair": lowest, "highest pair": highest}
+        )
+    return table(rows, right_aligned=list(rows[0])[1:])
 
 
-def _explanation(result: Pairwise) -> str:
+def _explanation_text(result: Pairwise) -> str:
     measured_on = f"{result.data.split(' ')[0]}, {result.inside.inputs:,} inputs"
     if result.outside is not None:
         measured_on += f"; OOD: {result.ood.split(' ')[0]}, {result.outside.inputs:,} inputs"
-    pairs = f"{counted(len(result), 'pair')} of {len(result.ids):,} members"
+    pairs = f"{count_with_noun(len(result), 'pair')} of {len(result.ids):,} members"
     intervals = "Means over pairs; [ ]: 95 % intervals by a jackknife over members, since pairs share members."
     if len(result.ids) < 3:
         intervals = "There are no intervals for fewer than 3 members."

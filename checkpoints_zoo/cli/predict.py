@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
-from checkpoints_zoo.cli.options import IMAGES, OutputFolder, Selection, network_options
+from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFolder, Selection, network_options
 from checkpoints_zoo.formats.text import format_bytes
 
 
 @click.command()
 @network_options
-@click.option("--data", required=True, metavar="IMAGES", help=f"Images: {IMAGES}.")
+@click.option("--data", required=True, metavar="IMAGES", help=f"Images: {IMAGES_HELP}.")
 @click.option(
     "-o",
     "--out",

@@ -11,7 +11,7 @@ from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.publishing.publisher import Plan, publish
 
-SHOWN = 20
+LARGEST_SHOWN_COUNT = 20
 
 
 @click.command()
@@ -53,9 +53,9 @@ def _plan_text(plan: Plan) -> str:
         "ignored": "in the folder, but not published:",
         "to_come": "checks that a dry run leaves out:",
     }
-    return "\n\n".join([fact_lines(lines), *(_listed_text(titles[key], values[key]) for key in titles if values[key])])
+    return "\n\n".join([fact_lines(lines), *(_list_text(titles[key], values[key]) for key in titles if values[key])])
 
 
-def _listed_text(title: str, lines: list[str]) -> str:
-    more = [f"  and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-    return "\n".join([title, *(f"  {line}" for line in lines[:SHOWN]), *more])
+def _list_text(title: str, lines: list[str]) -> str:
+    more = [f"  and {len(lines) - LARGEST_SHOWN_COUNT:,} more"] if len(lines) > LARGEST_SHOWN_COUNT else []
+    return "\n".join([title, *(f"  {line}" for line in lines[:LARGEST_SHOWN_COUNT]), *more])

@@ -27,10 +27,10 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
     are read, and the parts that need weights are left out.
     """
     from checkpoints_zoo.publishing.html_report import report_page
-    from checkpoints_zoo.publishing.html_report.assembling import DEFAULT
+    from checkpoints_zoo.publishing.html_report.assembling import DEFAULT_IMAGES
 
     members = measurement.selection.load()
-    data, ood, held_out = measurement.inputs(members, DEFAULT if measurement.stored is None else None)
+    data, ood, held_out = measurement.inputs(members, DEFAULT_IMAGES if measurement.stored is None else None)
     page = report_page(
         members, data, ood, path=path, sizes=measurement.sizes, temperature=measurement.temperature, held_out=held_out,
         within=measurement.within, device=measurement.device, seed=measurement.seed, say=out.say,

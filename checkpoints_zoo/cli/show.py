@@ -17,14 +17,14 @@ from checkpoints_zoo.sources.source import SelectedMembers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAIN = (
+MAIN_COLUMNS = (
     "member", "epoch", "status", "reason", "method", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
 # Main columns of a table with their usual values; a column is left out if it has no others.
-USUAL = {"status": {"ok"}, "method": {"independent"}}
-SHARES = ("train_accuracy", "test_accuracy")
-MOST_ROWS = 20
+USUAL_VALUES = {"status": {"ok"}, "method": {"independent"}}
+SHARE_COLUMNS = ("train_accuracy", "test_accuracy")
+LARGEST_ROW_COUNT = 20
 
 
 @click.command()
@@ -40,16 +40,19 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
     names = None if columns is None else _check_columns([c.strip() for c in columns.split(",")], selected.rows)
     description = _description_values(selected)
     if out.format == "json":
-        out.data({**description, "rows": _rows(selected.rows, names or selected.rows.column_names)})
+        out.data({**description, "rows": _json_rows(selected.rows, names or selected.rows.column_names)})
         return
     members = f"{description['members']:,} of {description.pop('of'):,}"
     description |= {"members": members, "bytes": format_bytes(description["bytes"])}
-    rows = _rows(selected.rows.slice(0, MOST_ROWS), names or _informative_columns(selected.rows))
+    rows = _json_rows(selected.rows.slice(0, LARGEST_ROW_COUNT), names or _informative_columns(selected.rows))
     more = selected.rows.num_rows - len(rows)
     out.data(
         None,
         fact_lines(description),
-        table([{name: _cell(name, value) for name, value in row.items()} for row in rows], right=SHARES),
+        table(
+            [{name: _cell_value(name, value) for name, value in row.items()} for row in rows],
+            right_aligned=SHARE_COLUMNS,
+        ),
         f"… and {more:,} more (`--format json` gives all)" if more else "",
     )
 
@@ -58,13 +61,14 @@ def _informative_columns(rows: pa.Table) -> list[str]:
     """Return the main columns in which these rows have unusual values."""
     return [
         name
-        for name in MAIN
-        if not is_null(rows, name) and (name not in USUAL or set(rows.column(name).to_pylist()) != USUAL[name])
+        for name in MAIN_COLUMNS
+        if not is_null(rows, name)
+        and (name not in USUAL_VALUES or set(rows.column(name).to_pylist()) != USUAL_VALUES[name])
     ]
 
 
-def _cell(name: str, value: Any) -> Any:
-    return percent(value) if name in SHARES else value
+def _cell_value(name: str, value: Any) -> Any:
+    return percent(value) if name in SHARE_COLUMNS else value
 
 
 def _description_values(selected: SelectedMembers) -> dict[str, Any]:
@@ -92,12 +96,12 @@ def _check_columns(names: list[str], rows: pa.Table) -> list[str]:
                 f"column {name!r}",
                 expected="a column of the manifest",
                 found="none such",
-                do=did_you_mean(name, rows.column_names, most=3) or f"They are {', '.join(rows.column_names)}",
+                do=did_you_mean(name, rows.column_names, largest_count=3) or f"They are {', '.join(rows.column_names)}",
             )
     return names
 
 
-def _rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
+def _json_rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
     """Return rows as JSON values and datetimes."""
     import pyarrow as pa
 

@@ -14,7 +14,7 @@ import click
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
 from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import PICTURES
+from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats.text import format_bytes
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from checkpoints_zoo.populations.alignment_table import Alignment
     from checkpoints_zoo.populations.channel_exchangeability import Corollary
     from checkpoints_zoo.populations.loss_barrier import Barriers
-    from checkpoints_zoo.populations.mass import MassAt
+    from checkpoints_zoo.populations.mass import EpochMass
     from checkpoints_zoo.symmetry import Table
     from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
-MOST_ROWS = 16  # members in a table
+LARGEST_ROW_COUNT = 16  # members in a table
 
 
 @click.command()
@@ -42,7 +42,7 @@ MOST_ROWS = 16  # members in a table
 @click.option("--tensors", is_flag=True, help="List the groups that permute and scale each tensor.")
 @click.option(
     "--plot",
-    type=OutputFile(*PICTURES),
+    type=OutputFile(*PICTURE_FORMATS),
     metavar="PICTURE",
     help="Draw the masses and the distribution of their excess.",
 )
@@ -72,7 +72,9 @@ def symmetries_command(
         mass_options_set = ", ".join(option for option, is_set in mass_options.items() if is_set)
         raise click.UsageError(f"--no-mass can't be combined with {mass_options_set}.")
     member_options = {"--mass": mass, **mass_options, "--corollary": test_corollary}
-    symmetry_table, members = _open(selection, [option for option, is_set in member_options.items() if is_set])
+    symmetry_table, members = _open_table_and_members(
+        selection, [option for option, is_set in member_options.items() if is_set]
+    )
     values, blocks = _table_output(symmetry_table, tensors)
     if members is None:
         out.data(values, *blocks)
@@ -94,7 +96,7 @@ def symmetries_command(
     out.data(values, *blocks)
 
 
-def _open(selection: Selection, member_options: list[str]) -> tuple[Table, Collection | None]:
+def _open_table_and_members(selection: Selection, member_options: list[str]) -> tuple[Table, Collection | None]:
     """Return the symmetry table of the architecture or collection NAME, and the members of a collection.
 
     Args:
@@ -105,14 +107,16 @@ def _open(selection: Selection, member_options: list[str]) -> tuple[Table, Colle
     from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.symmetry import symmetries
 
-    set_options = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
+    given_options = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
     name = selection.name
-    if name in ARCHITECTURES and name not in catalog.collections() and "source" not in set_options:
-        if set_options or member_options:
+    if name in ARCHITECTURES and name not in catalog.collections() and "source" not in given_options:
+        if given_options or member_options:
             raise UsageError(
                 f"architecture {name}",
                 expected="a collection, which has members",
-                found=", ".join([*(f"--{key}" if len(key) > 1 else f"-{key}" for key in set_options), *member_options]),
+                found=", ".join(
+                    [*(f"--{key}" if len(key) > 1 else f"-{key}" for key in given_options), *member_options]
+                ),
                 do="Leave these options out, or name a collection",
             )
         return symmetries(name), None
@@ -208,7 +212,7 @@ def _mass_values(masses: MinimalMass, epochs: list[int]) -> dict[str, Any]:
     return {"degenerate": units, "held": list(masses.held), "members": rows}
 
 
-def _epoch_row(step: MassAt) -> dict[str, Any]:
+def _epoch_row(step: EpochMass) -> dict[str, Any]:
     return {
         "epoch": step.epoch,
         "members": step.members,
@@ -243,7 +247,7 @@ def _corollary_output(members: Collection, out: Output, seed: int) -> tuple[dict
     metavar="PARQUET",
     help="Write the permutations, one row a member, which members.transform reads.",
 )
-@click.option("--plot", type=OutputFile(*PICTURES), metavar="PICTURE", help="Draw distances and transpositions.")
+@click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw distances and transpositions.")
 @format_option
 def align_command(
     selection: Selection, to: int | str | None, barrier: bool, save: Path | None, plot: Path | None, out: Output
@@ -286,7 +290,7 @@ def _alignment_blocks(result: Alignment, lines: list[Barriers] | None) -> list[s
         {"member": row["member"], "transpositions": row["transpositions"], "squared distance": row["before"],
          "aligned": row["after"],
          "nearer by": f"{100 * (1 - row['after'] / row['before']) if row['before'] else 0:.1f} %"}
-        for row in rows[:MOST_ROWS]
+        for row in rows[:LARGEST_ROW_COUNT]
     ]  # fmt: skip
     moved_rows = [row for row in rows if row["before"]]
     summary: dict[str, Any] = {
@@ -304,8 +308,10 @@ def _alignment_blocks(result: Alignment, lines: list[Barriers] | None) -> list[s
         mean = line.mean
         interval = "" if mean.low is None else f" [{mean.low:.3f}, {mean.high:.3f}]"
         summary[f"mean loss barrier{when} (nats)"] = f"{mean.value:.3f}{interval}"
-    omitted_note = f"… and {len(rows) - MOST_ROWS} more; --format json has all." if len(rows) > MOST_ROWS else ""
-    return [table(table_rows, right=["nearer by"]), omitted_note, fact_lines(summary)]
+    omitted_note = (
+        f"… and {len(rows) - LARGEST_ROW_COUNT} more; --format json has all." if len(rows) > LARGEST_ROW_COUNT else ""
+    )
+    return [table(table_rows, right_aligned=["nearer by"]), omitted_note, fact_lines(summary)]
 
 
 def _mean(values: Iterable[float]) -> float:

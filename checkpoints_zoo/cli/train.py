@@ -54,7 +54,7 @@ def train_command(
     one of several). Members that the folder has already are not trained again; an interrupted run continues from its
     last saved state.
     """
-    began = time.monotonic()
+    start_time = time.monotonic()
     from checkpoints_zoo.formats.selection import format_ids, parse_ids
     from checkpoints_zoo.training.export import train_into
     from checkpoints_zoo.training.recipes import choose_recipe
@@ -64,24 +64,24 @@ def train_command(
         raise UsageError("--members", expected="ids without epochs", found=members)
     chosen_recipe = choose_recipe(recipe, changes, name, init_permutation, init_seed)
 
-    def progress(p: Progress) -> None:
+    def report_progress(p: Progress) -> None:
         stack = format_ids([(m, None) for m in p.members])
         accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start_time
         out.say(
             f"{chosen_recipe.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s"
         )
 
     engine, log = hardware.engine(out.say), out.say if log_json else lambda line: None
     try:
-        trained = train_into(chosen_recipe, ids, folder, engine, out.say, progress, log=log)
+        trained_members = train_into(chosen_recipe, ids, folder, engine, out.say, report_progress, log=log)
     except KeyboardInterrupt:
         out.say("the same command goes on where it was")
         raise
     values = {
         "collection": chosen_recipe.name,
-        "trained": trained,
-        "seconds": round(time.monotonic() - began),
+        "trained": trained_members,
+        "seconds": round(time.monotonic() - start_time),
         "path": folder,
     }
     out.data(values, fact_lines(values))
@@ -104,7 +104,7 @@ def recipes_command(file: str | None, out: Output) -> None:
         }
         for row in rows
     ]  # fmt: skip
-    out.data(rows, table(table_rows, right=["members"]))
+    out.data(rows, table(table_rows, right_aligned=["members"]))
 
 
 def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
@@ -148,8 +148,8 @@ def merge_command(folders: tuple[Path, ...], folder: Path, names: tuple[str, ...
     """
     from checkpoints_zoo.training.merge import merge
 
-    merged = merge(folders, folder, names or None, out.say)
-    rows = [{"collection": name, "members": members, "path": folder} for name, members in merged.items()]
+    merged_counts = merge(folders, folder, names or None, out.say)
+    rows = [{"collection": name, "members": members, "path": folder} for name, members in merged_counts.items()]
     out.data(rows, table(rows))
 
 

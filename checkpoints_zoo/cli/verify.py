@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import DONE, PROBLEMS, Output, fact_lines, format_option, report_error, table
-from checkpoints_zoo.cli.options import IMAGES, Hardware, hardware_options, import_function
+from checkpoints_zoo.cli.options import IMAGES_HELP, Hardware, hardware_options, import_function
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.training.retrain import RetrainResult
 
-MOST_LINES = 20  # largest number of findings of one kind that are printed
+LARGEST_LINE_COUNT = 20  # largest number of findings of one kind that are printed
 
 
 @click.command()
@@ -40,7 +40,7 @@ MOST_LINES = 20  # largest number of findings of one kind that are printed
 @click.option("--architecture", metavar="MODULE:FUNCTION", help="Builds a network of your own; its code runs.")
 @click.option(
     "--data", metavar="IMAGES",
-    help=f"The images that accuracies are claimed on, if the package does not have them: {IMAGES}.",
+    help=f"The images that accuracies are claimed on, if the package does not have them: {IMAGES_HELP}.",
 )  # fmt: skip
 @click.option(
     "--retrain", is_flag=False, flag_value=3, type=click.IntRange(min=1), metavar="[N]",
@@ -73,8 +73,8 @@ def verify_command(
     """Check members against their manifest: bytes, hashes, duplicates, accuracy.
 
     NAME is a collection or a citation. In DIR, a folder, and at ADDRESS, hf://datasets/ORG/NAME[@REVISION], every
-    collection is checked, with its stored predictions. Members on the Hub are fetched first. The output tells what was
-    checked, of how many members, and what could not be checked. Exit code 1: problems were found.
+    collection is checked, with its stored predictions. Members on the Hub are fetched first. The output states each
+    check and its number of members, and the checks that were impossible. Exit code 1: problems were found.
 
     A member that is trained again must have the same bytes if torch, the processor and the number of threads are those
     that its row names; otherwise the test accuracies are compared. OMP_NUM_THREADS sets the number of threads.
@@ -90,9 +90,9 @@ def verify_command(
     from checkpoints_zoo.publishing.verification import check_members, claimed_images, verify_predictions
 
     build = None if architecture is None else import_function(architecture)
-    checked: list[dict[str, Any]] = []
+    checked_rows: list[dict[str, Any]] = []
     lines: list[str] = []
-    trained: list[dict[str, Any]] = []
+    trained_rows: list[dict[str, Any]] = []
     problems: list[Problem] = []
     errors: list[ZooError] = []
     is_whole_source = source is None and name not in catalog.collections() and (_is_address(name) or _is_folder(name))
@@ -105,7 +105,7 @@ def verify_command(
             members = load(collection, source=source)
             if build is not None and members.description.architecture not in ARCHITECTURES:
                 members = load(collection, source=source, architecture=build)
-            claimed = None if data is None else claimed_images(members, data)
+            claimed_data = None if data is None else claimed_images(members, data)
         except ZooError as error:
             if isinstance(error, NetworkError | AccessError):
                 errors.append(error)
@@ -116,16 +116,16 @@ def verify_command(
                 raise
             problems.append(Problem(collection, None, "manifest", str(error)))
             continue
-        result = check_members(members, sample, claimed)
-        again = [] if retrain is None else _retrain(members, retrain, recipe, changes, hardware, out)
+        result = check_members(members, sample, claimed_data)
+        retrain_results = [] if retrain is None else _retrain(members, retrain, recipe, changes, hardware, out)
         result.problems += [
-            Problem(collection, each.member, "retraining", each.text) for each in again if not each.same
+            Problem(collection, each.member, "retraining", each.text) for each in retrain_results if not each.same
         ]
-        trained += [{"collection": collection} | asdict(each) for each in again]
+        trained_rows += [{"collection": collection} | asdict(each) for each in retrain_results]
         problems += result.problems
         lines += result.lines()
         errors += [] if result.error is None else [result.error]
-        checked.append(
+        checked_rows.append(
             {
                 "collection": collection, "members": result.members, "bytes": result.nbytes, "read": result.read,
                 "hashed": result.hashed, "measured": result.measured, "problems": len(result.problems),
@@ -142,24 +142,24 @@ def verify_command(
                 continue
             problems += found
             row = {"collection": f"{collection}/{set_name}", "members": stored.num_rows}
-            checked.append({**row, "bytes": manifest.sum_of(stored, "nbytes"), "problems": len(found)})
+            checked_rows.append({**row, "bytes": manifest.sum_of(stored, "nbytes"), "problems": len(found)})
     table_rows = [
         {key: row[key] for key in ("collection", "members", "bytes", "problems")}
         | {"bytes": format_bytes(row["bytes"])}
-        for row in checked
+        for row in checked_rows
     ]
     verdict = "\n".join(map(str, problems))
     if not problems and not errors:
         verdict = "No problems were found."
     out.data(
-        {"checked": checked, "retrained": trained, "problems": [asdict(problem) for problem in problems]},
-        table(table_rows, right=["bytes"]),
+        {"checked": checked_rows, "retrained": trained_rows, "problems": [asdict(problem) for problem in problems]},
+        table(table_rows, right_aligned=["bytes"]),
         "\n".join(lines),
-        "\n".join(_line_of(each) for each in trained),
+        "\n".join(_line_of(each) for each in trained_rows),
         verdict,
     )
-    for later in errors[1:] if not problems else errors:
-        report_error(later)
+    for later_error in errors[1:] if not problems else errors:
+        report_error(later_error)
     if errors and not problems:
         raise errors[0]
     return PROBLEMS if problems else DONE
@@ -177,8 +177,8 @@ def _retrain(
     from checkpoints_zoo.training.recipes import choose_recipe
     from checkpoints_zoo.training.retrain import retrain
 
-    made = None if recipe is None else choose_recipe(recipe, changes)
-    return retrain(members, network_count, made, hardware.engine(out.say), out.say)
+    chosen_recipe = None if recipe is None else choose_recipe(recipe, changes)
+    return retrain(members, network_count, chosen_recipe, hardware.engine(out.say), out.say)
 
 
 def _line_of(retrained: dict[str, Any]) -> str:
@@ -189,7 +189,7 @@ def _line_of(retrained: dict[str, Any]) -> str:
 
 
 def _is_address(name: str) -> bool:
-    return name.startswith(hub.SCHEME) and "#" not in name  # with "#" it is a citation, which selects members
+    return name.startswith(hub.ADDRESS_SCHEME) and "#" not in name  # with "#" it is a citation, which selects members
 
 
 def _is_folder(name: str) -> bool:
@@ -200,7 +200,7 @@ def _is_folder(name: str) -> bool:
 
 
 def _collections_of(place: str) -> tuple[str, list[str]]:
-    """Return a source fixed at its current commit, and the names of its collections, of which there is at least one."""
+    """Return the address of a source at its current commit, and the names of its collections, at least one."""
     source = open_source(place, "")
     names = source.collections()
     if not names:
@@ -217,11 +217,10 @@ def audit_command(place: str, out: Output) -> int:
     ADDRESS is hf://datasets/ORG/NAME[@REVISION]. The command finds files and members with the same content under
     several names; pickles, LFS pointers and web pages in place of weights; empty and damaged files; manifest rows whose
     bytes are missing; and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit
-    code
-    1: something was found.
+    code 1: faults were found.
     """
     found = audit(place)
-    about = {
+    summary = {
         "source": found.source,
         "files": found.files,
         "bytes": found.bytes,
@@ -230,10 +229,10 @@ def audit_command(place: str, out: Output) -> int:
         "members": found.members,
         "predictions": found.predictions,
     }
-    listed = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
+    finding_values = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
     out.data(
-        about | listed,
-        fact_lines({**about, "bytes": format_bytes(found.bytes)}),
+        summary | finding_values,
+        fact_lines({**summary, "bytes": format_bytes(found.bytes)}),
         "\n".join(_finding_lines(found.findings)) or "Nothing is wrong with them.",
         "\n".join(f"note: {line}" for line in _finding_lines(found.notes)),
     )
@@ -245,11 +244,11 @@ def _finding_lines(findings: list[Finding]) -> list[str]:
     lines, counts = [], Counter[str]()
     for finding in findings:
         counts[finding.kind] += 1
-        if counts[finding.kind] <= MOST_LINES:
+        if counts[finding.kind] <= LARGEST_LINE_COUNT:
             lines.append(str(finding))
     more = [
-        f"{count - MOST_LINES:,} more: {kind} (--format json lists all)"
+        f"{count - LARGEST_LINE_COUNT:,} more: {kind} (--format json lists all)"
         for kind, count in counts.items()
-        if count > MOST_LINES
+        if count > LARGEST_LINE_COUNT
     ]
     return lines + more

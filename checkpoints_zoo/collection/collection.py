@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _AS_STORED = View()  # The view that leaves weights as they are stored.
 # Public name of an attribute in version 0.1 -> its present name inside the package.
-_PRIVATE = {
+_RENAMED_ATTRIBUTES = {
     "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_members_within",
     "keys": "_keys", "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes",
     "read": "_read", "skeleton": "_skeleton", "view": "_view",
@@ -48,7 +48,7 @@ _PRIVATE = {
 
 
 class Collection:
-    """Selected members of a collection: their rows are in memory, their weights are read when needed.
+    """Selected members of a collection. Rows of the manifest are in memory; weights are read when needed.
 
     Args:
         source: the source that contains the manifest and the shards.
@@ -56,7 +56,8 @@ class Collection:
         description: the source's description of the collection.
         rows: the manifest rows of the selected members.
         architecture: function that builds the module; None for the architecture that the description names.
-        skeletons: layout -> module that is built already; all selections of one collection share this dict.
+        skeletons: key of a layout -> the module built for this layout; all selections of one collection share this
+            dict.
         view: steps that change the weights as they are read.
     """
 
@@ -81,14 +82,14 @@ class Collection:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name not in _PRIVATE:
-                return self.__getattribute__(name)  # This raises Python's usual AttributeError.
+            if name not in _RENAMED_ATTRIBUTES:
+                return self.__getattribute__(name)  # Python's usual AttributeError is raised here.
             warnings.warn(
                 f"Collection.{name} is private from version 0.2 on, and goes in the next one",
                 DeprecationWarning,
                 stacklevel=2,
             )
-            return getattr(self, _PRIVATE[name])
+            return getattr(self, _RENAMED_ATTRIBUTES[name])
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
@@ -224,7 +225,7 @@ class Collection:
         selected = Collection(
             self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
         )
-        # Pass the symmetry table on, so that it is derived only once.
+        # The new collection gets the symmetry table of this one, so that the table is derived only once.
         if len(selected) and "symmetry_table" in vars(self):
             selected.symmetry_table = self.symmetry_table
         return selected
@@ -237,7 +238,7 @@ class Collection:
 
     @property
     def _member_nbytes(self) -> int:
-        """Average number of bytes of a member as it is stored, at least 1."""
+        """Average number of stored bytes of a member, at least 1."""
         return max(1, self.nbytes // max(1, len(self)))
 
     def _members_within(self, nbytes: int) -> int:
@@ -316,11 +317,16 @@ class Collection:
                 f"folder for {self.name}", expected="members of one collection", found="joined ones",
                 do="Download each collection by itself",
             )  # fmt: skip
-        copied = copying.copy_members(
+        copied_members = copying.copy_members(
             SelectedMembers(self.source, self._commit, self.description, self.rows, len(self)), Path(dest)
         )
         return Collection(
-            copied.source, copied.commit, copied.description, copied.rows, self._architecture, view=self._view
+            copied_members.source,
+            copied_members.commit,
+            copied_members.description,
+            copied_members.rows,
+            self._architecture,
+            view=self._view,
         )
 
     def stack(
@@ -361,16 +367,17 @@ class Collection:
             check: whether to check that values are finite also if the tensors are views of a file.
             locations: locations of the members' bytes, if they are known already.
         """
-        located = self._locations() if locations is None else locations
+        member_locations = self._locations() if locations is None else locations
         if not self._view.steps:
-            return reading.stack(located, device, dtype, names, check=check)
+            return reading.stack(member_locations, device, dtype, names, check=check)
         selected = None if names is None else list(names)
-        return self._view.stack(self.symmetry_table, self._keys, located, device, dtype, selected)
+        return self._view.stack(self.symmetry_table, self._keys, member_locations, device, dtype, selected)
 
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Stream the members in batches of `size`: yield (ids, stacked tensors) of each, while the next batch is read.
+        """Stream the members in batches of `size`: yield (ids, stacked tensors) of each batch, while the next batch is
+        read.
 
         Args:
             size: number of members in each batch.
@@ -384,17 +391,17 @@ class Collection:
         count = whole_number(size)
         if count is None or count < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
-        target = check_device(device)
+        target_device = check_device(device)
         batch_starts = range(0, len(self), count)
         # All members are fetched together before the first batch is read.
-        located = self._locations()
-        parts = [self._select(list(range(len(self)))[first : first + count]) for first in batch_starts]
+        locations = self._locations()
+        chunks = [self._select(list(range(len(self)))[first : first + count]) for first in batch_starts]
 
-        def read(i: int) -> dict[str, Tensor]:
-            first = batch_starts[i]
-            return parts[i]._read(target, dtype, locations=located[first : first + count])
+        def read(batch_number: int) -> dict[str, Tensor]:
+            first = batch_starts[batch_number]
+            return chunks[batch_number]._read(target_device, dtype, locations=locations[first : first + count])
 
-        return zip([part.ids for part in parts], reading.prefetched(read, len(parts)), strict=True)
+        return zip([part.ids for part in chunks], reading.read_ahead(read, len(chunks)), strict=True)
 
     def dataset(
         self,
@@ -455,17 +462,17 @@ class Collection:
             TooLargeError: even one member needs more memory than is free.
             UsageError: the device, the execution or the chunk is not possible.
         """
-        skeleton, target, located = self._skeleton(), check_device(device), self._locations()
+        skeleton, target_device, locations = self._skeleton(), check_device(device), self._locations()
 
-        def read(some: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
-            part = self if len(some) == len(self) else self._select(list(some))
-            return part._read(device, dtype, locations=located[some.start : some.stop])
+        def read(positions: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+            part = self if len(positions) == len(self) else self._select(list(positions))
+            return part._read(device, dtype, locations=locations[positions.start : positions.stop])
 
         return Ensemble.reading(
             skeleton,
             read,
             self.ids,
-            device=target,
+            device=target_device,
             dtype=dtype,
             chunk=chunk,
             execution=execution,
@@ -490,7 +497,7 @@ class Collection:
         return predictions.predict(self, data, out, **options)
 
     def predictions(self, name: str, **options: Any) -> Predictions:
-        """Find stored predictions of these members without reading logits yet; return them.
+        """Find stored predictions of these members without reading logits yet; return the predictions.
 
         Args:
             name: name of the set of predictions ("digits-test").
@@ -650,7 +657,7 @@ class Collection:
             )
         steps = "; ".join(str(step) for step in self._view.steps)
         element = self.symmetries()
-        with disk.writing_into(Path(path).parent):
+        with disk.translate_write_errors(Path(path).parent):
             files.write_symmetries(Path(path), self.rows, element, steps)
         return Path(path)
 
@@ -658,7 +665,8 @@ class Collection:
         return self._select(list(range(len(self))), View((*self._view.steps, step)))
 
     def _without_last_step(self) -> Collection:
-        """Return these members without the last step of their view, or unchanged if the view has no step."""
+        """Return these members without the last step of their view; return the members unchanged if the view has no
+        step."""
         return self._select(list(range(len(self))), View(self._view.steps[:-1]))
 
 
@@ -776,32 +784,38 @@ def load(
         }  # fmt: skip
         parts = name.split(" + ") if isinstance(name, str) else name
         return _join([part if isinstance(part, Collection) else load(part, **options) for part in parts])
-    match = select_members(
+    selection = select_members(
         name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source, check=check
     )
-    return Collection(match.source, match.commit, match.description, match.rows, architecture)
+    return Collection(selection.source, selection.commit, selection.description, selection.rows, architecture)
 
 
-def _join(parts: Sequence[Collection]) -> Collection:
+def _join(collections: Sequence[Collection]) -> Collection:
     """Join the members of collections of one network; return them as one collection."""
-    if not parts:
+    if not collections:
         raise UsageError("collections to join", expected="one or more", found="none")
-    for part in parts:
+    for part in collections:
         part._check_not_empty()
         manifest.check_located(part.rows, part.name)
-    joined = join([SelectedMembers(p.source, p._commit, p.description, p.rows, len(p)) for p in parts])
-    view = parts[0]._view
-    canonical = all(isinstance(step, Canonical) for step in view.steps)
-    if any(p._view != view for p in parts) or (isinstance(joined.source, JoinedSource) and not canonical):
+    joined_members = join([SelectedMembers(p.source, p._commit, p.description, p.rows, len(p)) for p in collections])
+    view = collections[0]._view
+    are_canonical = all(isinstance(step, Canonical) for step in view.steps)
+    if any(p._view != view for p in collections) or (
+        isinstance(joined_members.source, JoinedSource) and not are_canonical
+    ):
         raise UsageError(
-            f"views of {joined.description.name}",
+            f"views of {joined_members.description.name}",
             expected="the same canonical form of all members, or none",
-            found="; ".join(dict.fromkeys(", ".join(map(str, p._view.steps)) or "weights as stored" for p in parts)),
+            found="; ".join(
+                dict.fromkeys(", ".join(map(str, p._view.steps)) or "weights as stored" for p in collections)
+            ),
             do="Join the members as they are stored, then call align() or canonicalize()",
         )
-    builds = [p._architecture for p in parts if p._architecture is not None]
-    build = builds[0] if builds else None
-    return Collection(joined.source, joined.commit, joined.description, joined.rows, build, view=view)
+    build_functions = [p._architecture for p in collections if p._architecture is not None]
+    build = build_functions[0] if build_functions else None
+    return Collection(
+        joined_members.source, joined_members.commit, joined_members.description, joined_members.rows, build, view=view
+    )
 
 
 def collections() -> pd.DataFrame:
@@ -812,7 +826,7 @@ def collections() -> pd.DataFrame:
     import pandas as pd
 
     class Catalog(pd.DataFrame):
-        """A DataFrame that prints all columns; operations on it return plain ones."""
+        """A DataFrame that prints all columns; operations on it return plain DataFrames."""
 
         def __str__(self) -> str:
             return str(self.to_string(max_rows=60))

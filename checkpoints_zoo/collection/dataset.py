@@ -18,7 +18,7 @@ from checkpoints_zoo.symmetry import Table
 
 
 def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor:
-    """Take labels from a manifest's rows; return them, float64, (member, label).
+    """Take labels from a manifest's rows; return a float64 tensor (member, label).
 
     Args:
         rows: manifest rows of the members.
@@ -107,7 +107,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
 
     def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Cut flat vectors (…, weight) back into named tensors; return name -> (…, *shape).
+        """Cut flat vectors (…, weight) into the tensors that they were made of; return name -> (…, *shape).
 
         Raises:
             UsageError: the vectors have another number of weights.

@@ -1,5 +1,5 @@
-"""Test whether two sets of parameters compute the same function. Both sets are run in float64 on the same inputs, and
-their outputs are compared.
+"""Test whether two sets of parameters compute the same function. The network is run in float64 with each of the two
+sets on the same inputs, and the outputs are compared.
 
 >>> import torch
 >>> import checkpoints_zoo as zoo
@@ -29,14 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError, ZooError
 from checkpoints_zoo.formats.layout import compare_shapes, is_counter
-from checkpoints_zoo.formats.text import counted, first_few
+from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import check_module, first_names, input_dtype
 from checkpoints_zoo.predictions.running import check_same_outputs
 
 Parameters = Mapping[str, Tensor] | nn.Module | Member | Collection
-State = dict[str, Tensor]
-_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+TensorDict = dict[str, Tensor]
+_RUN_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 _BATCH_BYTES = 1 << 28  # Number of bytes of a collection's members that are read at once.
 
 
@@ -86,12 +86,13 @@ class Equivalence:
         lines = [
             f"{verdict} within {self.tolerance:g}: relative difference at most {self.largest:.2g}, "
             f"absolute {float(self.absolute.max()):.2g}",
-            f"Compared in float64 for {counted(members, 'member')} and {counted(inputs, 'input')}; "
+            f"Compared in float64 for {count_with_noun(members, 'member')} and {count_with_noun(inputs, 'input')}; "
             f"the worst is member {self.worst[0]}, input {self.worst[1]}",
         ]
         if self.change is not None:
             lines.append(
-                f"With eps = {self.eps:g} in {counted(len(self.changed), 'norm')}; with their own, outputs change by "
+                f"With eps = {self.eps:g} in {count_with_noun(len(self.changed), 'norm')}; with "
+                "their own, outputs change by "
                 f"at most {float(self.change.max()):.2g} of the largest"
             )
         if self.narrow:
@@ -112,16 +113,16 @@ def check_equivalence(
 ) -> Equivalence:
     """Run two sets of parameters on the same inputs in float64 and eval mode; return how far their outputs differ.
 
-    For an exact symmetry, the outputs differ only by rounding errors of about 1e-15. An approximate one (a scale before
-    a norm without running statistics) is exact where the norms' eps is 0: `eps=0` tests it, and the result also says
-    how much it changes the outputs with the norms' own eps. The arguments are never changed: everything happens on
-    copies.
+    For an exact symmetry, the outputs differ only by rounding errors of about 1e-15. An approximate symmetry (a scale
+    before a norm without running statistics) is exact if the norms' eps is 0: `eps=0` tests the symmetry, and the
+    result also says how much the symmetry changes the outputs with the norms' own eps. The arguments are never changed:
+    everything happens on copies.
 
     Args:
         a, b: the two sets of parameters: each a state dict, a stacked state dict (member, *shape), a Member, a
             Collection, or a module, of which only the tensors are used; both have equally many members. Counters may be
             missing.
-        module: module that computes the function; None to use that of `a`, if `a` is a Member, a Collection or a
+        module: module that computes the function; None to use the module of `a`, if `a` is a Member, a Collection or a
             module.
         inputs: one batch of inputs, or a tuple of batches if the module takes several inputs; floating tensors become
             float64.
@@ -147,26 +148,38 @@ def check_equivalence(
             raise UsageError(argument_name, expected="a number from 0", found=repr(value))
     batch = inputs if isinstance(inputs, tuple) else (inputs,)
     _check_inputs(batch)
-    one = _to_parameter_set(a, "a", module)
-    other = _to_parameter_set(b, "b", one.module)
-    if (len(one.ids), one.stacked) != (len(other.ids), other.stacked):
-        counts = [counted(len(s.ids), "member") if s.stacked else "one member alone" for s in (one, other)]
+    first_set = _to_parameter_set(a, "a", module)
+    second_set = _to_parameter_set(b, "b", first_set.module)
+    if (len(first_set.ids), first_set.stacked) != (len(second_set.ids), second_set.stacked):
+        counts = [
+            count_with_noun(len(s.ids), "member") if s.stacked else "one member alone" for s in (first_set, second_set)
+        ]
         raise UsageError("a and b", expected="one member each, or as many stacked ones", found=" and ".join(counts))
-    on = check_device(device)
-    own = _ModuleRun(one.module, batch, on, None)
-    runs = [own] if eps is None else [own, _ModuleRun(one.module, batch, on, float(eps))]
-    differences: list[list[tuple[Tensor, Tensor]]] = []  # For each member, the output differences of each run.
-    for number, states in enumerate(zip(one.states(), other.states(), strict=True)):
+    torch_device = check_device(device)
+    own_eps_run = _ModuleRun(first_set.module, batch, torch_device, None)
+    runs = (
+        [own_eps_run] if eps is None else [own_eps_run, _ModuleRun(first_set.module, batch, torch_device, float(eps))]
+    )
+    # For each member and each run, the relative and the absolute differences between both outputs.
+    differences: list[list[tuple[Tensor, Tensor]]] = []
+    for number, states in enumerate(zip(first_set.states(), second_set.states(), strict=True)):
         if number == 0:
-            own.check_module(states[0])
-        names = [side.member_name(number) for side in (one, other)]
+            own_eps_run.check_module(states[0])
+        names = [parameter_set.member_name(number) for parameter_set in (first_set, second_set)]
         outputs = [[run.outputs(s, name) for s, name in zip(states, names, strict=True)] for run in runs]
-        differences.append([_differences(left, right, own.batch) for left, right in outputs])
+        differences.append(
+            [
+                _differences(first_outputs, second_outputs, own_eps_run.batch)
+                for first_outputs, second_outputs in outputs
+            ]
+        )
     relative, absolute = (
         torch.stack(parts) for parts in zip(*(run_differences[-1] for run_differences in differences), strict=True)
     )
     change = None if eps is None else torch.stack([run_differences[0][0] for run_differences in differences])
-    return Equivalence(one.ids, relative, absolute, tolerance, runs[-1].eps, runs[-1].changed, change, own.narrow)
+    return Equivalence(
+        first_set.ids, relative, absolute, tolerance, runs[-1].eps, runs[-1].changed, change, own_eps_run.narrow
+    )
 
 
 def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
@@ -182,8 +195,8 @@ def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
 def _differences(
     outputs: Mapping[str, Tensor], other_outputs: Mapping[str, Tensor], batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Compare two outputs; return the largest relative and the largest absolute difference for each input, (input,)
-    each."""
+    """Compare the outputs of two sets of parameters; return the largest relative and the largest absolute difference
+    for each input, (input,) each."""
     if {n: t.shape for n, t in outputs.items()} != {n: t.shape for n, t in other_outputs.items()}:
         raise UsageError("outputs of a and b", expected="the same shapes", found="others: they depend on the values")
     if not any(bool(t.any()) for t in (*outputs.values(), *other_outputs.values())):
@@ -214,13 +227,13 @@ class _ParameterSet(NamedTuple):
     module: nn.Module
     ids: tuple[int, ...]
     stacked: bool
-    parts: Callable[[], Iterator[State]]
+    parts: Callable[[], Iterator[TensorDict]]
 
     def member_name(self, number: int) -> str:
         """Return a name for a member in error texts."""
         return f"{self.name}, member {self.ids[number]}" if self.stacked else self.name
 
-    def states(self) -> Iterator[State]:
+    def states(self) -> Iterator[TensorDict]:
         """Yield each member's tensors by name; a tensor with several names is yielded under one of them.
 
         Raises:
@@ -229,24 +242,24 @@ class _ParameterSet(NamedTuple):
         number = 0
         for part in self.parts():
             for i in range(_count_members(part, self.module, self.name) or 0):
-                yield self._checked({n: t[i] for n, t in part.items()}, self.member_name(number))
+                yield self._check_tensors({n: t[i] for n, t in part.items()}, self.member_name(number))
                 number += 1
 
-    def _checked(self, state: State, subject: str) -> State:
+    def _check_tensors(self, state: TensorDict, name_in_errors: str) -> TensorDict:
         for name, tensor in state.items():
             if not bool(tensor.isfinite().all()):
                 expected, found = "finite weights", "infinite ones or NaN"
-                raise DamagedError(f"tensor {name!r} of {subject}", expected=expected, found=found, tensor=name)
-        first = {name: first_name for name, first_name in first_names(self.module).items() if name in state}
-        for name, first_name in first.items():
+                raise DamagedError(f"tensor {name!r} of {name_in_errors}", expected=expected, found=found, tensor=name)
+        first_name_of = {name: first_name for name, first_name in first_names(self.module).items() if name in state}
+        for name, first_name in first_name_of.items():
             if first_name != name and not torch.equal(state[first_name], state[name]):
                 raise LayoutError(
-                    f"tensors {first_name!r} and {name!r} of {subject}",
+                    f"tensors {first_name!r} and {name!r} of {name_in_errors}",
                     expected="one value: they are one tensor of the module",
                     found="two",
                     tensor=name,
                 )
-        return {name: state[name] for name in first.values()}
+        return {name: state[name] for name in first_name_of.values()}
 
 
 def _to_parameter_set(parameters: Parameters, name: str, module: nn.Module | None) -> _ParameterSet:
@@ -285,7 +298,7 @@ def _to_parameter_set(parameters: Parameters, name: str, module: nn.Module | Non
     return _ParameterSet(name, module, ids, bool(count), lambda: iter([stacked]))
 
 
-def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) -> int | None:
+def _count_members(state: Mapping[str, Tensor], module: nn.Module, argument_name: str) -> int | None:
     """Check the tensors' names and shapes against a module; return the number of stacked members, None without a member
     axis.
 
@@ -296,12 +309,12 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     expected = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
     shapes = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
     shared_names = [n for n in expected if n in shapes]
-    stacked = bool(shared_names) and all(len(shapes[n]) == len(expected[n]) + 1 for n in shared_names)
-    counts = {shapes[n][0]: n for n in shared_names} if stacked else {}
-    names, problem_text = compare_shapes({n: s[1:] for n, s in shapes.items()} if stacked else shapes, expected)
+    is_stacked = bool(shared_names) and all(len(shapes[n]) == len(expected[n]) + 1 for n in shared_names)
+    counts = {shapes[n][0]: n for n in shared_names} if is_stacked else {}
+    names, problem_text = compare_shapes({n: s[1:] for n, s in shapes.items()} if is_stacked else shapes, expected)
     if names:
         raise LayoutError(
-            f"tensors of {side}",
+            f"tensors of {argument_name}",
             expected=f"the {len(expected)} tensors of {type(module).__name__} by name and shape",
             found=problem_text,
             tensor=names[0],
@@ -309,13 +322,13 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, side: str) ->
     if len(counts) > 1:
         (one, first), (other, second) = list(counts.items())[:2]
         raise LayoutError(
-            f"tensors of {side}",
+            f"tensors of {argument_name}",
             expected="one number of members",
             found=f"{one} of {first!r} and {other} of {second!r}",
             tensor=second,
         )
     if counts and not next(iter(counts)):
-        raise UsageError(f"tensors of {side}", expected="one member or more", found="none")
+        raise UsageError(f"tensors of {argument_name}", expected="one member or more", found="none")
     return next(iter(counts), None)
 
 
@@ -358,7 +371,7 @@ class _ModuleRun:
             )
         return tuple(changed)
 
-    def check_module(self, state: State) -> None:
+    def check_module(self, state: TensorDict) -> None:
         """Run the module twice and watch every operation; record the layers that compute in a narrower dtype.
 
         Raises:
@@ -366,26 +379,26 @@ class _ModuleRun:
                 process the inputs in float64.
         """
         watcher = _OperationWatcher(self.original, self.module)
-        first = self._run(state, watcher)
+        first = self._run_module(state, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
-        check_same_outputs(self.module, first, self._run(state), 1e-10)
+        check_same_outputs(self.module, first, self._run_module(state), 1e-10)
 
-    def outputs(self, state: State, subject: str) -> State:
+    def outputs(self, state: TensorDict, name_in_errors: str) -> TensorDict:
         """Run the module with a member's tensors; return the outputs by name, in float64.
 
         Raises:
             DamagedError: the outputs are not finite.
         """
-        outputs = self._run(state)
+        outputs = self._run_module(state)
         if not all(bool(tensor.isfinite().all()) for tensor in outputs.values()):
             advice = "At eps = 0 what is all zeros is divided by zero: give a small eps, such as 1e-20"
             expected, found = "finite numbers", "infinite ones or NaN"
             raise DamagedError(
-                f"outputs of {subject}", expected=expected, found=found, do=advice if self.eps == 0 else ""
+                f"outputs of {name_in_errors}", expected=expected, found=found, do=advice if self.eps == 0 else ""
             )
         return outputs
 
-    def _run(self, state: State, watcher: _OperationWatcher | None = None) -> State:
+    def _run_module(self, state: TensorDict, watcher: _OperationWatcher | None = None) -> TensorDict:
         tensors = {n: _to_float64(t.to(self.device, copy=True)) for n, t in state.items()}
         try:
             if watcher is None:
@@ -394,10 +407,10 @@ class _ModuleRun:
                 return dict(_named_tensors(_call_module(self.module, tensors, self.inputs)))
         except ZooError:
             raise
-        except _FAILURES as error:
-            self._explain(error, state, watcher.layer if watcher is not None else "")
+        except _RUN_ERRORS as error:
+            self._explain_failure(error, state, watcher.layer if watcher is not None else "")
 
-    def _explain(self, error: Exception, state: State, layer: str) -> NoReturn:
+    def _explain_failure(self, error: Exception, state: TensorDict, layer: str) -> NoReturn:
         """Explain a failed run: run the original module in its own dtypes, and raise an error about the inputs if that
         fails as well."""
         found = (f"in layer {layer!r}: " if layer else "") + str(error).partition("\n")[0]
@@ -407,7 +420,7 @@ class _ModuleRun:
             _call_module(
                 _eval_copy(self.original, self.device), {n: t.to(self.device) for n, t in state.items()}, inputs
             )
-        except _FAILURES:
+        except _RUN_ERRORS:
             raise UsageError("inputs", expected=f"one batch that {self.kind} takes", found=found) from error
         raise UsageError(
             f"module {self.kind}",
@@ -417,13 +430,13 @@ class _ModuleRun:
         ) from error
 
 
-def _call_module(module: nn.Module, state: State, inputs: tuple[Tensor, ...]) -> Any:
+def _call_module(module: nn.Module, state: TensorDict, inputs: tuple[Tensor, ...]) -> Any:
     with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
         return functional_call(module, dict(state), tuple(x.clone() for x in inputs))
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
-    """Widen floating and complex tensors; return others as they are."""
+    """Convert floating and complex tensors to double precision; return all other tensors unchanged."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor

@@ -21,7 +21,7 @@ from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import SelectedMembers, Source
 
-COLLECTION, MEMBER = "collection", "member_of_collection"
+COLLECTION_COLUMN, MEMBER_COLUMN = "collection", "member_of_collection"
 """Columns of joined rows: a member's collection, and its id there."""
 
 
@@ -44,18 +44,18 @@ class JoinedSource(Source):
         return first_few(list(dict.fromkeys(part.source.display_name for part in self.parts)), 3)
 
     def split(self, rows: pa.Table) -> Iterator[SelectedMembers]:
-        """Split joined rows into runs of one part each; yield each part with its rows, which have the ids and layouts
-        of this part."""
+        """Split joined rows into runs of rows of one part; yield each part with its rows, which have the part's own ids
+        and layouts."""
         keys = rows.column("layout").to_pylist()
         for number, positions in groupby(range(len(keys)), key=lambda i: int(keys[i].partition("/")[0])):
             part = self.parts[number]
             run = manifest.take_rows(rows, list(positions))
-            members = run.column(MEMBER).cast(part.rows.schema.field("member").type)
+            members = run.column(MEMBER_COLUMN).cast(part.rows.schema.field("member").type)
             layouts = pa.array([key.partition("/")[2] for key in run.column("layout").to_pylist()], pa.string())
             run = _replace_columns(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
             yield replace(part, rows=run)
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         ids = rows.column("member").to_pylist()
         locations = [x for part in self.split(rows) for x in part.source.locate(part.description, part.rows)]
         return [replace(x, member=id) for x, id in zip(locations, ids, strict=True)]
@@ -102,45 +102,45 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
         UsageError: architectures, classes or preprocessing differ, or a member occurs twice.
         LayoutError: the names or shapes of tensors differ.
     """
-    flat = [
+    parts_of_sources = [
         part
         for joined in parts
         for part in (joined.source.split(joined.rows) if isinstance(joined.source, JoinedSource) else [joined])
     ]
-    first = flat[0]
-    for other in flat[1:]:
+    first = parts_of_sources[0]
+    for other in parts_of_sources[1:]:
         _check_compatible(first, other)
-    part_sources = [(part.source.label, part.commit, part.description.name) for part in flat]
+    part_sources = [(part.source.label, part.commit, part.description.name) for part in parts_of_sources]
     keys = [
-        (place, key)
-        for place, part in zip(part_sources, flat, strict=True)
+        (part_source, key)
+        for part_source, part in zip(part_sources, parts_of_sources, strict=True)
         for key in manifest.snapshot_keys(part.rows)
     ]
-    for place, (member, epoch) in keys:
-        if keys.count((place, (member, epoch))) > 1:
+    for part_source, (member, epoch) in keys:
+        if keys.count((part_source, (member, epoch))) > 1:
             raise UsageError(
-                "members to join", expected="each member once", found=f"member {member} of {place[2]}, twice",
+                "members to join", expected="each member once", found=f"member {member} of {part_source[2]}, twice",
                 do="Select members that are not in the other collection",
             )  # fmt: skip
-    tables = [part.rows for part in flat]
+    tables = [part.rows for part in parts_of_sources]
     if len(set(part_sources)) == 1:
         return replace(first, rows=pa.concat_tables(tables).combine_chunks())
     ids: dict[tuple[tuple[str, str, str], int], int] = {}
-    for place, (member, _) in keys:
-        ids.setdefault((place, member), len(ids))
-    joined_ids = [ids[place, member] for place, (member, _) in keys]
+    for part_source, (member, _) in keys:
+        ids.setdefault((part_source, member), len(ids))
+    joined_ids = [ids[part_source, member] for part_source, (member, _) in keys]
     layouts = [f"{i}/{key}" for i, rows in enumerate(tables) for key in rows.column("layout").to_pylist()]
     rows = pa.concat_tables(tables, promote_options="default").combine_chunks()
     columns = {
-        MEMBER: rows.column("member"),
-        COLLECTION: pa.array([place[2] for place, _ in keys], pa.string()),
+        MEMBER_COLUMN: rows.column("member"),
+        COLLECTION_COLUMN: pa.array([part_source[2] for part_source, _ in keys], pa.string()),
         "member": pa.array(joined_ids, rows.schema.field("member").type),
         "layout": pa.array(layouts, pa.string()),
     }
     return SelectedMembers(
-        JoinedSource(Path(), "joined", None, tuple(flat)),
+        JoinedSource(Path(), "joined", None, tuple(parts_of_sources)),
         "",
-        _describe_joined(flat),
+        _describe_joined(parts_of_sources),
         _replace_columns(rows, columns),
         len(rows),
     )
@@ -199,20 +199,20 @@ def _check_compatible(selection: SelectedMembers, other_selection: SelectedMembe
     first, second = selection.description, other_selection.description
     names = f"{first.name} and {second.name}"
 
-    def network(description: Description) -> str:
+    def network_text(description: Description) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in _arguments_with_defaults(description).items())
         return f"{description.architecture}({arguments})"
 
-    facts = {
-        "architecture": (network(first), network(second)),
+    compared_texts = {
+        "architecture": (network_text(first), network_text(second)),
         "classes": (", ".join(first.classes[:12]), ", ".join(second.classes[:12])),
         "preprocessing": (repr(dict(first.preprocessing)), repr(dict(second.preprocessing))),
     }
     same_fields = {"classes": first.classes == second.classes}
-    for fact_name, (expected, found) in facts.items():
-        if expected != found or not same_fields.get(fact_name, True):
+    for field_name, (expected, found) in compared_texts.items():
+        if expected != found or not same_fields.get(field_name, True):
             raise UsageError(
-                f"{fact_name} of {names}, to join them",
+                f"{field_name} of {names}, to join them",
                 expected=f"{expected}, as {first.name} has",
                 found=found,
                 do="Join collections of one network, on the same inputs and classes",
@@ -222,8 +222,8 @@ def _check_compatible(selection: SelectedMembers, other_selection: SelectedMembe
         for part in (selection, other_selection)
         for key in sorted(set(part.rows.column("layout").to_pylist()) - {None})
     ]
-    for known in shapes[1:]:
-        wrong_names, problem_text = compare_shapes(known, shapes[0])
+    for shapes_of_layout in shapes[1:]:
+        wrong_names, problem_text = compare_shapes(shapes_of_layout, shapes[0])
         if wrong_names:
             raise LayoutError(
                 f"tensors of {names}, to join them",

@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
     check_against_files,
-    neighbour_groups,
+    group_adjacent,
     read_at,
     read_into,
     reused_buffer,
@@ -31,8 +31,8 @@ from checkpoints_zoo.formats.shard_files import (
 from checkpoints_zoo.networks.device import check_device, check_memory
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
-GROUP_BYTES = 2**24  # Bytes of members that are read into one buffer and converted together.
-READERS = 2  # Number of threads that read large members; more threads are not faster.
+GROUP_BYTES = 2**24  # Number of bytes of members that are read into one buffer and converted together.
+READER_THREADS = 2  # Number of threads that read large members; more threads are not faster.
 
 
 def stack(
@@ -66,17 +66,17 @@ def stack(
     check_against_files(locations)
     dtypes = _dtypes(specs, locations, dtype)
     distance = even_spacing(locations)
-    unchanged = all(
+    keep_dtypes = all(
         dtypes[t.name] == TORCH_DTYPES[t.dtype] and not t.offset % TORCH_DTYPES[t.dtype].itemsize for t in specs
     )
-    if distance and unchanged and device.type == "cpu" and not (distance % 8 or locations[0].offset % 8):
+    if distance and keep_dtypes and device.type == "cpu" and not (distance % 8 or locations[0].offset % 8):
         views = mapped_tensors(locations[0], specs, len(locations), distance)
         if views is not None:
             if check:
                 check_finite(views, locations)
             return views
     is_large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
-    if is_large and unchanged and names is None and device.type == "cpu":
+    if is_large and keep_dtypes and names is None and device.type == "cpu":
         check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
         return _read_large_members(locations, specs)
     if device.type == "cuda" and names is None:
@@ -97,8 +97,9 @@ def stack(
     return stacked
 
 
-def prefetched(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
-    """Yield read(0), read(1), … up to `count` results; each is read while the caller uses the previous one."""
+def read_ahead(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
+    """Yield read(0), read(1), … up to `count` results; the next result is read while the caller uses the present
+    one."""
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
         future = reader.submit(read, 0)
         for number in range(count):
@@ -146,25 +147,25 @@ def _strides(t: TensorSpec) -> tuple[int, ...]:
 
 
 def mapped_tensors(first: Location, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor] | None:
-    """Map a file into memory and view its members' tensors; return them, name -> (member, …), None if the file can't be
+    """Map a file into memory; return views of its members' tensors, name -> (member, …), or None if the file can't be
     mapped."""
     # The map is private: writing to it changes no file. Python's own mmap would hold a file open for each map, and
     # a process may not open a thousand files. Each view owns only its part of the map, so that saving a view
     # saves no more than this part.
     size = first.path.stat().st_size
     try:
-        mapped: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
+        mapped_file: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
     except (RuntimeError, UnicodeError):  # The file is larger than the memory, or its name is no valid text.
         return None
-    return tensor_views(mapped, first.offset, specs, count, distance)
+    return tensor_views(mapped_file, first.offset, specs, count, distance)
 
 
 def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor]:
-    """View the tensors of members that are evenly spaced in memory; return them, name -> (member, …)."""
+    """Return views of the tensors of members that are evenly spaced in memory, name -> (member, …)."""
     views = {}
     for t in specs:
-        dtype, begin = TORCH_DTYPES[t.dtype], start + t.offset
-        part = memory[begin : begin + (count - 1) * distance + t.nbytes]
+        dtype, tensor_start = TORCH_DTYPES[t.dtype], start + t.offset
+        part = memory[tensor_start : tensor_start + (count - 1) * distance + t.nbytes]
         shape, strides = (count, *t.shape), (distance // dtype.itemsize, *_strides(t))
         views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
     return views
@@ -178,16 +179,16 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
     # numpy requests large memory pages, whose first use is faster.
     memory = np.empty(distance * len(locations), np.uint8)
     runs = _float_runs(specs)
-    with ThreadPoolExecutor(READERS, thread_name_prefix="zoo-read") as readers:
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-read") as readers:
         parts = [memory[i * distance : i * distance + size].data for i in range(len(locations))]
         for i, raw in enumerate(
             readers.map(lambda location, part: read_into(location, location.offset, part), locations, parts)
         ):
-            for kind, begin, count in runs:
-                values = torch.frombuffer(raw, dtype=kind, count=count, offset=begin)
+            for kind, run_start, count in runs:
+                values = torch.frombuffer(raw, dtype=kind, count=count, offset=run_start)
                 if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
-                    whole = torch.from_numpy(memory).untyped_storage()
-                    check_finite(tensor_views(whole, i * distance, specs, 1, distance), [locations[i]])
+                    storage = torch.from_numpy(memory).untyped_storage()
+                    check_finite(tensor_views(storage, i * distance, specs, 1, distance), [locations[i]])
     return tensor_views(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), distance)
 
 
@@ -200,10 +201,10 @@ def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int
         if not kind.is_floating_point or not t.nbytes:
             continue
         if runs and runs[-1][0] == kind and runs[-1][1] + runs[-1][2] * kind.itemsize == t.offset:
-            kind, begin, count = runs.pop()
+            kind, run_start, count = runs.pop()
         else:
-            begin, count = t.offset, 0
-        runs.append((kind, begin, count + t.nbytes // kind.itemsize))
+            run_start, count = t.offset, 0
+        runs.append((kind, run_start, count + t.nbytes // kind.itemsize))
     return runs
 
 
@@ -212,8 +213,8 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
     group: list[Location] = []
     for location in locations:
         layout = location.layout
-        most = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
-        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > most):
+        most_bytes = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
+        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > most_bytes):
             yield group
             group = []
         group.append(location)
@@ -222,23 +223,23 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
 
 
 def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
-    """Read members of one layout into one buffer and convert each tensor of all of them at once."""
+    """Read members of one layout into one buffer, and convert each tensor for all these members at once."""
     layout = group[0].layout
     if not layout.nbytes:
         return
-    distance = -(-layout.nbytes // 8) * 8  # aligned for every dtype
+    distance = -(-layout.nbytes // 8) * 8  # a multiple of every dtype's size
     buffer = reused_buffer(distance * len(group))
     first = 0
-    for run in neighbour_groups(group, GROUP_BYTES if distance == layout.nbytes else 0):
-        begin = first * distance
-        read_into(run[0], run[0].offset, buffer[begin : begin + layout.nbytes * len(run)])
+    for run in group_adjacent(group, GROUP_BYTES if distance == layout.nbytes else 0):
+        run_start = first * distance
+        read_into(run[0], run[0].offset, buffer[run_start : run_start + layout.nbytes * len(run)])
         first += len(run)
     raw = torch.frombuffer(buffer, dtype=torch.uint8)
     stored = {tensor.name: tensor for tensor in layout.tensors}
     for spec in specs:
         tensor = stored[spec.name]
         if tensor.nbytes:
-            _convert(transfer.strided_view(raw, tensor, len(group), distance), rows[tensor.name])
+            _copy_converted(transfer.strided_view(raw, tensor, len(group), distance), rows[tensor.name])
             check_finite({tensor.name: rows[tensor.name]}, group)
 
 
@@ -254,31 +255,31 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
                 start = int(piece.storage_offset() - rows[tensor.name].storage_offset())
                 raw = reused_buffer(piece.numel() * dtype.itemsize)
                 read_at(file, location, location.offset + tensor.offset + start * dtype.itemsize, raw)
-                _convert(torch.frombuffer(raw, dtype=dtype), piece)
+                _copy_converted(torch.frombuffer(raw, dtype=dtype), piece)
                 check_finite({tensor.name: piece[None]}, [location])
 
 
-def _convert(source: Tensor, target: Tensor) -> None:
+def _copy_converted(source: Tensor, target: Tensor) -> None:
     if source.dtype == torch.float16 and target.dtype == torch.bfloat16:
         source = source.float()  # A direct cast is several times slower than a cast through float32.
-    # Cast on the device, because the stored dtype has fewer bytes to send.
+    # The cast happens on the device, because the stored dtype has fewer bytes to send.
     target.copy_(source if target.device.type == "cpu" else source.to(target.device))
 
 
 def _common_specs(locations: Sequence[Location], names: Iterable[str] | None) -> list[TensorSpec]:
-    """Check that all members have the same tensors; return the specs of the selected ones."""
+    """Check that all members have the same tensors; return the specs of the selected tensors."""
     layout = locations[0].layout
     for other in {id(x.layout): x for x in locations}.values():
         if other.layout is not layout and other.layout.shapes != layout.shapes:
             check_tensors(other.layout.shapes, layout, f"member {other.member} beside member {locations[0].member}")
     if names is None:
         return [t for t in layout.tensors if not is_counter(t.name)]
-    known = {t.name: t for t in layout.tensors if not is_counter(t.name)}
+    spec_of_name = {t.name: t for t in layout.tensors if not is_counter(t.name)}
     selected = list(names)
     for name in selected:
-        if name not in known:
-            raise UsageError(f"tensor {name!r}", expected=f"a name among {', '.join(known)}", tensor=name)
-    return [known[name] for name in selected]
+        if name not in spec_of_name:
+            raise UsageError(f"tensor {name!r}", expected=f"a name among {', '.join(spec_of_name)}", tensor=name)
+    return [spec_of_name[name] for name in selected]
 
 
 def _dtypes(

@@ -20,10 +20,10 @@ from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.symmetry import Element, Table, apply, compose, permute
 from checkpoints_zoo.symmetry.canonical import alignment, maps
 
-Key = tuple[int, int]  # member, epoch
+Key = tuple[int, int]  # (member id, epoch) of a snapshot
 Params = dict[str, Tensor]
 
-_CHUNK = 1 << 25  # Number of bytes of members that are read and changed at once; two such chunks are in memory.
+_BYTES_AT_ONCE = 1 << 25  # Number of bytes of members that are read and changed at once; two such chunks are in memory.
 
 
 @dataclass(frozen=True)
@@ -52,41 +52,44 @@ class Canonical:
 
 @dataclass(eq=False)
 class Aligned:
-    """A step that aligns members to a reference: each is matched when it is first read, and its permutations are kept.
+    """A step that aligns members to a reference. A member is matched when it is first read, and its permutations are
+    kept for later reads.
 
     Args:
-        to: name of the reference in texts.
+        to: name of the reference in the description of the view.
         reference: function that reads the reference's tensors, name -> (*shape).
-        unchanged: keys of members that are the reference itself, which are not permuted.
+        reference_keys: (member id, epoch) of members that are the reference itself, which are not permuted.
     """
 
     to: str
     reference: Callable[[], Mapping[str, Tensor]]
-    unchanged: frozenset[Key] = frozenset()
+    reference_keys: frozenset[Key] = frozenset()
     scales: bool = False
     _reference: Mapping[str, Tensor] | None = None
     _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        missing = [i for i, key in enumerate(keys) if key not in self._permutations]
-        for i in [i for i in missing if keys[i] in self.unchanged]:
+        unmatched = [i for i, key in enumerate(keys) if key not in self._permutations]
+        for i in [i for i in unmatched if keys[i] in self.reference_keys]:
             self._permutations[keys[i]] = {name: torch.arange(group.size) for name, group in table.groups.items()}
-            missing.remove(i)
-        if missing:
+            unmatched.remove(i)
+        if unmatched:
             device = next(iter(params.values())).device
-            reference = {name: tensor.to(device) for name, tensor in self.target().items()}
-            unmatched_params = params if len(missing) == len(keys) else {name: t[missing] for name, t in params.items()}
-            matched = alignment.match_weights(table, unmatched_params, reference).permutations
-            for row, i in enumerate(missing):
-                self._permutations[keys[i]] = {name: p[row].cpu() for name, p in matched.items()}
+            reference = {name: tensor.to(device) for name, tensor in self.read_reference().items()}
+            unmatched_params = (
+                params if len(unmatched) == len(keys) else {name: t[unmatched] for name, t in params.items()}
+            )
+            permutations = alignment.match_weights(table, unmatched_params, reference).permutations
+            for row, i in enumerate(unmatched):
+                self._permutations[keys[i]] = {name: p[row].cpu() for name, p in permutations.items()}
         return _apply_permutations(table, params, [self._permutations[key] for key in keys])
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickle the reference's tensors, and not the function that reads them, for other processes.
-        return self.__dict__ | {"_reference": self.target(), "reference": dict}
+        return self.__dict__ | {"_reference": self.read_reference(), "reference": dict}
 
-    def target(self) -> Mapping[str, Tensor]:
-        """Return the reference's tensors, name -> (*shape), read once."""
+    def read_reference(self) -> Mapping[str, Tensor]:
+        """Return the reference's tensors, name -> (*shape); they are read only once."""
         self._reference = self._reference or self.reference()
         return self._reference
 
@@ -122,9 +125,9 @@ class Transformed:
     """A step that applies symmetries from the caller or a file, one for each member.
 
     Args:
-        rows: key of a member -> the member's row in `element`.
+        rows: (member id, epoch) -> the member's row in `element`.
         element: the symmetries, one row for each member.
-        origin: name of the symmetries' source in texts.
+        origin: name of the symmetries' source, for the description of the view and error texts.
     """
 
     rows: Mapping[Key, int]
@@ -188,7 +191,8 @@ class View:
         dtype: torch.dtype | None,
         names: Sequence[str] | None = None,
     ) -> Params:
-        """Read members, some at a time, check their values and apply the steps; return them, name -> (member, …).
+        """Read members, some at a time, check their values and apply the steps; return stacked tensors, name ->
+        (member, …).
 
         Args:
             table: symmetry table of the members' network.
@@ -201,30 +205,30 @@ class View:
             dtypes = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in dtypes.items()}
         stacked = reading.empty_stack(locations, dtypes, device)
         first = 0
-        for count, params in self._transformed(table, keys, locations, device):
+        for count, params in self._transformed_chunks(table, keys, locations, device):
             for name, tensor in stacked.items():
                 tensor[first : first + count] = params[name]
             first += count
         reading.check_finite(stacked, locations)
         return stacked
 
-    def _transformed(
+    def _transformed_chunks(
         self, table: Table, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[int, Params]]:
-        for chunk, params in self._chunks(keys, locations, device):
+        for chunk, params in self._read_chunks(keys, locations, device):
             yield len(chunk), self(table, chunk, params)[0]
 
     def elements(self, table: Table, keys: Sequence[Key], locations: Sequence[Location]) -> Element:
         """Read members and return the symmetry that this view applies to each of them."""
-        cpu = torch.device("cpu")
-        parts = [self(table, chunk, params)[1] for chunk, params in self._chunks(keys, locations, cpu)]
+        cpu_device = torch.device("cpu")
+        parts = [self(table, chunk, params)[1] for chunk, params in self._read_chunks(keys, locations, cpu_device)]
         return Element.concatenate(parts)
 
-    def _chunks(
+    def _read_chunks(
         self, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[Sequence[Key], Params]]:
         member_bytes = locations[0].layout.nbytes
-        count = max(1, _CHUNK // max(1, member_bytes))
+        count = max(1, _BYTES_AT_ONCE // max(1, member_bytes))
         for first in range(0, len(keys), count):
             with one_thread(member_bytes < SMALL_MEMBER_BYTES and device.type == "cpu"):
                 yield keys[first : first + count], reading.stack(locations[first : first + count], device, check=True)

@@ -27,11 +27,11 @@ def images_of(description: Description, split: str = "test") -> ImageData:
     """
     if description.dataset in images.DATASETS:
         return images.load(description.dataset, split)
-    name = repr(description.dataset) if description.dataset else "no name"
+    data_set_name = repr(description.dataset) if description.dataset else "no name"
     raise UsageError(
         f"images of {description.name}, {split}",
         expected=f"a data set that the package reads by name ({', '.join(images.DATASETS)})",
-        found=f"{name}: images of the collection's producer",
+        found=f"{data_set_name}: images of the collection's producer",
         do="Give these images as an argument: `zoo.images.of(…)` reads a folder, a file or tensors",
     )
 
@@ -39,7 +39,7 @@ def images_of(description: Description, split: str = "test") -> ImageData:
 def require_labels(data: ImageData, description: Description) -> tuple[ImageData, Tensor]:
     """Check that images have labels of a collection's classes; return images and labels in the order of its logits.
 
-    The images may have only some of the classes, in any order: they are matched by name, as in `images.in_order`.
+    The images may have only some of the classes, in any order: classes are matched by name, as in `images.in_order`.
 
     Raises:
         UsageError: the images have no labels, or their classes have no names or are not the collection's.
@@ -72,14 +72,14 @@ def labels_of(data: ImageData, description: Description) -> Tensor:
     return require_labels(data, description)[1]
 
 
-def eval_data(data: ImageData) -> str:
-    """Return the images' name in manifests: their name and split ("digits/test")."""
+def manifest_image_name(data: ImageData) -> str:
+    """Return the name that manifests use for images: data set and split ("digits/test")."""
     return f"{data.name}/{data.split}"
 
 
-def image_key(data: ImageData) -> str:
-    """Return the images' name in reports: their name, split and fingerprint ("digits/test 0123456789abcdef")."""
-    return f"{eval_data(data)} {data.fingerprint}"
+def report_image_name(data: ImageData) -> str:
+    """Return the name that reports use for images: data set, split and fingerprint ("digits/test 0123456789abcdef")."""
+    return f"{manifest_image_name(data)} {data.fingerprint}"
 
 
 def check_measurable(members: object) -> None:
@@ -98,12 +98,12 @@ def check_measurable(members: object) -> None:
         )
 
 
-def check_collection(members: object, thing: str = "members") -> None:
+def check_collection(members: object, value_name: str = "members") -> None:
     """Check that a value is a collection.
 
     Args:
         members: the value to check.
-        thing: name of the value in error texts.
+        value_name: name of the value in error texts.
 
     Raises:
         UsageError: the value is no collection.
@@ -114,7 +114,7 @@ def check_collection(members: object, thing: str = "members") -> None:
             advice = f"Load it: zoo.load({one_line(members, 80)!r})"
         elif isinstance(members, Member):
             advice = "One member is a collection as well: members[3:4]"
-        raise UsageError(thing, expected="a Collection", found=type(members).__name__, do=advice)
+        raise UsageError(value_name, expected="a Collection", found=type(members).__name__, do=advice)
 
 
 def check_seed(seed: object) -> int:
@@ -129,11 +129,12 @@ def check_seed(seed: object) -> int:
     return value
 
 
-def check_draws(seed: object, subsets: object) -> tuple[int, int]:
+def check_seed_and_subsets(seed: object, subsets: object) -> tuple[int, int]:
     """Check the seed and the number of random subsets; return both as ints.
 
     Raises:
-        UsageError: a value is no whole number, the seed has more than 64 bits, or there are fewer than two subsets.
+        UsageError: the seed or the number of subsets is no whole number, the seed has more than 64 bits, or there are
+            fewer than two subsets.
     """
     count = whole_number(subsets)
     if count is None or count < 2:

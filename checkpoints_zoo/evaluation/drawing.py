@@ -1,4 +1,4 @@
-"""Colours and style of all pictures, and the way they become files and elements of a page.
+"""Colours and style of all pictures; functions that turn pictures into files and into elements of a page.
 
 Pictures are drawn with matplotlib's default settings on figures of their own: the caller's backend and style are
 neither used nor changed, and the same figure gives the same bytes.
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-BARS = 20  # Largest number of bars of a histogram.
+MOST_BARS = 20  # Largest number of bars of a histogram.
 # These colours, from Okabe & Ito, Color universal design (2008), can be distinguished by colour-blind readers.
 BLUE, RED, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#606060"
-STYLE: Any = {
+MATPLOTLIB_STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
     "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold", "font.size": 9.5,
     "grid.color": "#E4E4E4", "legend.fontsize": 9, "legend.frameon": False, "savefig.bbox": None,
@@ -38,62 +38,63 @@ STYLE: Any = {
 }  # fmt: skip
 # Ending of a picture's name -> matplotlib's backend, and metadata without a date, so that the same figure gives the
 # same bytes.
-PICTURES: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
+PICTURE_FORMATS: Mapping[str, tuple[str, Mapping[str, str | None]]] = {
     ".png": ("agg", {"Software": "checkpoints_zoo"}),
     ".pdf": ("pdf", {"Creator": "checkpoints_zoo", "CreationDate": None}),
     ".svg": ("svg", {"Creator": "checkpoints_zoo", "Date": None}),
 }
 MOST_MARKS = 500  # Largest number of marks of one kind in an SVG; more marks are drawn as an image.
 MOST_LETTERS = 400  # Largest number of letters of a line of text in a picture.
-# Colour in an SVG element that differs between light and dark pages -> the page's variable for it.
-_INK, _EDGE = "#222222", "#8a8a8a"
-_THEME = {
-    _INK: "var(--ink)", _EDGE: "var(--soft)", GREY: "var(--soft)", STYLE["grid.color"]: "var(--grid)",
-    "#ffffff": "var(--paper)",
+# Colours of SVG elements that differ between light and dark pages -> CSS variable of the page.
+_TEXT_COLOUR, _EDGE_COLOUR = "#222222", "#8a8a8a"
+_PAGE_COLOURS = {
+    _TEXT_COLOUR: "var(--ink)", _EDGE_COLOUR: "var(--soft)", GREY: "var(--soft)",
+    MATPLOTLIB_STYLE["grid.color"]: "var(--grid)", "#ffffff": "var(--paper)",
 }  # fmt: skip
 _SVG_STYLE: Any = {
-    **STYLE, "font.size": 9, "legend.fontsize": 8.5, "axes.titlesize": 9, "text.color": _INK, "axes.labelcolor": _INK,
-    "xtick.color": _EDGE, "ytick.color": _EDGE, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK,
-    "axes.edgecolor": _EDGE, "svg.fonttype": "none",
+    **MATPLOTLIB_STYLE, "font.size": 9, "legend.fontsize": 8.5, "axes.titlesize": 9, "text.color": _TEXT_COLOUR,
+    "axes.labelcolor": _TEXT_COLOUR, "xtick.color": _EDGE_COLOUR, "ytick.color": _EDGE_COLOUR,
+    "xtick.labelcolor": _TEXT_COLOUR, "ytick.labelcolor": _TEXT_COLOUR,
+    "axes.edgecolor": _EDGE_COLOUR, "svg.fonttype": "none",
 }  # fmt: skip
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_POWER = re.compile(r"\$\\mathdefault\{(-?)(?:([\d.]+)\\times)?(\d+)\^\{(-?[\d.]+)\}\}\$")
+_POWER_MARKUP = re.compile(r"\$\\mathdefault\{(-?)(?:([\d.]+)\\times)?(\d+)\^\{(-?[\d.]+)\}\}\$")
 
 
-def path_of(path: str | Path) -> Path:
+def check_picture_path(path: str | Path) -> Path:
     """Check that the name of a picture ends in .png, .pdf or .svg; return its path.
 
     Raises:
-        UsageError: another ending.
+        UsageError: the name has another ending.
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() not in PICTURES:
-        expected = f"a name that ends in {' or '.join(PICTURES)}"
+    if path.suffix.lower() not in PICTURE_FORMATS:
+        expected = f"a name that ends in {' or '.join(PICTURE_FORMATS)}"
         raise UsageError(f"picture {path}", expected=expected, found=repr(path.name), path=path)
     return path
 
 
-def save(make: Callable[[], Figure], path: Path, title: str, members: str = "") -> Path:
+def save_figure(make_figure: Callable[[], Figure], path: Path, title: str, citation: str = "") -> Path:
     """Draw a figure in the package's style and write it by temporary name and rename; return its path.
 
     Args:
-        make: function that draws the figure.
+        make_figure: function that draws the figure.
         path: path of the PNG, PDF or SVG file; its folder is made if missing.
         title: title of the figure in the file's metadata.
-        members: citation of the members for the file's metadata; "" for none.
+        citation: citation of the members for the file's metadata; "" for none.
 
     Raises:
         UsageError: the file can't be written.
     """
     kind = path.suffix.lower()
-    backend, metadata = PICTURES[kind]
-    style = {**STYLE, "svg.hashsalt": title, "pdf.fonttype": 42}
+    backend, metadata = PICTURE_FORMATS[kind]
+    style = {**MATPLOTLIB_STYLE, "svg.hashsalt": title, "pdf.fonttype": 42}
     try:
         with replace_file(path, "wb") as file, _drawing_style(style):
-            metadata = {**metadata, "Title": _printable(title)}
-            if members:
-                metadata["Subject" if kind == ".pdf" else "Description"] = members
-            _make_printable(make()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
+            metadata = {**metadata, "Title": _printable_text(title)}
+            if citation:
+                metadata["Subject" if kind == ".pdf" else "Description"] = citation
+            _make_printable(make_figure()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
@@ -102,28 +103,32 @@ def save(make: Callable[[], Figure], path: Path, title: str, members: str = "") 
     return path
 
 
-def png_bytes(make: Callable[[], Figure], title: str) -> bytes:
+def png_bytes(make_figure: Callable[[], Figure], title: str) -> bytes:
     """Draw a figure in the package's style; return a PNG.
 
     Args:
-        make: function that draws the figure.
+        make_figure: function that draws the figure.
         title: title of the figure in the file's metadata.
     """
-    backend, metadata = PICTURES[".png"]
+    backend, metadata = PICTURE_FORMATS[".png"]
     file = io.BytesIO()
-    with _drawing_style(STYLE):
-        _make_printable(make()).savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
+    with _drawing_style(MATPLOTLIB_STYLE):
+        _make_printable(make_figure()).savefig(
+            file, format="png", backend=backend, metadata={**metadata, "Title": title}
+        )
     return file.getvalue()
 
 
-def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
+def svg_element(draw_panel: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
     """Draw one panel; return an SVG element for an HTML page. The same drawing gives the same element.
 
-    Text stays text. Colours of text, axes and grid are the page's variables: --ink, --soft, --grid, --paper. The page
-    writes the panel's title itself; a legend that the drawing leaves out stands above the axes.
+    Letters stay text, not outlines. Colours of text, axes and grid are the page's CSS variables: --ink, --soft, --grid,
+    --paper. The page writes the panel's title itself. If the panel has labels but no legend, a legend is added above
+    the
+    axes.
 
     Args:
-        draw: function that draws into the axes that it is given.
+        draw_panel: function that draws the panel into matplotlib axes.
         name: name of the panel; ids in the element begin with this name.
         size: width and height of the panel in inches.
     """
@@ -133,13 +138,13 @@ def svg_element(draw: Callable[[Axes], None], name: str, size: tuple[float, floa
     with _drawing_style({**_SVG_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         axes = figure.add_subplot()
-        draw(axes)
+        draw_panel(axes)
         for location in ("left", "center", "right"):
             axes.set_title("", loc=location)
         handles, labels = axes.get_legend_handles_labels()
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
-        _rasterize(figure)
+        _rasterize_dense_marks(figure)
         _make_printable(figure).draw_without_rendering()
         # The final layout must not choose other ticks, which could have wider labels.
         for axis in (axes.xaxis, axes.yaxis):
@@ -171,14 +176,14 @@ def _make_printable(figure: Figure) -> Figure:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_text(_printable(text.get_text()))
+        text.set_text(_printable_text(text.get_text()))
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             _use_plain_labels(axis)
     return figure
 
 
-def _printable(text: str) -> str:
+def _printable_text(text: str) -> str:
     """Return text without control characters and with lines that are not too long."""
     return "\n".join(
         line if line.isprintable() and len(line) <= MOST_LETTERS else one_line(line, MOST_LETTERS)
@@ -187,33 +192,32 @@ def _printable(text: str) -> str:
 
 
 def _use_plain_labels(axis: Axis) -> None:
-    """Make an axis write powers as 10⁻², and its other labels without control characters."""
+    """Make an axis write powers of ten as 10⁻², and all other labels without control characters."""
     from matplotlib.ticker import FixedFormatter, FuncFormatter, LogFormatterMathtext, LogFormatterSciNotation
 
-    class Powers(LogFormatterSciNotation):
+    class PowerFormatter(LogFormatterSciNotation):
         def __call__(self, x: float, pos: int | None = None) -> str:
-            return _POWER.sub(_superscript, super().__call__(x, pos))
+            return _POWER_MARKUP.sub(_power_text, super().__call__(x, pos))
 
     formatter = axis.get_major_formatter()
     if isinstance(axis.get_minor_formatter(), LogFormatterMathtext):
-        axis.set_minor_formatter(Powers(axis.get_transform().base))  # type: ignore[attr-defined]
+        axis.set_minor_formatter(PowerFormatter(axis.get_transform().base))  # type: ignore[attr-defined]
     if isinstance(formatter, LogFormatterMathtext):
-        axis.set_major_formatter(Powers(axis.get_transform().base))  # type: ignore[attr-defined]
+        axis.set_major_formatter(PowerFormatter(axis.get_transform().base))  # type: ignore[attr-defined]
     elif isinstance(formatter, FixedFormatter):
-        axis.set_major_formatter(FixedFormatter([_printable(label) for label in formatter.seq]))
+        axis.set_major_formatter(FixedFormatter([_printable_text(label) for label in formatter.seq]))
     elif isinstance(formatter, FuncFormatter):
-        write = formatter.func
-        formatter.func = lambda x, pos: _printable(write(x, pos))
+        format_label = formatter.func
+        formatter.func = lambda x, pos: _printable_text(format_label(x, pos))
 
 
-def _superscript(power: re.Match[str]) -> str:
+def _power_text(power: re.Match[str]) -> str:
     sign, factor, base, exponent = power.groups()
     return f"{sign}{f'{factor} × ' if factor else ''}{base}{exponent.translate(_SUPERSCRIPTS)}"
 
 
-def _rasterize(figure: Figure) -> None:
-    """Mark colour scales, and more than 500 marks of one kind, to be drawn as images when a figure is written as
-    SVG."""
+def _rasterize_dense_marks(figure: Figure) -> None:
+    """Mark parts of a figure to be drawn as images in an SVG: colour scales, and more than 500 marks of one kind."""
     import numpy as np
     from matplotlib.collections import Collection, QuadMesh
     from matplotlib.lines import Line2D
@@ -295,24 +299,24 @@ def _rewrite_style(style: str) -> str:
         style,
     )
     style = re.sub(r"font-family: [^;]*;? ?", "", style)
-    for colour, variable in _THEME.items():
+    for colour, variable in _PAGE_COLOURS.items():
         style = re.sub(re.escape(colour), variable, style, flags=re.IGNORECASE)
     return style.replace(": ", ":").replace("; ", ";")
 
 
-def panels_figure(panels: int, panel: tuple[float, float], title: str, note: str) -> Figure:
+def panels_figure(panels: int, panel_size: tuple[float, float], title: str, note: str) -> Figure:
     """Make a figure for panels side by side, with a title above and a note below; return it.
 
     Args:
         panels: number of panels.
-        panel: width and height of one panel in inches.
+        panel_size: width and height of one panel in inches.
         title, note: text above the panels, and text below them.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(panel[0] * panels, panel[1]), dpi=DPI, layout=layout_engine)
+    figure = Figure(figsize=(panel_size[0] * panels, panel_size[1]), dpi=DPI, layout=layout_engine)
     figure.suptitle(title, fontsize=12, fontweight="bold")
     figure.supxlabel(note, fontsize=8, color=GREY)
     return figure
@@ -327,15 +331,15 @@ def histogram_edges(values: Sequence[float]) -> list[float]:
     [97.75, 98.25, 98.75, 99.25, 99.75]
     """
     low, high = min(values), max(values)
-    size = max(abs(low), abs(high))
-    if high - low <= 1e-9 * size:
-        half_width = max(size / 2000, 1e-6)
+    magnitude = max(abs(low), abs(high))
+    if high - low <= 1e-9 * magnitude:
+        half_width = max(magnitude / 2000, 1e-6)
         return [low - half_width, high + half_width]
     distinct_values = sorted(set(values))
     step = min(b - a for a, b in pairwise(distinct_values))
     steps = (high - low) / step
     if steps <= 10_000 and all(abs((v - low) / step - round((v - low) / step)) < 1e-3 for v in distinct_values):
-        steps_per_bar = math.ceil((round(steps) + 1) / BARS)
+        steps_per_bar = math.ceil((round(steps) + 1) / MOST_BARS)
         return [low + step * (steps_per_bar * i - 0.5) for i in range(2 + round(steps) // steps_per_bar)]
-    bar_count = min(BARS, max(5, math.ceil(math.sqrt(len(values)))))
+    bar_count = min(MOST_BARS, max(5, math.ceil(math.sqrt(len(values)))))
     return [low + (high - low) * i / bar_count for i in range(bar_count)] + [high]

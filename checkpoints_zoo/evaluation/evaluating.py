@@ -17,11 +17,17 @@ from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, MEANS_OVER_MEMBERS, OOD_FIGURES
-from checkpoints_zoo.evaluation.growth import CONSTANT, SENSITIVE, Growth, check_distance, estimate_growth
-from checkpoints_zoo.evaluation.held_out import check_measured, check_share, check_trained, draw_held_out
+from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, MEANS_OVER_MEMBERS, OOD_FIGURES
+from checkpoints_zoo.evaluation.growth import (
+    CONSTANT_FIGURES,
+    SENSITIVE_FIGURES,
+    Growth,
+    check_distance,
+    estimate_growth,
+)
+from checkpoints_zoo.evaluation.held_out import check_not_measured_on, check_not_trained_on, check_share, draw_held_out
 from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval, Plan
-from checkpoints_zoo.evaluation.report import Calibrated, Report
+from checkpoints_zoo.evaluation.report import CalibratedFigures, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput
@@ -30,8 +36,8 @@ from checkpoints_zoo.predictions import Predictions
 
 __all__ = ["Report", "evaluate"]
 SMALL_LOGITS = 2**22  # Number of logits below which one thread is faster.
-SUBSETS = 100  # Default number of random ensembles of each size.
-SHARE = 0.2  # Default share of the inputs that is held out for the temperature.
+DEFAULT_SUBSETS = 100  # Default number of random ensembles of each size.
+DEFAULT_HELD_OUT_SHARE = 0.2  # Default share of the inputs that is held out for the temperature.
 
 
 def evaluate(
@@ -46,7 +52,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
-    subsets: int = SUBSETS,
+    subsets: int = DEFAULT_SUBSETS,
     seed: int = 0,
 ) -> Report:
     """Measure members as an ensemble: accuracy, calibration, OOD detection, diversity; return the Report.
@@ -77,8 +83,9 @@ def evaluate(
         seed: seed of the random choice of ensembles.
 
     Raises:
-        UsageError: the images have no labels, other classes, or a size that the members can't take; predictions are of
-            other members or on other images; there are no held-out inputs; or a distance from a limit is not above 0.
+        UsageError: the images lack labels, or have other classes or a size that the members can't take; predictions are
+            of other members or on other images; there are no held-out inputs; or a distance from a limit is not above
+            0.
         DamagedError: weights or logits of a member are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -87,9 +94,11 @@ def evaluate(
     True
     """
     sizes, held_out, subsets, seed = check_arguments(members, ood, sizes, temperature, held_out, within, subsets, seed)
-    options = (device, dtype, batch)
-    test, calibration = _split_held_out(members, _labelled_logits(members, data, options), held_out, options)
-    ood_logits = None if ood is None else _ood_logits(members, ood, options, test)
+    compute_options = (device, dtype, batch)
+    test, calibration = _split_held_out(
+        members, _labelled_logits(members, data, compute_options), held_out, compute_options
+    )
+    ood_logits = None if ood is None else _ood_logits(members, ood, compute_options, test)
     count = len(members)
     plans = {
         size: metrics.jackknife_plan(count, seed, subsets, skewness=True)
@@ -109,8 +118,8 @@ def evaluate(
         unscaled, calibrated = len(population.names), None
         if calibration is not None:
             share = held_out if isinstance(held_out, float) else None
-            scaled_figures = _summarise(population.scaled_names, values[:, unscaled:], plans, seed)
-            calibrated = Calibrated(calibration.data, calibration.logits.shape[1], share, **scaled_figures)
+            scaled_figures = _summarise_figures(population.scaled_names, values[:, unscaled:], plans, seed)
+            calibrated = CalibratedFigures(calibration.data, calibration.logits.shape[1], share, **scaled_figures)
         drawing = population.drawing(None if calibrated is None else calibrated.temperature.value)
     report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
@@ -123,7 +132,7 @@ def evaluate(
         drawing={"member_accuracy": values[:count, 0].tolist(), **drawing},
         within={} if within is None else dict(within),
         calibrated=calibrated,
-        **_summarise(population.names, values[:, :unscaled], plans, seed),
+        **_summarise_figures(population.names, values[:, :unscaled], plans, seed),
     )
     tuple(report.answers())  # Compute the answers once, to refuse an impossible distance now.
     return report
@@ -141,46 +150,54 @@ def check_arguments(
 ) -> tuple[list[int], float | ImageData | Predictions | None, int, int]:
     """Check the arguments of `evaluate`; return the sizes, the held-out share or images, the subsets and the seed.
 
-    The held-out part is None for no scaling.
-
-    The arguments and errors are those of `evaluate`.
+    The returned held-out share or images are None without temperature scaling. The arguments and errors are those of
+    `evaluate`.
     """
     arguments.check_measurable(members)
-    checked_seed, checked_subsets = arguments.check_draws(seed, subsets)
+    checked_seed, checked_subsets = arguments.check_seed_and_subsets(seed, subsets)
     ensemble_sizes = _check_sizes(sizes, len(members))
     for figure, distance in (within or {}).items():
         check_distance(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
     return ensemble_sizes, _check_held_out(members, temperature, held_out), checked_subsets, checked_seed
 
 
-def _summarise(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
+def _summarise_figures(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
     """Summarise the figures of single members and of random ensembles; return the fields of a report.
 
     Args:
         names: names of the figures.
-        values: measured figures, (subset, figure): first of each single member, then of the subsets of each plan.
+        values: measured figures, (subset, figure): rows of the single members, then rows of the subsets of each plan.
         plans: size of ensembles -> plan of the subsets; the last plan is that of all members.
         seed: seed of the bootstrap's resampling.
     """
     members = max(plans)
     singles, ensembles = values[:members], values[members:]
-    parts = dict(zip(plans, torch.split(ensembles, [len(plan.chosen) for plan in plans.values()]), strict=True))
+    values_by_size = dict(
+        zip(plans, torch.split(ensembles, [len(plan.chosen) for plan in plans.values()]), strict=True)
+    )
     curve = {
-        size: {n: KNOWN[n].within(x) for n, x in zip(names, plan.intervals(parts[size]), strict=True)}
+        size: {
+            n: KNOWN_FIGURES[n].limit_to_range(x)
+            for n, x in zip(names, plan.intervals(values_by_size[size]), strict=True)
+        }
         for size, plan in plans.items()
     }
-    curve[members] = {n: x.if_enough(members) if n in SENSITIVE else x for n, x in curve[members].items()}
-    member: dict[str, Interval] = {}
+    curve[members] = {n: x.if_enough(members) if n in SENSITIVE_FIGURES else x for n, x in curve[members].items()}
+    member_means: dict[str, Interval] = {}
     growths: dict[str, Growth] = {}
     for i, name in enumerate(names):
         if name in MEANS_OVER_MEMBERS:
-            member[name] = KNOWN[name].within(metrics.bootstrap_mean(singles[:, i], seed=seed)).if_enough(members)
-        if name not in CONSTANT and members > 1 and bool(values[:, i].isfinite().all()):
-            growth = estimate_growth(name, singles[:, i], {size: (plans[size], parts[size][:, i]) for size in plans})
-            growths[name] = replace(growth, limit=KNOWN[name].within(growth.limit).if_enough(members))
+            member_means[name] = (
+                KNOWN_FIGURES[name].limit_to_range(metrics.bootstrap_mean(singles[:, i], seed=seed)).if_enough(members)
+            )
+        if name not in CONSTANT_FIGURES and members > 1 and bool(values[:, i].isfinite().all()):
+            growth = estimate_growth(
+                name, singles[:, i], {size: (plans[size], values_by_size[size][:, i]) for size in plans}
+            )
+            growths[name] = replace(growth, limit=KNOWN_FIGURES[name].limit_to_range(growth.limit).if_enough(members))
             if members < FEWEST_SKEWED:
                 growths[name] = replace(growths[name], spread=None)
-    return {"ensemble": curve[members], "member": member, "curve": curve, "growth": growths}
+    return {"ensemble": curve[members], "member": member_means, "curve": curve, "growth": growths}
 
 
 @dataclass(frozen=True)
@@ -205,7 +222,7 @@ def _labelled_logits(
         data_set = arguments.images_of(members.description) if data is None else images.of(data)
         labelled_images, labels = arguments.require_labels(data_set, members.description)
         return _LabelledLogits(
-            _compute_logits(members, labelled_images, options), labels, arguments.image_key(labelled_images)
+            _compute_logits(members, labelled_images, options), labels, arguments.report_image_name(labelled_images)
         )
     if data is not None:
         members.check_data(images.of(data))
@@ -231,19 +248,19 @@ def _check_held_out(
             raise UsageError("held_out", expected="temperature=True with it", found="temperature=False")
         return None
     if held_out is None or isinstance(held_out, float | int):
-        return SHARE if held_out is None else check_share(held_out)
+        return DEFAULT_HELD_OUT_SHARE if held_out is None else check_share(held_out)
     held_out_set = (
         predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
     )
     if isinstance(members, Predictions):
-        trained, trained_on = f"{members.facts.data}/train", set[str]()
+        training_name, training_fingerprints = f"{members.facts.data}/train", set[str]()
     else:
-        trained = f"{members.description.dataset}/train"
-        trained_on = set(members.rows.column("data_fingerprint").to_pylist())
-    check_trained(
-        held_out_set.data if isinstance(held_out_set, Predictions) else arguments.image_key(held_out_set),
-        trained,
-        trained_on,
+        training_name = f"{members.description.dataset}/train"
+        training_fingerprints = set(members.rows.column("data_fingerprint").to_pylist())
+    check_not_trained_on(
+        held_out_set.data if isinstance(held_out_set, Predictions) else arguments.report_image_name(held_out_set),
+        training_name,
+        training_fingerprints,
     )
     if isinstance(members, Predictions) and not isinstance(held_out_set, Predictions):
         raise _unusable_images_error(held_out_set, members)
@@ -262,9 +279,10 @@ def _split_held_out(
         return test, None
     if isinstance(held_out, float | int):
         logits = InMemory(test.logits) if isinstance(test.logits, Tensor) else test.logits
-        measured_at, held_out_at = draw_held_out(test.data.partition(" ")[2], logits.shape[1], held_out)
+        measured_positions, held_out_positions = draw_held_out(test.data.partition(" ")[2], logits.shape[1], held_out)
         measured, calibration = (
-            _LabelledLogits(InputSubset(logits, at), test.labels[at], test.data) for at in (measured_at, held_out_at)
+            _LabelledLogits(InputSubset(logits, positions), test.labels[positions], test.data)
+            for positions in (measured_positions, held_out_positions)
         )
         return measured, calibration
     calibration = (
@@ -272,7 +290,7 @@ def _split_held_out(
         if isinstance(held_out, Predictions)
         else _labelled_logits(members, held_out, options)
     )
-    check_measured(calibration.data, test.data)
+    check_not_measured_on(calibration.data, test.data)
     return test, calibration
 
 
@@ -294,17 +312,19 @@ def _ood_logits(
         if isinstance(members, Predictions):
             raise _unusable_images_error(ood_images, members)
         logits = _LabelledLogits(
-            _compute_logits(members, ood_images, options), torch.empty(0), arguments.image_key(ood_images)
+            _compute_logits(members, ood_images, options), torch.empty(0), arguments.report_image_name(ood_images)
         )
-    logits_pair = logits.logits, test.logits
+    both_logits = logits.logits, test.logits
     if logits.data == test.data or (
-        isinstance(logits_pair[0], Tensor)
-        and isinstance(logits_pair[1], Tensor)
-        and torch.equal(logits_pair[0], logits_pair[1])
+        isinstance(both_logits[0], Tensor)
+        and isinstance(both_logits[1], Tensor)
+        and torch.equal(both_logits[0], both_logits[1])
     ):
         name = test.data.partition(" ")[0]
-        do = "Give images of another data set as `ood`"
-        raise UsageError("images out of distribution", expected=f"others than {name}", found="the same images", do=do)
+        advice = "Give images of another data set as `ood`"
+        raise UsageError(
+            "images out of distribution", expected=f"others than {name}", found="the same images", do=advice
+        )
     return logits
 
 
@@ -325,11 +345,11 @@ def _compute_logits(members: Collection, data: ImageData, options: _ComputeOptio
 def _check_sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
     if sizes is not None and not isinstance(sizes, Iterable):
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
-    checked = {members}
+    checked_sizes = {members}
     for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
         number = whole_number(size)
         if number is None or not 1 <= number <= members:
             expected = f"a whole number from 1 to {members}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])
-        checked.add(number)
-    return sorted(checked)
+        checked_sizes.add(number)
+    return sorted(checked_sizes)

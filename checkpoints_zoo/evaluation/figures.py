@@ -1,6 +1,6 @@
 """The table of a report's figures: how each is computed, its title, unit, direction, meaning and definition.
 
-A figure whose field `of` is probabilities or scores is computed by the function of the same name in
+A figure whose field `input_kind` is probabilities or scores is computed by the function of the same name in
 `evaluation.metrics`; a new metric needs such a function and a row in this table. This file does not import torch, so
 that the command line starts quickly.
 """
@@ -17,15 +17,16 @@ from checkpoints_zoo.errors import UsageError
 if TYPE_CHECKING:
     from checkpoints_zoo.evaluation.metrics import Interval
 
-# Metrics of this kind are called as metric(probabilities (input, class), labels (input,)).
+# Metrics that take probabilities are called as metric(probabilities (input, class), labels (input,)).
 PROBABILITIES = "probabilities"
-# Metrics of this kind are called as metric(log probabilities (input, class), labels (input,)).
+# Metrics that take log probabilities are called as metric(log probabilities (input, class), labels (input,)).
 LOG_PROBABILITIES = "log probabilities"
-# Metrics of this kind are called as metric(probabilities (input, class), labels (input,), uncertainty=(input,)).
+# Metrics that take an uncertainty are called as metric(probabilities (input, class), labels (input,),
+# uncertainty=(input,)).
 UNCERTAINTY = "uncertainty"
-SCORES = "scores"  # Metrics of this kind are called as metric(scores (input,), is_ood (input,)).
+SCORES = "scores"  # Metrics that take scores are called as metric(scores (input,), is_ood (input,)).
 # Figures on differences between members: a single member has none, and temperature scaling does not change them.
-MEMBERS = "members"
+MEMBER_DIFFERENCES = "members"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Figure:
         unit: unit of the figure ("nats"), or its range ("0..1").
         better: which direction is better, "higher" or "lower"; "" for neither.
         meaning: meaning of the figure in one line.
-        of: kind of input from which the figure is computed, one of the constants above; "" if no metric computes it.
+        input_kind: kind of input from which the figure is computed: `PROBABILITIES` or another constant of this file;
+            "" if no metric computes the figure.
         title: name of the figure in pictures and pages.
         definition: full definition of the figure, for pages.
         short: short title of the figure for axes and tables; "" to use the title.
@@ -46,7 +48,7 @@ class Figure:
     unit: str
     better: str
     meaning: str
-    of: str = ""
+    input_kind: str = ""
     title: str = ""
     definition: str = ""
     short: str = ""
@@ -58,24 +60,24 @@ class Figure:
         return f"{self.short or self.title} ({'%' if self.scale == 100 else self.unit})"
 
     @property
-    def least(self) -> float:
+    def lowest_value(self) -> float:
         return float(self.unit.partition("..")[0]) if ".." in self.unit else 0.0
 
     @property
-    def largest(self) -> float:
+    def highest_value(self) -> float:
         return float(self.unit.partition("..")[2]) if ".." in self.unit else math.inf
 
-    def within(self, interval: Interval) -> Interval:
+    def limit_to_range(self, interval: Interval) -> Interval:
         """Limit the value and the bounds of an interval to the figure's range; return the interval."""
 
-        def cut(x: float) -> float:
-            return min(max(x, self.least), self.largest)  # In this order of min and max, NaN stays NaN.
+        def cut_to_range(x: float) -> float:
+            return min(max(x, self.lowest_value), self.highest_value)  # In this order of min and max, NaN stays NaN.
 
-        low, high = (None if bound is None else cut(bound) for bound in (interval.low, interval.high))
-        return replace(interval, value=cut(interval.value), low=low, high=high)
+        low, high = (None if bound is None else cut_to_range(bound) for bound in (interval.low, interval.high))
+        return replace(interval, value=cut_to_range(interval.value), low=low, high=high)
 
 
-def figure_of(figures: Mapping[str, Interval], name: str) -> Interval:
+def find_figure(figures: Mapping[str, Interval], name: str) -> Interval:
     """Return a figure by its name.
 
     Raises:
@@ -91,7 +93,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "higher",
         "share of inputs classified correctly",
-        of=PROBABILITIES,
+        input_kind=PROBABILITIES,
         title="accuracy",
         definition="Share of inputs whose most probable class is the label; in percent here. The probabilities of an "
         "ensemble are the mean of its members'.",
@@ -101,7 +103,7 @@ FIGURES: dict[str, Figure] = {
         "nats",
         "lower",
         "mean negative log-likelihood of the label",
-        of=LOG_PROBABILITIES,
+        input_kind=LOG_PROBABILITIES,
         title="NLL",
         definition="Negative log-likelihood of the label under the mean probabilities, nats, mean over inputs.",
     ),
@@ -109,7 +111,7 @@ FIGURES: dict[str, Figure] = {
         "0..2",
         "lower",
         "mean squared error of the probabilities, summed over classes",
-        of=PROBABILITIES,
+        input_kind=PROBABILITIES,
         title="Brier score",
         definition="Squared error of the probabilities, summed over classes, mean over inputs, 0 to 2.",
         short="Brier",
@@ -118,7 +120,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "lower",
         "calibration error of the top label, 15 equal-width bins",
-        of=PROBABILITIES,
+        input_kind=PROBABILITIES,
         title="ECE",
         definition="Expected calibration error of the top label: 15 bins of equal width over the largest probability; "
         "the mean of |accuracy − mean confidence| over bins, each weighed by its inputs (L1).",
@@ -127,7 +129,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "lower",
         "calibration error of the top label, 15 equal-mass bins",
-        of=PROBABILITIES,
+        input_kind=PROBABILITIES,
         title="adaptive ECE",
         definition="As ECE, with 15 bins of equal mass, so that each holds as many inputs.",
     ),
@@ -135,7 +137,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "lower",
         "calibration error of each class, 15 equal-mass bins, mean over classes",
-        of=PROBABILITIES,
+        input_kind=PROBABILITIES,
         title="ACE",
         definition="Adaptive calibration error of each class: for each class 15 bins of equal mass over its "
         "probability; mean over classes.",
@@ -144,7 +146,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "lower",
         "area under the risk-coverage curve",
-        of=UNCERTAINTY,
+        input_kind=UNCERTAINTY,
         title="AURC",
         definition="Area under the risk-coverage curve: the error rate of the inputs that are kept, mean over all "
         "coverages, the most confident first.",
@@ -153,7 +155,7 @@ FIGURES: dict[str, Figure] = {
         "nats",
         "",
         "mutual information of label and member, mean over the test inputs",
-        of=MEMBERS,
+        input_kind=MEMBER_DIFFERENCES,
         title="mutual information, ID",
         definition="Mutual information of label and member, H(mean p) − mean H(p), nats, mean over the test inputs. 0 "
         "where all members say the same.",
@@ -162,7 +164,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "",
         "share of inputs on which two members' classes differ, mean over pairs",
-        of=MEMBERS,
+        input_kind=MEMBER_DIFFERENCES,
         title="disagreement",
         definition="Share of inputs on which two members' classes differ, mean over pairs of members.",
     ),
@@ -170,7 +172,7 @@ FIGURES: dict[str, Figure] = {
         "nats",
         "higher",
         "mutual information, mean over the out-of-distribution inputs",
-        of=MEMBERS,
+        input_kind=MEMBER_DIFFERENCES,
         title="mutual information, OOD",
         definition="The same on the inputs out of distribution (OOD).",
     ),
@@ -178,7 +180,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "higher",
         "area under the ROC curve, out-of-distribution inputs positive",
-        of=SCORES,
+        input_kind=SCORES,
         title="AUROC",
         definition="Area under the ROC curve, out-of-distribution inputs positive, by the score 1 − (largest mean "
         "probability). 1/2 is chance.",
@@ -187,7 +189,7 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "higher",
         "area under the precision-recall curve, the same",
-        of=SCORES,
+        input_kind=SCORES,
         title="AUPR",
         definition="Area under the precision-recall curve (average precision) of the same. Chance is the share of "
         "out-of-distribution inputs.",
@@ -196,25 +198,29 @@ FIGURES: dict[str, Figure] = {
         "0..1",
         "lower",
         "false positives where 95 % of the out-of-distribution inputs are found",
-        of=SCORES,
+        input_kind=SCORES,
         title="FPR95",
         definition="False positive rate: share of test inputs that are flagged at the highest threshold that finds "
         "95 % of the out-of-distribution inputs.",
     ),
 }
-OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.of == SCORES), "mi_ood")
+OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.input_kind == SCORES), "mi_ood")
 TEMPERATURE = "temperature"
-SCALED: dict[str, Figure] = {
+SCALED_FIGURES: dict[str, Figure] = {
     TEMPERATURE: Figure(
-        "0.05..20",  # These are the bounds of `metrics.temperature`.
+        "0.05..20",  # The bounds of `metrics.temperature`.
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         title="temperature",
         definition="Mean probabilities p become softmax(log p / T), with the T of the least NLL on inputs that are in "
         "no figure; each random ensemble has its own. Above 1 the ensemble was too confident.",
     ),
-    **{name: figure for name, figure in FIGURES.items() if figure.of != MEMBERS and name != "accuracy"},
+    **{
+        name: figure
+        for name, figure in FIGURES.items()
+        if figure.input_kind != MEMBER_DIFFERENCES and name != "accuracy"
+    },
 }
 """The figures after temperature scaling, which changes neither accuracy nor the differences between members."""
-KNOWN: dict[str, Figure] = {**FIGURES, **SCALED}
-MEANS_OVER_MEMBERS = tuple(name for name, figure in KNOWN.items() if figure.of != MEMBERS)
+KNOWN_FIGURES: dict[str, Figure] = {**FIGURES, **SCALED_FIGURES}
+MEANS_OVER_MEMBERS = tuple(name for name, figure in KNOWN_FIGURES.items() if figure.input_kind != MEMBER_DIFFERENCES)

@@ -1,13 +1,13 @@
 """Limits: the figure of an infinite ensemble, and how many members bring an ensemble within some distance of it.
 
 The mean figure of ensembles of k members is a + b/k + c/k² + …, and a is its limit. For the Brier score a + b/k holds
-exactly: with the members' errors e_i (probabilities minus the label's indicator), the mean over ensembles of
-|mean of e|² is a + (B1 - a)/k, where B1 is the mean of |e_i|² and a the mean of e_i·e_j over pairs. So the limit a
-follows from the figures of single members and of all members, without random subsets (Ueda & Nakano, Generalization
+exactly. With the members' errors e_i (probabilities minus the label's indicator), the mean over ensembles of
+|mean of e|² is a + (B1 - a)/k, where B1 is the mean of |e_i|² and a the mean of e_i·e_j over pairs. Therefore the limit
+a follows from the figures of single members and of all members, without random subsets (Ueda & Nakano, Generalization
 error of ensemble estimators, 1996). A smooth function of the mean probabilities (NLL, mutual information) has this
-series by its
-Taylor expansion in the errors (for the NLL: Lobacheva et al., On power laws in deep ensembles, 2020). A figure that
-sorts or counts (accuracy, ECE, AUROC) has the series only as far as many inputs make it smooth; its intervals are wide.
+series by its Taylor expansion in the errors (for the NLL: Lobacheva et al., On power laws in deep ensembles, 2020). A
+figure that sorts or counts (accuracy, ECE, AUROC) has the series only as far as many inputs make it smooth; its
+intervals are wide.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 
-_NO_SPREAD = 1e6  # Relative half width of an interval from which it is useless, because larger ensembles gain nothing.
-_NORMAL = 1.959964  # Quantile of the normal distribution for two-sided 95 % intervals.
-EXACT = ("brier",)  # Figures for which a + b/k holds exactly.
+# If half the width of an interval is this many times its value, larger ensembles gain nothing, and the interval says
+# nothing.
+_USELESS_SPREAD = 1e6
+_NORMAL_QUANTILE = 1.959964  # Quantile of the normal distribution for two-sided 95 % intervals.
+EXACT_FIGURES = ("brier",)  # Figures whose mean over ensembles of k members is exactly a + b/k.
 # Figures that are smooth functions of the mean probabilities.
-SMOOTH = ("nll", "brier", "mi_id", "mi_ood", "temperature")
-CONSTANT = ("disagreement",)  # Figures that are means over pairs of members, and so the same for every size.
-SENSITIVE = (*SMOOTH, *CONSTANT)  # Figures that a few members decide, if these are much worse than the others.
+SMOOTH_FIGURES = ("nll", "brier", "mi_id", "mi_ood", "temperature")
+CONSTANT_FIGURES = ("disagreement",)  # Figures that are means over pairs of members, and so the same for every size.
+# Figures that a few members decide, if these are much worse than the others.
+SENSITIVE_FIGURES = (*SMOOTH_FIGURES, *CONSTANT_FIGURES)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Needed:
         low, high: bounds of the 95 % interval of the needed number; None if there is no bound. Numbers above `at_hand`
             are extrapolated, with distances proportional to 1/k.
         at_hand: number of members that were measured.
-        extrapolated: equal to `members`, or if that is None, the size predicted by distances proportional to 1/k.
+        extrapolated: needed number of members; above `at_hand` it is predicted by distances proportional to 1/k.
     """
 
     figure: str
@@ -73,8 +76,8 @@ class Growth:
         limit: figure of an infinite ensemble, with the bounds of an interval over members.
         spread: half the width of a 95 % interval of the distances over members, as a share of the distances; None for
             fewer than 32 members.
-        noise: half the width of a 95 % interval of each distance, in the figure's unit: from the choice of random
-            subsets, and for a figure that counts or sorts also from the figure of all members.
+        noise: half the width of a 95 % interval of each distance, in the figure's unit. The interval covers the random
+            choice of subsets and, for a figure that counts or sorts, the error of the figure of all members.
     """
 
     sizes: Sequence[int]
@@ -84,7 +87,7 @@ class Growth:
     noise: Sequence[float]
 
     def needed(self, figure: str, within: float) -> Needed:
-        """Find the least ensemble whose mean figure is within some distance of the limit; return it.
+        """Find the smallest ensemble whose mean figure is within some distance of the limit; return it.
 
         The distance at a size counts as the largest distance at this and all larger sizes. Between measured sizes the
         distance is interpolated linearly in 1/k.
@@ -101,7 +104,7 @@ class Growth:
         needed = self._first_size(distances, within, distances[-1] / within)
         low: int | None = None
         high: int | None = None
-        if self.spread is not None and not self.spread < _NO_SPREAD:
+        if self.spread is not None and not self.spread < _USELESS_SPREAD:
             low = self.sizes[0]
         elif self.spread is not None:
             widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
@@ -130,16 +133,16 @@ class Growth:
             size_multiple: needed size as a multiple of the number of all members, if these are not enough.
         """
         largest_distance = -math.inf
-        larger: tuple[int, float] | None = None
+        larger_size: tuple[int, float] | None = None
         for size, distance in zip(reversed(self.sizes), reversed(distances), strict=True):
             previous_distance, largest_distance = largest_distance, max(largest_distance, distance)
             if largest_distance > within:
-                if larger is None:
+                if larger_size is None:
                     return _round_up(size * max(size_multiple, 1.0))
-                # Interpolate linearly in 1/k between this size and the next larger one.
+                # Interpolate linearly in 1/k between this size and the next larger size.
                 share = (within - previous_distance) / (largest_distance - previous_distance)
-                return min(larger[0], _round_up(1 / ((1 - share) / larger[0] + share / size)))
-            larger = (size, largest_distance)
+                return min(larger_size[0], _round_up(1 / ((1 - share) / larger_size[0] + share / size)))
+            larger_size = (size, largest_distance)
         return self.sizes[0]
 
 
@@ -148,8 +151,8 @@ def _round_up(size: float) -> int:
     return math.ceil(size * (1 - 1e-12))
 
 
-def needed(growths: Mapping[str, Growth], figure: str, within: float | str) -> Needed:
-    """Find the least ensemble whose mean figure is within some distance of the limit; return it.
+def needed_members(growths: Mapping[str, Growth], figure: str, within: float | str) -> Needed:
+    """Find the smallest ensemble whose mean figure is within some distance of the limit; return it.
 
     Args:
         growths: figure -> its growth with the number of members.
@@ -161,27 +164,28 @@ def needed(growths: Mapping[str, Growth], figure: str, within: float | str) -> N
     """
     if not growths:
         raise UsageError("limits of figures", expected="two members or more", found="one")
-    amount, share = check_distance(figure, within, growths)
-    distance = amount * abs(growths[figure].limit.value) / 100 if share else amount
+    amount, is_percent = check_distance(figure, within, growths)
+    distance = amount * abs(growths[figure].limit.value) / 100 if is_percent else amount
     if not distance > 0:
         raise UsageError(f"distance of {figure} from its limit", expected="above 0", found=f"{within} of a limit of 0")
     return growths[figure].needed(figure, distance)
 
 
 def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> tuple[float, bool]:
-    """Check the arguments of `needed`; return the distance as a number, and whether it is a percentage of the limit.
+    """Check the arguments of `needed_members`; return the distance as a number, and whether it is a percentage of the
+    limit.
 
     Args:
-        figure, within: the same arguments as in `needed`.
+        figure, within: name of the figure, and allowed distance from its limit, as in `needed_members`.
         figures: names of the figures that have a limit.
 
     Raises:
         UsageError: there is no figure of this name, or the distance is not above 0.
     """
-    known = [n for n in figures if n not in CONSTANT]
-    if figure not in known:
-        found = "a mean over pairs, the same for every size" if figure in CONSTANT else "none such"
-        raise UsageError(f"limit of figure {figure!r}", expected=f"one of {', '.join(known)}", found=found)
+    limited_figures = [n for n in figures if n not in CONSTANT_FIGURES]
+    if figure not in limited_figures:
+        found = "a mean over pairs, the same for every size" if figure in CONSTANT_FIGURES else "none such"
+        raise UsageError(f"limit of figure {figure!r}", expected=f"one of {', '.join(limited_figures)}", found=found)
     is_percent = isinstance(within, str) and within.endswith("%")
     try:
         distance = float(within.removesuffix("%")) if isinstance(within, str) else float(within)
@@ -201,34 +205,40 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
 
     The mean figure of size k minus the figure of all N members is fitted, over the sizes from 2 on, by
     b (1/k - 1/N) + c (1/k² - 1/N²), by least squares with weight k for size k (the variance of a mean over random
-    subsets goes with 1/k). The limit is the figure of all members minus b/N + c/N². In simulations (Gaussian logits, 64
-    members, NLL) the error of the distance of all members is 2 to 6 %, where a line through sizes 1 and 64 has an error
-    of 20 to 100 %.
+    subsets is proportional to 1/k). The limit is the figure of all members minus b/N + c/N². In simulations (Gaussian
+    logits, 64
+    members, NLL) the error of the distance of all members is 2 to 6 %; with a line through sizes 1 and 64 it is 20 to
+    100 %.
 
-    The limit's interval and `spread` come from a jackknife over halves: a line through sizes 1 and N/2 for each half.
+    The limit's interval and `spread` come from a jackknife over halves of the members: each half gives a line through
+    sizes 1 and N/2.
 
     Args:
         name: name of the figure.
         singles: (member,) value of the figure for each single member, at least two.
-        curve: size -> plan of the subsets of this size, and the figure of each subset, (subset,). The plan of all
-            members is a jackknife's.
+        curve: size -> plan of the subsets of this size, and the figure of each subset, (subset,). The plan for the size
+            of all members comes from `jackknife_plan`.
     """
     members = len(singles)
     plan, values = curve[members]
     all_members, half_sizes = values[0], values[plan.random]
-    measured = {size: subsets for size, subsets in curve.items() if 1 < size < members}
+    measured_sizes = {size: subsets for size, subsets in curve.items() if 1 < size < members}
     if len(half_sizes):
-        measured.setdefault(len(plan.chosen[1]), (plan, values))
-    averages = {size: _mean_of_size(singles, *subsets) for size, subsets in sorted(measured.items())}
+        measured_sizes.setdefault(len(plan.chosen[1]), (plan, values))
+    averages = {size: _mean_of_size(singles, *subsets) for size, subsets in sorted(measured_sizes.items())}
     means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in averages.items()}}
-    if name in EXACT:
+    if name in EXACT_FIGURES:
         gain = (means[1] - float(all_members)) * members / (members - 1)
         limit, noise = float(all_members) - gain / members, [0.0] * (1 + len(means))
         distances = [gain / size for size in (*means, members)]
     else:
-        residuals = {1: singles.new_zeros(1), **{size: rest for size, (_, rest) in averages.items()}}
-        whole = plan.intervals(values[:, None])[0]
-        error = 0.0 if whole.high is None or name in SMOOTH else whole.high - whole.value
+        residuals = {1: singles.new_zeros(1), **{size: residual for size, (_, residual) in averages.items()}}
+        all_members_interval = plan.intervals(values[:, None])[0]
+        error = (
+            0.0
+            if all_members_interval.high is None or name in SMOOTH_FIGURES
+            else all_members_interval.high - all_members_interval.value
+        )
         limit, noise = _fit_limit(means, residuals, members, float(all_members), error)
         distances = [x - limit for x in (*means.values(), float(all_members))]
     limit_interval, spread = Interval(limit, None, None), None
@@ -254,11 +264,11 @@ def _mean_of_size(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, T
     """Average a figure over random subsets; return the mean, and each subset's residual around it.
 
     A control variate makes the mean more exact: a subset's figure is correlated with the mean of its members' single
-        figures, whose mean over all members is known.
+    figures, whose mean over all members is known.
 
     Args:
         singles: (member,) value of the figure for each single member.
-        plan: the subsets.
+        plan: plan of the measured subsets.
         values: (subset,) value of the figure for each subset of the plan; only random subsets are averaged.
     """
     if plan.is_complete:
@@ -278,11 +288,12 @@ def _fit_limit(
 
     Args:
         means: size -> mean figure over ensembles of this size.
-        residuals: size -> residual of each subset around the mean, (subset,). The random subsets of one row are nested,
-            so their residuals are correlated.
+        residuals: size -> residual of each subset around the mean, (subset,). Subset i of a small size is part of
+            subset
+            i of a larger size, so that their residuals are correlated.
         members: number of all members.
         all_members: figure of the ensemble of all members.
-        error: the part of the error of `all_members` that is independent of the means.
+        error: the share of the error of `all_members` that does not depend on the means, in the figure's unit.
     """
     sizes = [size for size in means if size > 1]
     sizes = sizes if len(sizes) > 1 else list(means)
@@ -299,12 +310,12 @@ def _fit_limit(
     total_share = sum(shares.values())
     noise = []
     for size in (*means, members):
-        parts = {other: share + (size == other) for other, share in shares.items()}
+        size_weights = {other: share + (size == other) for other, share in shares.items()}
         if size < members:
-            parts.setdefault(size, 1.0)
-        rest = torch.zeros(1, dtype=torch.float64)
-        for other, part in parts.items():
-            rest = rest + part * residuals[other]
-        sampling_error = _NORMAL * float(rest.square().mean()) ** 0.5 / len(rest) ** 0.5
+            size_weights.setdefault(size, 1.0)
+        residual_sum = torch.zeros(1, dtype=torch.float64)
+        for measured_size, size_weight in size_weights.items():
+            residual_sum = residual_sum + size_weight * residuals[measured_size]
+        sampling_error = _NORMAL_QUANTILE * float(residual_sum.square().mean()) ** 0.5 / len(residual_sum) ** 0.5
         noise.append(math.hypot(sampling_error, (total_share + (size < members)) * error))
     return all_members - extrapolated_gain, noise

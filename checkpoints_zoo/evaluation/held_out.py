@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 
-RULE = "held-out-sha256"
+HELD_OUT_RULE = "held-out-sha256"
 
 
 def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, Tensor]:
@@ -37,8 +37,8 @@ def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, 
         expected = f"one that holds out some of the {inputs:,} and leaves some"
         raise UsageError("share of the inputs held out", expected=expected, found=f"{share!r}")
     digests = (hashlib.sha256(f"held-out|{fingerprint}|{i}".encode()).hexdigest() for i in range(inputs))
-    ranked = [i for _, i in sorted((digest, i) for i, digest in enumerate(digests))]
-    return torch.tensor(sorted(ranked[count:])), torch.tensor(sorted(ranked[:count]))
+    ranked_positions = [i for _, i in sorted((digest, i) for i, digest in enumerate(digests))]
+    return torch.tensor(sorted(ranked_positions[count:])), torch.tensor(sorted(ranked_positions[:count]))
 
 
 def check_share(share: float) -> float:
@@ -52,29 +52,29 @@ def check_share(share: float) -> float:
     return share
 
 
-def check_trained(held_out: str, trained: str, trained_on: Iterable[str]) -> None:
-    """Check that images are not those that members were trained on.
+def check_not_trained_on(held_out: str, training_name: str, training_fingerprints: Iterable[str]) -> None:
+    """Check that held-out images are not the members' training images.
 
     Args:
         held_out: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
-        trained: name and split of the training set ("digits/train").
-        trained_on: fingerprints of the members' training sets, as far as the manifest states them.
+        training_name: name and split of the training set ("digits/train").
+        training_fingerprints: fingerprints of the members' training sets, as far as the manifest states them.
 
     Raises:
         UsageError: the images are the training images.
     """
     name, _, fingerprint = held_out.partition(" ")
-    if name == trained or fingerprint in set(trained_on):
+    if name == training_name or fingerprint in set(training_fingerprints):
         raise _same_images_error(
             name, "the images that the members were trained on, where their confidence is too high"
         )
 
 
-def check_measured(held_out: str, measured: str) -> None:
+def check_not_measured_on(held_out: str, measured: str) -> None:
     """Check that held-out images are not the test images.
 
     Args:
-        held_out, measured: name, split and fingerprint of the held-out and of the test images.
+        held_out, measured: name, split and fingerprint of the held-out images, and of the test images.
 
     Raises:
         UsageError: both are the same images.

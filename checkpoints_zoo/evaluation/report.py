@@ -15,34 +15,34 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, path_of, save
-from checkpoints_zoo.evaluation.figures import KNOWN, TEMPERATURE, figure_of
-from checkpoints_zoo.evaluation.growth import SENSITIVE, Growth, Needed
-from checkpoints_zoo.evaluation.held_out import RULE
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, check_picture_path, save_figure
+from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES, TEMPERATURE, find_figure
+from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
+from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
-from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
-from checkpoints_zoo.formats.printing import Printed
-from checkpoints_zoo.formats.text import align_columns, counted, finite_or_null, one_line
+from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
+from checkpoints_zoo.formats.printing import PrintedResult
+from checkpoints_zoo.formats.text import align_columns, count_with_noun, finite_or_null, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INCHES = (11.0, 8.4)  # Width and height of a report's picture in inches.
-WIDE, HIGH = 4.0, 2.6  # Width and height in inches of one panel of curves.
-COLUMNS = 3  # Number of columns of panels in a picture of curves.
+PICTURE_SIZE = (11.0, 8.4)  # Width and height of a report's picture in inches.
+PANEL_WIDTH, PANEL_HEIGHT = 4.0, 2.6  # Width and height in inches of one panel of curves.
+PANEL_COLUMNS = 3  # Number of columns of panels in a picture of curves.
 MOST_SIZES = 3  # Largest number of ensemble sizes in a text table.
-USUAL_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # Entries of the legend that every curve has.
+USUAL_LEGEND_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # Legend entries of every curve.
 TITLE_PAD = 22  # Space in points between a panel and its title, for a legend.
-CALIBRATION = ("ece", "adaptive_ece", "ace")
-FEW_INPUTS = 10  # The bar of a bin with fewer inputs than this is pale.
+CALIBRATION_FIGURES = ("ece", "adaptive_ece", "ace")
+FEW_INPUTS = 10  # Bars of bins with fewer inputs than FEW_INPUTS are pale.
 Curve = Mapping[int, Mapping[str, Interval]]
 Bins = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedFigures:
     """The figures after temperature scaling; each ensemble's mean probabilities have their own temperature.
 
     Args:
@@ -68,7 +68,7 @@ class Calibrated:
         Raises:
             UsageError: there is no figure of this name.
         """
-        return figure_of(self.ensemble, figure)
+        return find_figure(self.ensemble, figure)
 
     @property
     def temperature(self) -> Interval:
@@ -78,21 +78,24 @@ class Calibrated:
     @property
     def at_bound(self) -> bool:
         """Whether the temperature is the lowest or highest allowed value, so that the best value may lie outside."""
-        return self.temperature.value in (KNOWN[TEMPERATURE].least, KNOWN[TEMPERATURE].largest)
+        return self.temperature.value in (
+            KNOWN_FIGURES[TEMPERATURE].lowest_value,
+            KNOWN_FIGURES[TEMPERATURE].highest_value,
+        )
 
     def needed(self, figure: str, within: float | str) -> Needed:
         """Return the number of members needed after scaling, as `Report.needed` does."""
-        return growth.needed(self.growth, figure, within)
+        return growth.needed_members(self.growth, figure, within)
 
     def to_json(self) -> dict[str, Any]:
         """Return the temperature and its held-out inputs as JSON values."""
-        rule = None if self.share is None else RULE
+        rule = None if self.share is None else HELD_OUT_RULE
         facts = {"held_out": self.held_out, "inputs": self.inputs, "share": self.share, "rule": rule}
         return {**facts, **asdict(self.temperature), "at_bound": self.at_bound}
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Printed):
+class Report(PrintedResult):
     """The result of an evaluation: figures of ensembles, each an Interval (value, low, high).
 
     Args:
@@ -104,7 +107,7 @@ class Report(Printed):
         ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife.
         member: figure -> mean over the single members; low and high are from a bootstrap over members.
         curve: size -> figure -> mean over ensembles of that size; low and high bound the figure of a new ensemble of
-            that size (for all members: as `ensemble`).
+            that size (for all members, low and high are those of `ensemble`).
         drawing: further values for the picture: accuracy of each member, reliability bins, mutual information of each
             input.
         growth: figure -> its limit (the figure of an infinite ensemble) and the distance of each size from it.
@@ -125,7 +128,7 @@ class Report(Printed):
     drawing: Mapping[str, Any] = field(repr=False, compare=False)
     growth: Mapping[str, Growth] = field(default_factory=dict, repr=False)
     within: Mapping[str, float | str] = field(default_factory=dict)
-    calibrated: Calibrated | None = None
+    calibrated: CalibratedFigures | None = None
 
     def __getitem__(self, figure: str) -> Interval:
         """Return a figure of the whole ensemble.
@@ -133,21 +136,23 @@ class Report(Printed):
         Raises:
             UsageError: there is no figure of this name.
         """
-        return figure_of(self.ensemble, figure)
+        return find_figure(self.ensemble, figure)
 
     def _one_line(self) -> str:
         figures = ", ".join(f"{n} {self.ensemble[n].value:.4g}" for n in ("accuracy", "nll") if n in self.ensemble)
-        return f"{self.collection!r}, {counted(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
+        return f"{self.collection!r}, {count_with_noun(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
 
-    def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN) -> str:
+    def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN_FIGURES) -> str:
         """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
 
         Args:
             sizes: ensemble sizes of the columns; None for the smallest, a middle and the largest size.
             figures: names of the figures in the rows.
         """
-        ordered = sorted(self.curve)
-        few_sizes = ordered if len(ordered) <= MOST_SIZES else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
+        all_sizes = sorted(self.curve)
+        few_sizes = (
+            all_sizes if len(all_sizes) <= MOST_SIZES else [all_sizes[0], all_sizes[len(all_sizes) // 2], all_sizes[-1]]
+        )
         return _report_text(self, few_sizes if sizes is None else list(sizes), list(figures))
 
     @property
@@ -170,7 +175,7 @@ class Report(Printed):
         >>> print(report.needed("brier", within=0.002))
         8
         """
-        return growth.needed(self.growth, figure, within)
+        return growth.needed_members(self.growth, figure, within)
 
     @property
     def remarks(self) -> list[str]:
@@ -191,14 +196,15 @@ class Report(Printed):
         return rows
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with one row for each figure and size: of, members, figure, value, low, high, unit, better."""
+        """Return a table with one row for each figure and size; columns: of, members, figure, value, low, high, unit,
+        better."""
         import pandas as pd
 
         return pd.DataFrame(self._rows())
 
     def to_json(self) -> str:
         """Return the report as JSON text, with null for values that could not be computed."""
-        facts = {
+        report_fields = {
             n: getattr(self, n) for n in ("collection", "citation", "data", "ood", "inputs", "ood_inputs", "members")
         }
         growths = {"ensemble": self.growth}
@@ -209,7 +215,7 @@ class Report(Printed):
         ]
         needed = [{"of": "ensemble, scaled" if scaled else "ensemble", **asdict(x)} for scaled, x in self.answers()]
         values = {
-            **facts,
+            **report_fields,
             "level": 0.95,
             "temperature": None if self.calibrated is None else self.calibrated.to_json(),
             "needed": needed,
@@ -232,7 +238,9 @@ class Report(Printed):
         Raises:
             UsageError: the name does not end in .png, or the file can't be written.
         """
-        return save(lambda: draw(self), path_of(path), title(self), public_members(self))
+        return save_figure(
+            lambda: draw_report(self), check_picture_path(path), picture_title(self), public_members(self)
+        )
 
     def plot_curves(self, path: str | Path, figures: Iterable[str] | None = None) -> Path:
         """Draw figures over ensemble size, with bands, limits and needed members, into a PNG file; return its path.
@@ -246,7 +254,9 @@ class Report(Printed):
             UsageError: a figure does not exist, the name does not end in .png, or the file can't be written.
         """
         names = _select_figures(self, figures)
-        return save(lambda: draw_curves(self, names), path_of(path), title(self), public_members(self))
+        return save_figure(
+            lambda: draw_curves(self, names), check_picture_path(path), picture_title(self), public_members(self)
+        )
 
 
 def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
@@ -254,16 +264,16 @@ def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> I
 
     Args:
         curve, member: the fields of the same name of a report.
-        scaled: text appended to the column "of": "" or ", scaled".
+        scaled: text that is appended to the column "of": "" or ", scaled".
     """
     groups = [("ensemble", size, figures) for size, figures in curve.items()]
     groups.append(("mean of members", 1, member))
-    for of, size, figures in groups:
+    for row_kind, size, figures in groups:
         for name, x in figures.items():
-            known = KNOWN[name]
+            description = KNOWN_FIGURES[name]
             yield {
-                "of": f"{of}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low, "high": x.high,
-                "unit": known.unit, "better": known.better,
+                "of": f"{row_kind}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low,
+                "high": x.high, "unit": description.unit, "better": description.better,
             }  # fmt: skip
 
 
@@ -275,10 +285,10 @@ def _report_text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -
         for name in figures:
             if curve is None or name not in curve[report.members]:
                 continue
-            label = f"{KNOWN[name].label}{', scaled' if scaled and name != TEMPERATURE else ''}"
-            rows.append([label, *(as_text(curve[size][name], KNOWN[name].scale) for size in sizes)])
+            label = f"{KNOWN_FIGURES[name].label}{', scaled' if scaled and name != TEMPERATURE else ''}"
+            rows.append([label, *(as_text(curve[size][name], KNOWN_FIGURES[name].scale) for size in sizes)])
     table = align_columns([header, *rows], range(1, len(header)))
-    blocks = [table, "\n".join(_members_needed(report)), _explanation(report)]
+    blocks = [table, "\n".join(_members_needed(report)), _measurement_notes(report)]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -286,14 +296,14 @@ def _members_needed(report: Report) -> Iterator[str]:
     """Yield a line of text for each distance in `within` that states the needed number of members."""
     for kind, answer in report.answers():
         growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
-        scale = KNOWN[answer.figure].scale
-        name, _, unit = KNOWN[answer.figure].label.removesuffix(")").rpartition(" (")
+        scale = KNOWN_FIGURES[answer.figure].scale
+        name, _, unit = KNOWN_FIGURES[answer.figure].label.removesuffix(")").rpartition(" (")
         within = f"{answer.within * scale:.4g}{'' if '..' in unit else f' {unit}'}"
         limit = as_text(growths[answer.figure].limit, scale)
         yield f"members needed for {name}{f', {kind},' if kind else ''} within {within} of its limit {limit}: {answer}"
 
 
-def _explanation(report: Report) -> str:
+def _measurement_notes(report: Report) -> str:
     """Return sentences on the measured members and inputs, the meaning of intervals, and the report's remarks."""
     measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
     if report.ood:
@@ -314,7 +324,9 @@ def _missing_intervals(report: Report) -> Iterator[str]:
     if report.members < 3:
         yield "No intervals: they need 3 members or more."
     elif report.members < FEWEST_SKEWED:
-        names = [KNOWN[name].title for name in KNOWN if name in SENSITIVE and name in report.ensemble]
+        names = [
+            KNOWN_FIGURES[name].title for name in KNOWN_FIGURES if name in SENSITIVE_FIGURES and name in report.ensemble
+        ]
         share = 100 * 0.9**report.members
         yield (
             f"No intervals of limits, of means of members, and of the ensemble's {'; '.join(names)}: they need "
@@ -330,21 +342,21 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
     calibration: list[str] = []
     others: list[str] = []
     for name, full_value in report.ensemble.items():
-        sign = {"higher": 1, "lower": -1}.get(KNOWN[name].better)
+        sign = {"higher": 1, "lower": -1}.get(KNOWN_FIGURES[name].better)
         if sign is None or name not in report.growth:
             continue
         values = {size: sign * figures[name].value for size, figures in report.curve.items() if name in figures}
         best_size = max(values, key=lambda size: values[size])
-        if best_size == report.members or values[best_size] - values[report.members] <= FAINTEST:
+        if best_size == report.members or values[best_size] - values[report.members] <= ROUNDING_ERROR:
             continue
         bound = full_value.high if sign > 0 else full_value.low
         if bound is None or values[best_size] <= sign * bound:
-            by_chance.append(f"{KNOWN[name].title} (for {counted(best_size, 'member')})")
+            by_chance.append(f"{KNOWN_FIGURES[name].title} (for {count_with_noun(best_size, 'member')})")
             continue
-        scale = KNOWN[name].scale
+        scale = KNOWN_FIGURES[name].scale
         ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
-        text = f"{KNOWN[name].title} ({ends[0]} for {counted(best_size, 'member')}, {ends[1]} for all)"
-        (calibration if name in CALIBRATION else others).append(text)
+        text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {count_with_noun(best_size, 'member')}, {ends[1]} for all)"
+        (calibration if name in CALIBRATION_FIGURES else others).append(text)
     if calibration:
         yield (
             f"Worse for all members than for fewer: {', '.join(calibration)}. The mean of more members is less "
@@ -362,33 +374,33 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
         )
 
 
-def draw(report: Report) -> Figure:
+def draw_report(report: Report) -> Figure:
     """Draw a report's four panels; return the matplotlib figure, whose axes have labels by which they can be found."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
-    figure = Figure(figsize=INCHES, dpi=DPI, layout=spaced)
-    figure.suptitle(f"{title(report)}\n", fontsize=14, fontweight="bold")
-    figure.text(0.5, 0.958, about(report), ha="center", va="top", color=GREY, fontsize=10)
-    figure.supxlabel(notes(report), fontsize=8, color=GREY)
+    layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=PICTURE_SIZE, dpi=DPI, layout=layout_engine)
+    figure.suptitle(f"{picture_title(report)}\n", fontsize=14, fontweight="bold")
+    figure.text(0.5, 0.958, picture_subtitle(report), ha="center", va="top", color=GREY, fontsize=10)
+    figure.supxlabel(picture_notes(report), fontsize=8, color=GREY)
     grid = figure.add_gridspec(20, 2)  # One grid for all panels, so that the edges of panels above each other agree.
     bars = figure.add_subplot(grid[:8, 0], label="reliability")
     draw_reliability(report, bars)
     if report.calibrated is not None:
         draw_scaled_reliability(report, report.calibrated, bars)
-        bars.lines[-1].set_label("_scaled")  # These bars get their entry in a separate legend.
+        bars.lines[-1].set_label("_scaled")  # The scaled bars get their entry in a separate legend.
     bars.tick_params(labelbottom=False)
     _add_legend(bars, "a  Reliability diagram")
     if report.calibrated is not None:
-        key = bars.get_legend()
+        main_legend = bars.get_legend()
         label = f"scaled by T = {as_text(report.calibrated.temperature)}\nECE {as_text(report.calibrated['ece'])}"
         legend_box = bars.legend(
             bars.lines[-1:], [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none"
         )
         legend_box.set_in_layout(False)
-        if key is not None:  # The second legend has replaced the first one, so add that again.
-            bars.add_artist(key)
+        if main_legend is not None:  # The second legend has replaced the first one, so add that again.
+            bars.add_artist(main_legend)
     # The legend stands above the axes, since bars may be anywhere inside.
     bars.set_title(
         f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=TITLE_PAD, fontsize=10, fontweight="normal"
@@ -416,23 +428,26 @@ def _add_legend(axes: Axes, title: str) -> None:
     """Put the title of a panel above its axes, and the legend between them."""
     axes.set_title(title, pad=TITLE_PAD)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
-    entries = [(line, name) for line, name in parts if name in USUAL_ENTRIES or axes.get_label() == "reliability"]
-    key = axes.legend(
+    entries = [
+        (line, name) for line, name in parts if name in USUAL_LEGEND_ENTRIES or axes.get_label() == "reliability"
+    ]
+    legend_box = axes.legend(
         [line for line, _ in entries], [name for _, name in entries],
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
         columnspacing=1.6, handletextpad=0.6,
     )  # fmt: skip
     # The title's padding leaves space for the legend; the legend's width must not narrow the axes.
-    key.set_in_layout(False)
+    legend_box.set_in_layout(False)
 
 
-def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> None:
+def draw_reliability(report: Report, axes: Axes, pooled_bins: Bins | None = None) -> None:
     """Draw accuracy over confidence in bins and the gap between them; bins of fewer than 10 inputs are pale.
 
     Args:
         report: the report to draw.
         axes: matplotlib axes to draw into.
-        pooled: "confidence", "accuracy" and "inputs" of the bins of all single members; None draws no line for them.
+        pooled_bins: "confidence", "accuracy" and "inputs" of the bins of all single members; None draws no line for
+            them.
     """
     from matplotlib.colors import to_rgba
 
@@ -451,19 +466,19 @@ def draw_reliability(report: Report, axes: Axes, pooled: Bins | None = None) -> 
     pale_note = f" (pale: under {FEW_INPUTS} inputs)" if min(inputs) < FEW_INPUTS else ""
     axes.plot([], [], "s", color=to_rgba(BLUE, 0.85), markersize=8, label=f"accuracy{pale_note}")
     axes.plot([], [], "s", color=to_rgba(RED, 0.85), markersize=5, label="gap to confidence")
-    if pooled is not None:
-        points = _filled_points(pooled)
+    if pooled_bins is not None:
+        points = _points_of_filled_bins(pooled_bins)
         axes.plot(*points, color=PURPLE, marker="o", markersize=4, linewidth=1.2, label="single members")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy (0..1)")
 
 
-def draw_confidences(report: Report, axes: Axes, pooled: Bins | None = None) -> None:
+def draw_confidences(report: Report, axes: Axes, pooled_bins: Bins | None = None) -> None:
     """Draw the share of the inputs in each bin of confidence on a logarithmic scale.
 
     The arguments are those of `draw_reliability`.
     """
-    series = [(reliability_bins(report)["inputs"], GREY if pooled is None else BLUE, "ensemble")]
-    series += [] if pooled is None else [(pooled["inputs"], PURPLE, "single members")]
+    series = [(reliability_bins(report)["inputs"], GREY if pooled_bins is None else BLUE, "ensemble")]
+    series += [] if pooled_bins is None else [(pooled_bins["inputs"], PURPLE, "single members")]
     least_share = 1.0
     for i, (inputs, colour, label) in enumerate(series):
         width, total = 1 / len(inputs), sum(inputs)
@@ -489,16 +504,16 @@ def reliability_bins(report: Report, scaled: bool = False) -> Bins:
     }
 
 
-def _filled_points(bins: Bins) -> tuple[list[float], list[float]]:
+def _points_of_filled_bins(bins: Bins) -> tuple[list[float], list[float]]:
     """Return confidence and accuracy of the bins that hold inputs."""
     filled_bins = [b for b, n in enumerate(bins["inputs"]) if n]
     return [bins["confidence"][b] for b in filled_bins], [bins["accuracy"][b] for b in filled_bins]
 
 
-def draw_scaled_reliability(report: Report, scaled: Calibrated, axes: Axes) -> None:
+def draw_scaled_reliability(report: Report, scaled: CalibratedFigures, axes: Axes) -> None:
     """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
     label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}"
-    points = _filled_points(reliability_bins(report, scaled=True))
+    points = _points_of_filled_bins(reliability_bins(report, scaled=True))
     axes.plot(*points, color=GREEN, marker="s", markersize=4, linewidth=1.2, label=label)
 
 
@@ -521,18 +536,18 @@ def draw_member_values(
         report: the report to draw.
         axes: matplotlib axes to draw into.
         figure: name of the figure.
-        values: (member,), in the unit in which the figure is shown.
+        values: value of each member, (member,), in the unit of the picture.
         edges: edges of the histogram's bars.
     """
-    scale = KNOWN[figure].scale
+    scale = KNOWN_FIGURES[figure].scale
     mean, ensemble_value = report.member[figure], report.ensemble[figure]
     bar_heights, *_ = axes.hist(
-        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=counted(report.members, "member")
+        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=count_with_noun(report.members, "member")
     )
     labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_value, scale)}"
     axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
     axes.axvline(ensemble_value.value * scale, ymax=0.72, color=RED, linewidth=2, label=labels[1])
-    axes.set(xlabel=KNOWN[figure].label, ylabel="members")
+    axes.set(xlabel=KNOWN_FIGURES[figure].label, ylabel="members")
     axes.set_ylim(0, float(max(bar_heights)) * 1.5)
     ends = min(edges[0], ensemble_value.value * scale), max(edges[-1], ensemble_value.value * scale)
     axis_margin = 0.05 * (ends[1] - ends[0])
@@ -548,31 +563,31 @@ def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
     import numpy as np
 
     axes.set(ylabel="share of inputs")
-    sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
-    values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in sets if report.drawing.get(n)}
+    data_sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
+    values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in data_sets if report.drawing.get(n)}
     all_values = np.concatenate(list(values.values()))
-    if all_values.max() <= FAINTEST:
+    if all_values.max() <= ROUNDING_ERROR:
         text = "one member has none" if report.members == 1 else "none: the members agree on all inputs"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
-    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(all_values, 0.01), FAINTEST)))
+    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(all_values, 0.01), ROUNDING_ERROR)))
     edges = np.geomspace(lowest, all_values.max() * 1.02, 41).tolist()
-    top = 0.0
-    for name, description, colour in (s for s in sets if s[0] in values):
+    highest_bar = 0.0
+    for name, description, colour in (s for s in data_sets if s[0] in values):
         clipped_values = np.clip(values[name], lowest, None)
         shares, _, _ = axes.hist(
             clipped_values, edges, weights=np.full(len(clipped_values), 1 / len(clipped_values)), histtype="stepfilled",
             facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
             label=f"{description}, mean {as_text(report.ensemble[name])}",
         )  # fmt: skip
-        top = max(top, float(np.max(shares)))
+        highest_bar = max(highest_bar, float(np.max(shares)))
     note = "; the first bar: that or less" if all_values.min() < lowest else ""
     axes.set_xlabel(f"mutual information of an input (nats{note})")
-    axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, top * 1.5))
-    detected = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
+    axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, highest_bar * 1.5))
+    auroc_text = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
     if auroc:
-        axes.plot([], [], " ", label=detected or "no out-of-distribution inputs were given")
+        axes.plot([], [], " ", label=auroc_text or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
 
@@ -582,15 +597,15 @@ def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     names = _select_figures(report, figures)
-    columns = min(COLUMNS, len(names))
+    columns = min(PANEL_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
-    size = (max(2, columns) * WIDE, rows * HIGH + 1.6)
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
-    figure = Figure(figsize=size, dpi=DPI, layout=spaced)
-    figure.suptitle(f"{title(report)}\n{about(report)}", fontsize=12)
-    figure.supxlabel(f"members in the ensemble\n\n{notes(report)}", fontsize=8, color=GREY)
-    for at, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, at + 1, label=name)
+    size = (max(2, columns) * PANEL_WIDTH, rows * PANEL_HEIGHT + 1.6)
+    layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=size, dpi=DPI, layout=layout_engine)
+    figure.suptitle(f"{picture_title(report)}\n{picture_subtitle(report)}", fontsize=12)
+    figure.supxlabel(f"members in the ensemble\n\n{picture_notes(report)}", fontsize=8, color=GREY)
+    for number, name in enumerate(names, 1):
+        axes = figure.add_subplot(rows, columns, number, label=name)
         draw_curve(report, axes, name)
         _add_panel_legend(axes)
     return figure
@@ -603,11 +618,11 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
         UsageError: a figure is unknown, or no figure is requested.
     """
     scaled = {} if report.calibrated is None else report.calibrated.ensemble
-    known = [n for n in KNOWN if n in report.ensemble or n in scaled]
-    names = known if figures is None else [figures] if isinstance(figures, str) else list(figures)
+    available_figures = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled]
+    names = available_figures if figures is None else [figures] if isinstance(figures, str) else list(figures)
     for name in names:
-        if name not in known:
-            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(known)}", found="none such")
+        if name not in available_figures:
+            raise UsageError(f"figure {name!r}", expected=f"one of {', '.join(available_figures)}", found="none such")
     if not names:
         raise UsageError("figures of a picture", expected="one or more", found="none")
     return names
@@ -621,13 +636,13 @@ def draw_curve(report: Report, axes: Axes, name: str) -> None:
         axes: matplotlib axes to draw into.
         name: name of the figure; if only scaled ensembles have it, their values are drawn instead.
     """
-    sizes, scale = sorted(report.curve), KNOWN[name].scale
+    sizes, scale = sorted(report.curve), KNOWN_FIGURES[name].scale
     if name in report.ensemble:
-        _draw_line(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
+        _draw_size_curve(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
         _draw_limit(axes, report.growth, name, scale, BLUE)
     scaled = report.calibrated
     if scaled is not None and name in scaled.ensemble:
-        _draw_line(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
+        _draw_size_curve(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
         _draw_limit(axes, scaled.growth, name, scale, GREEN)
     for kind, needed in report.answers():
         if needed.figure == name and needed.members is not None:
@@ -636,10 +651,10 @@ def draw_curve(report: Report, axes: Axes, name: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks := _spaced_ticks(sizes), [f"{size:,}" for size in ticks])
     axes.minorticks_off()
-    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN[name].label)
+    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN_FIGURES[name].label)
 
 
-def _draw_line(
+def _draw_size_curve(
     axes: Axes,
     figures: Mapping[int, Mapping[str, Interval]],
     name: str,
@@ -648,7 +663,7 @@ def _draw_line(
     colours: tuple[str, str],
     label: str,
 ) -> None:
-    """Draw one line with its band and bar.
+    """Draw a figure over ensemble sizes as one line with its band and bar.
 
     Args:
         axes: matplotlib axes to draw into.
@@ -691,7 +706,9 @@ def _draw_limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: floa
 def _add_panel_legend(axes: Axes) -> None:
     """Draw a legend for lines that only some panels have, at the place where it covers the curves least."""
     entries = [
-        (line, name) for line, name in zip(*axes.get_legend_handles_labels(), strict=True) if name not in USUAL_ENTRIES
+        (line, name)
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+        if name not in USUAL_LEGEND_ENTRIES
     ]
     if entries:
         axes.legend([line for line, _ in entries], [name for _, name in entries], loc="best", fontsize=8)
@@ -707,17 +724,17 @@ def _spaced_ticks(sizes: Sequence[int]) -> list[int]:
     return ticks[::-1]
 
 
-def title(report: Report) -> str:
+def picture_title(report: Report) -> str:
     """Return the title of a report's pictures."""
-    return f"{report.collection}, an ensemble of {counted(report.members, 'member')}"
+    return f"{report.collection}, an ensemble of {count_with_noun(report.members, 'member')}"
 
 
-def about(report: Report) -> str:
+def picture_subtitle(report: Report) -> str:
     """Return the line below a picture's title: images and numbers of inputs."""
-    about = f"{report.data.split(' ')[0]}, {counted(report.inputs, 'input')}"
+    text = f"{report.data.split(' ')[0]}, {count_with_noun(report.inputs, 'input')}"
     if report.ood:
-        about += f"; out of distribution: {report.ood.split(' ')[0]}, {counted(report.ood_inputs, 'input')}"
-    return about
+        text += f"; out of distribution: {report.ood.split(' ')[0]}, {count_with_noun(report.ood_inputs, 'input')}"
+    return text
 
 
 def public_members(report: Report) -> str:
@@ -725,7 +742,7 @@ def public_members(report: Report) -> str:
     return report.citation.rpartition("@")[2]
 
 
-def notes(report: Report) -> str:
+def picture_notes(report: Report) -> str:
     """Return the lines of text below a picture: the meaning of the intervals, the needed members, and the members'
     ids."""
     text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
@@ -734,13 +751,14 @@ def notes(report: Report) -> str:
     if report.growth:
         text += "\nDashed: the limit, of an infinite ensemble."
     needed = [
-        f"{KNOWN[x.figure].short or KNOWN[x.figure].title} within {x.within:.3g}{f', {kind}' if kind else ''}: {x}"
+        f"{KNOWN_FIGURES[x.figure].short or KNOWN_FIGURES[x.figure].title} within {x.within:.3g}"
+        f"{f', {kind}' if kind else ''}: {x}"
         for kind, x in report.answers()
     ]
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
-    # The commit and the check of the citation are in the file's metadata.
+    # The commit and the check digits of the citation are in the metadata of the picture's file.
     members = public_members(report).partition("/")[2].rpartition("~")[0]
-    shown = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
-    return f"{text}\n{f'Members: {shown}' if shown else ''}"
+    shortened = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
+    return f"{text}\n{f'Members: {shortened}' if shortened else ''}"

@@ -11,14 +11,14 @@ from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.evaluation.arguments import eval_data, require_labels
+from checkpoints_zoo.evaluation.arguments import manifest_image_name, require_labels
 from checkpoints_zoo.images import ImageData
 
 
 def member_figures(
     members: Collection, data: ImageData, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Measure members one by one; yield (member, name -> value) with accuracy, nll, brier and ece.
+    """Measure each member alone; yield (id of the member, figure -> value) with accuracy, nll, brier and ece.
 
     Args:
         members: a collection.
@@ -59,7 +59,7 @@ def manifest_columns(
 
     The arguments and errors are those of `member_figures`.
     """
-    name = eval_data(data)
+    name = manifest_image_name(data)
     return {
         member: {**{f"test_{figure}": value for figure, value in figures.items()}, "eval_data": name}
         for member, figures in member_figures(members, data, device)

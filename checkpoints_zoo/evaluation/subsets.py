@@ -1,7 +1,7 @@
 """Measure any subset of a population's members, from logits that need not fit into memory.
 
 The logits are read in blocks of inputs: once for the values that do not depend on the subset, and once for each group
-of subsets whose mean probabilities fit into `MEMORY`.
+of subsets whose mean probabilities fit into `MOST_MEAN_BYTES`.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -21,16 +21,16 @@ from checkpoints_zoo.evaluation.figures import (
     FIGURES,
     OOD_FIGURES,
     PROBABILITIES,
-    SCALED,
+    SCALED_FIGURES,
     SCORES,
     TEMPERATURE,
     UNCERTAINTY,
 )
 
-MEMORY = 2**27  # Largest number of bytes of mean probabilities in memory at a time.
-SUBSETS_PER_WALK = 512  # Number of subsets measured in one pass over the inputs out of distribution.
-VALUES_AT_ONCE = 2**20  # Largest number of (member, input) values in memory at a time.
-READ_BYTES = 2**24  # Largest number of bytes of logits in one read.
+MOST_MEAN_BYTES = 2**27  # Largest number of bytes of mean probabilities in memory at a time.
+SUBSETS_PER_PASS = 512  # Number of subsets measured in one pass over the inputs out of distribution.
+MOST_VALUES = 2**20  # Largest number of (member, input) values in memory at a time.
+MOST_READ_BYTES = 2**24  # Largest number of bytes of logits in one read.
 BLOCK_BYTES = 2**22  # Number of bytes of probabilities in a block of inputs, for all members or for all subsets.
 
 
@@ -39,7 +39,7 @@ class Logits(Protocol):
 
     @property
     def shape(self) -> Sequence[int]:
-        """(members, inputs, classes)."""
+        """Numbers of members, inputs and classes."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,7 +48,7 @@ class Logits(Protocol):
     def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         """Return the logits of some inputs, (member, input, class)."""
 
-    def one(self, at: int) -> Tensor:
+    def one(self, position: int) -> Tensor:
         """Return the logits of the member at a position, (input, class)."""
 
 
@@ -73,8 +73,8 @@ class InMemory:
     def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         return self.logits[:, begin:end].to(dtype)
 
-    def one(self, at: int) -> Tensor:
-        return self.logits[at]
+    def one(self, position: int) -> Tensor:
+        return self.logits[position]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class InputSubset:
 
     Args:
         logits: logits of all inputs, from which some are selected.
-        inputs: (input,) positions of the inputs to keep, rising.
+        inputs: rising positions of the inputs to keep, (input,).
     """
 
     logits: Logits
@@ -100,40 +100,40 @@ class InputSubset:
 
     def block(self, begin: int, end: int, dtype: torch.dtype) -> Tensor:
         members, _, classes = self.shape
-        out = torch.empty(members, end - begin, classes, dtype=dtype)
+        selected_logits = torch.empty(members, end - begin, classes, dtype=dtype)
         positions = self.inputs[begin:end].tolist()
-        longest_read = max(1, READ_BYTES // (members * classes * self.dtype.itemsize))
+        longest_read = max(1, MOST_READ_BYTES // (members * classes * self.dtype.itemsize))
         start = 0
-        # The logits are read by few long reads of at most READ_BYTES, which include unselected inputs between selected
-        # ones.
+        # The logits are read by few long reads of at most MOST_READ_BYTES, which include unselected inputs between
+        # selected ones.
         while start < len(positions):
             first = positions[start]
             stop = next(
                 (i for i in range(start, len(positions)) if positions[i] >= first + longest_read), len(positions)
             )
-            read = self.logits.block(first, positions[stop - 1] + 1, dtype)
-            out[:, start:stop] = read[:, self.inputs[begin + start : begin + stop] - first]
+            read_logits = self.logits.block(first, positions[stop - 1] + 1, dtype)
+            selected_logits[:, start:stop] = read_logits[:, self.inputs[begin + start : begin + stop] - first]
             start = stop
-        return out
+        return selected_logits
 
-    def one(self, at: int) -> Tensor:
-        return self.logits.one(at)[self.inputs]
+    def one(self, position: int) -> Tensor:
+        return self.logits.one(position)[self.inputs]
 
 
 class DataSetLogits:
-    """Logits of one data set, and the values computed from them once for all subsets of members.
+    """Logits of one data set, and values that are computed once for all subsets of members.
 
     Args:
         logits: logits of all members.
         labels: labels of the inputs, (input,); None if there are none.
 
     Attributes:
-        entropy: (member,), mean entropy over the inputs, float64.
-        information: (input,), mutual information of label and member, over all members.
-        mean_probs: (input, class), mean probabilities of all members.
-        label_log_probs: (member, input), log probability of each label.
-        votes: (member, input), most probable class.
-        log_others: (member, input), log(1 − p) for the largest probability p; exact also where p rounds to 1.
+        entropy: mean entropy over the inputs for each member, (member,), float64.
+        information: mutual information of label and member for each input, over all members, (input,).
+        mean_probs: mean probabilities of all members, (input, class).
+        label_log_probs: log probability of each label for each member, (member, input).
+        votes: most probable class of each input for each member, (member, input).
+        log_others: log(1 − p) for the largest probability p, (member, input); exact also where p rounds to 1.
     """
 
     def __init__(self, logits: Tensor | Logits, labels: Tensor | None) -> None:
@@ -144,9 +144,9 @@ class DataSetLogits:
         self.entropy = torch.zeros(members, dtype=torch.float64)
         self.information = torch.empty(inputs, dtype=dtype)
         self.mean_probs = torch.empty(inputs, classes, dtype=dtype)
-        labelled = inputs if labels is not None else 0
-        self.label_log_probs = torch.empty(members, labelled, dtype=dtype)
-        self.votes = torch.empty(members, labelled, dtype=torch.int16 if classes < 2**15 else torch.int32)
+        labelled_inputs = inputs if labels is not None else 0
+        self.label_log_probs = torch.empty(members, labelled_inputs, dtype=dtype)
+        self.votes = torch.empty(members, labelled_inputs, dtype=torch.int16 if classes < 2**15 else torch.int32)
         self.log_others = torch.empty(members, inputs, dtype=dtype)
         for span, span_logits in self.blocks():
             self.log_others[:, span] = _log_others(span_logits)
@@ -158,30 +158,31 @@ class DataSetLogits:
             total = metrics.entropy(self.mean_probs[span], check=False)
             self.information[span] = (total - entropy.mean(0)).clamp_(min=0)
             if labels is not None:
-                at = labels[span].expand(members, -1).unsqueeze(-1)
-                self.label_log_probs[:, span] = log_probs.gather(-1, at).squeeze(-1)
+                label_index = labels[span].expand(members, -1).unsqueeze(-1)
+                self.label_log_probs[:, span] = log_probs.gather(-1, label_index).squeeze(-1)
                 self.votes[:, span] = probs.argmax(-1).to(self.votes.dtype)
 
     def blocks(self, rows: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Iterate over blocks of inputs; yield the range of inputs and all members' logits (member, input, class).
 
         Args:
-            rows: number of arrays (input, class) that the caller computes from a block, for the choice of its size.
+            rows: number of arrays (input, class) that the caller computes from a block; more arrays make blocks
+                smaller.
         """
         members, inputs, classes = self.logits.shape
         step = max(1, BLOCK_BYTES // (4 * max(rows, members) * classes))
-        read_inputs = step * max(1, READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
+        read_inputs = step * max(1, MOST_READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
         for begin in range(0, inputs, read_inputs):
-            read = self.logits.block(begin, min(inputs, begin + read_inputs), self.logits.dtype)
-            for start in range(0, read.shape[1], step):
-                block = read[:, start : start + step]
+            read_logits = self.logits.block(begin, min(inputs, begin + read_inputs), self.logits.dtype)
+            for start in range(0, read_logits.shape[1], step):
+                block = read_logits[:, start : start + step]
                 yield slice(begin + start, begin + start + block.shape[1]), block.to(self.dtype)
 
     def means(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Average the members of subsets; yield ranges of inputs and mean probabilities (subset, input, class).
 
         Args:
-            weights: (subset, member), 1 for the members of a subset, else 0.
+            weights: 1 for the members of a subset, else 0, (subset, member).
         """
         weights = weights.to(self.dtype)
         sizes = weights.sum(1)[:, None, None]
@@ -194,7 +195,8 @@ class DataSetLogits:
             yield span, sums.view(len(weights), -1, logits.shape[-1]).div_(sizes)
 
     def all_means(self, weights: Tensor) -> Tensor:
-        """Return the mean probabilities of subsets on all inputs, (subset, input, class); weights as in `means`."""
+        """Return the mean probabilities of subsets on all inputs, (subset, input, class); `weights` is the argument of
+        `means`."""
         probs = torch.empty(len(weights), *self.logits.shape[1:], dtype=self.dtype)
         for span, means in self.means(weights):
             probs[:, span] = means
@@ -206,7 +208,7 @@ class DataSetLogits:
         Args:
             members: positions of the members of the subset.
         """
-        step = max(1, VALUES_AT_ONCE // len(members))
+        step = max(1, MOST_VALUES // len(members))
         parts = [part.index_select(0, members).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)]
         return torch.cat(parts) - math.log(len(members))
 
@@ -215,14 +217,15 @@ class DataSetLogits:
 
         Args:
             members: positions of the members of the subset.
-            largest: p, (input,).
+            largest: largest mean probability p of each input, (input,).
         """
         uncertainty = torch.log1p(-largest.double().clamp(max=1))
-        # Where 1 − p is so small, all members agree on the class, and 1 − p is the mean of the members' values.
+        # Where 1 − p is below 0.5 / members, all members agree on the class, and 1 − p is the mean of the members'
+        # values.
         is_near_1 = largest > 1 - 0.5 / len(members)
         if bool(is_near_1.any()):
-            own = self.log_others[:, is_near_1].index_select(0, members).double()
-            uncertainty[is_near_1] = own.logsumexp(0) - math.log(len(members))
+            log_others = self.log_others[:, is_near_1].index_select(0, members).double()
+            uncertainty[is_near_1] = log_others.logsumexp(0) - math.log(len(members))
         return uncertainty.to(self.dtype)
 
     def disagreement(self, members: Tensor) -> Tensor:
@@ -233,7 +236,7 @@ class DataSetLogits:
         """
         inputs, classes = self.mean_probs.shape
         disagreement = torch.zeros((), dtype=torch.float64)
-        for part in torch.split(self.votes, max(1, VALUES_AT_ONCE // len(members)), 1):
+        for part in torch.split(self.votes, max(1, MOST_VALUES // len(members)), 1):
             votes = part.index_select(0, members).long()
             disagreement += metrics.disagreement_of_votes(votes, classes) * (votes.shape[1] / inputs)
         return disagreement
@@ -249,8 +252,8 @@ class DataSetLogits:
         """
         if len(members) == 1:
             return self.logits.one(int(members)).to(self.dtype).log_softmax(-1)
-        least = torch.finfo(probs.dtype).tiny
-        log_probs = probs.clamp_min(least).log_()
+        smallest_number = torch.finfo(probs.dtype).tiny
+        log_probs = probs.clamp_min(smallest_number).log_()
         if self.labels is None:
             return log_probs
         labels = self.labels.unsqueeze(-1)
@@ -261,7 +264,7 @@ class DataSetLogits:
         # Replace the value only where it underflows, because elsewhere another rounding could break a tie between the
         # label and a class.
         return log_probs.scatter_(
-            -1, labels, torch.where(probs.gather(-1, labels) < least, exact_log_probs, rounded_log_probs)
+            -1, labels, torch.where(probs.gather(-1, labels) < smallest_number, exact_log_probs, rounded_log_probs)
         )
 
 
@@ -270,7 +273,7 @@ class Population:
 
     Args:
         logits: logits on inputs with labels.
-        labels: (input,).
+        labels: number of the class of each input, (input,).
         ood_logits: logits on inputs out of distribution; None if there are none.
         held_out: logits on other inputs and their labels (input,), to which each subset's temperature is fitted.
             `held_out` is None for no temperature scaling.
@@ -293,7 +296,7 @@ class Population:
         self.names = [n for n in FIGURES if self.ood is not None or n not in OOD_FIGURES]
         self.scaled_names: list[str] = []
         if self.held_out is not None:
-            self.scaled_names = [n for n in SCALED if n == TEMPERATURE or n in self.names]
+            self.scaled_names = [n for n in SCALED_FIGURES if n == TEMPERATURE or n in self.names]
 
     def measure(self, subsets: Sequence[Tensor]) -> Tensor:
         """Measure ensembles; return (subset, figure) float64.
@@ -307,13 +310,13 @@ class Population:
         rows = {key: self._measure_member(int(subset)) for key, subset in order.items() if len(key) == 1}
         larger = [key for key in order if len(key) > 1]
         size = _subsets_at_once(self.test)
-        for first in range(0, len(larger), SUBSETS_PER_WALK):
-            group = [order[key] for key in larger[first : first + SUBSETS_PER_WALK]]
+        for first in range(0, len(larger), SUBSETS_PER_PASS):
+            group = [order[key] for key in larger[first : first + SUBSETS_PER_PASS]]
             weights = torch.zeros(len(group), self.members)
             for row, subset in zip(weights, group, strict=True):
                 row[subset] = 1
             temperatures = self._fit_temperatures(group, weights)
-            ood = None if self.ood is None else _OodPredictions.of_subsets(self.ood, weights, temperatures)
+            ood = None if self.ood is None else _OodPredictions.compute_for_subsets(self.ood, weights, temperatures)
             for i in range(0, len(group), size):
                 probs = self.test.all_means(weights[i : i + size])
                 for j, subset in enumerate(group[i : i + size]):
@@ -328,7 +331,7 @@ class Population:
         if self.held_out is not None and self.held_out.labels is not None:
             log_probs = self.held_out.logits.one(position).to(self.held_out.dtype).log_softmax(-1)
             temperature = metrics.temperature(log_probs, self.held_out.labels, check=False)
-        ood = None if self.ood is None else _OodPredictions.of_member(self.ood, position, temperature)
+        ood = None if self.ood is None else _OodPredictions.compute_for_member(self.ood, position, temperature)
         probs = self.test.logits.one(position).to(self.test.dtype).softmax(-1)
         return self._figures_of_subset(torch.tensor([position]), probs, temperature, ood, 0)
 
@@ -337,7 +340,7 @@ class Population:
 
         Args:
             subsets: the subsets, each as positions of members.
-            weights: (subset, member), 1 for the members of a subset, else 0.
+            weights: 1 for the members of a subset, else 0, (subset, member).
         """
         held_out = self.held_out
         if held_out is None or held_out.labels is None:
@@ -362,8 +365,8 @@ class Population:
             subset: positions of the subset's members.
             probs: mean probabilities of these members, (input, class).
             temperature: temperature of the subset; None for no temperature scaling.
-            ood: predictions of several subsets, this one included, on the inputs out of distribution; None without such
-                inputs.
+            ood: predictions of several subsets, including `subset`, on the inputs out of distribution; None without
+                such inputs.
             row_in_group: the row of this subset in `ood`.
         """
         test = self.test
@@ -380,7 +383,7 @@ class Population:
         if temperature is not None:
             unscaled = test.log_probs(subset, probs)
             log_probs = metrics.tempered(unscaled, temperature.to(probs.dtype))
-            # This is the same formula as for inputs out of distribution, so that equal inputs of both data sets get
+            # The formula is the same as for inputs out of distribution, so that equal inputs of both data sets get
             # equal values.
             uncertainty = _log_others(unscaled / temperature.to(probs.dtype))
             figures = self._probability_figures(
@@ -397,19 +400,19 @@ class Population:
         """Return the figures that depend on the probabilities alone.
 
         Args:
-            probs: (input, class).
+            probs: mean probabilities, (input, class).
             uncertainty: log(1 − largest probability) of each input, (input,).
             ood_uncertainty: log(1 − largest probability) of each input out of distribution, (input,).
         """
-        figures = self._metrics(PROBABILITIES, probs, self.labels)
-        figures |= self._metrics(UNCERTAINTY, probs, self.labels, uncertainty=uncertainty)
+        figures = self._compute_metrics(PROBABILITIES, probs, self.labels)
+        figures |= self._compute_metrics(UNCERTAINTY, probs, self.labels, uncertainty=uncertainty)
         if ood_uncertainty is not None:
-            figures |= self._metrics(SCORES, torch.cat([uncertainty, ood_uncertainty]), self.is_ood)
+            figures |= self._compute_metrics(SCORES, torch.cat([uncertainty, ood_uncertainty]), self.is_ood)
         return figures
 
-    def _metrics(self, input_kind: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
-        """Compute all figures that take one kind of input, each by the metric of the same name; return them."""
-        names = [name for name in self.names if FIGURES[name].of == input_kind]
+    def _compute_metrics(self, input_kind: str, *tensors: Tensor, **named: Tensor) -> dict[str, Tensor]:
+        """Compute all figures with one kind of input, each by the metric of the same name; return the figures."""
+        names = [name for name in self.names if FIGURES[name].input_kind == input_kind]
         return {name: getattr(metrics, name)(*tensors, **named, check=False) for name in names}
 
     def drawing(self, temperature: float | None = None) -> dict[str, Any]:
@@ -446,12 +449,12 @@ class _OodPredictions:
     scaled: Tensor
 
     @classmethod
-    def of_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
+    def compute_for_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
         """Compute the predictions of some subsets in one pass over the inputs; return them.
 
         Args:
             data: logits on the inputs out of distribution.
-            weights: (subset, member), 1 for the members of a subset, else 0.
+            weights: 1 for the members of a subset, else 0, (subset, member).
             temperatures: temperature of each subset, (subset,); None for no scaling.
         """
         largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.dtype)
@@ -468,8 +471,8 @@ class _OodPredictions:
         return cls(uncertainty, entropy / largest.shape[1], uncertainty if temperatures is None else scaled)
 
     @classmethod
-    def of_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
-        """Return the predictions of the member at a position, as those of one subset; arguments as in `of_subsets`."""
+    def compute_for_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
+        """Return the predictions of one member, as of a subset of one; arguments are those of `compute_for_subsets`."""
         logits = data.logits.one(position).to(data.dtype)
         probs = logits.softmax(-1)  # Computed as in `_measure_member`, so that equal inputs get equal values.
         uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]
@@ -480,19 +483,23 @@ class _OodPredictions:
 
 
 def _log_others(logits: Tensor) -> Tensor:
-    """Return log(1 − p), p the largest probability of an input, (…, input), computed in float64 from (…, class)."""
-    wide = logits.double()
-    others = wide.scatter(-1, wide.argmax(-1, keepdim=True), -math.inf)
-    return (others.logsumexp(-1) - wide.logsumexp(-1)).to(logits.dtype)
+    """Return log(1 − p) of each input, where p is its largest probability, (…, input), computed in float64.
+
+    Args:
+        logits: logits or log probabilities, (…, input, class).
+    """
+    exact_logits = logits.double()
+    other_logits = exact_logits.scatter(-1, exact_logits.argmax(-1, keepdim=True), -math.inf)
+    return (other_logits.logsumexp(-1) - exact_logits.logsumexp(-1)).to(logits.dtype)
 
 
 def _subsets_at_once(data: DataSetLogits) -> int:
-    """Return the number of subsets whose mean probabilities fit into `MEMORY`."""
+    """Return the number of subsets whose mean probabilities fit into `MOST_MEAN_BYTES`."""
     _, inputs, classes = data.logits.shape
-    return max(1, MEMORY // (4 * inputs * classes))
+    return max(1, MOST_MEAN_BYTES // (4 * inputs * classes))
 
 
-def _reliability_bars(name: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return the bars of a reliability diagram by name, with a prefix before each name."""
+def _reliability_bars(prefix: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return the bars of a reliability diagram by name; each name begins with the prefix."""
     bins = metrics.reliability(probs, labels)
-    return {f"{name}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}
+    return {f"{prefix}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from checkpoints_zoo.evaluation.metrics import Interval
 
-FAINTEST = 1e-7  # Smaller widths of intervals, and smaller mutual informations, count as rounding errors of float32.
+ROUNDING_ERROR = 1e-7  # Smaller widths of intervals and smaller mutual information are taken for float32 errors.
 
 
 def as_text(interval: Interval, scale: float = 1) -> str:
@@ -28,7 +28,7 @@ def as_text(interval: Interval, scale: float = 1) -> str:
     value = interval.value * scale
     if not math.isfinite(value):
         return "-"
-    if interval.low is None or interval.high is None or interval.high - interval.low < FAINTEST:
+    if interval.low is None or interval.high is None or interval.high - interval.low < ROUNDING_ERROR:
         return f"{round(value, 7):.4g}"
     half_width = (interval.high - interval.low) * scale / 2
     places = [1 - math.floor(math.log10(half_width)), 3 - math.floor(math.log10(max(abs(value), half_width)))]
@@ -44,7 +44,7 @@ def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
         path: path of the new file; its folder is made if missing.
 
     Raises:
-        UsageError: another ending.
+        UsageError: the name has another ending.
         StorageError: the file can't be written.
     """
     import pyarrow as pa
@@ -56,7 +56,7 @@ def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:
     if path.suffix.lower() not in writers:
         expected = "a name that ends in .parquet or .csv"
         raise UsageError(f"table {path}", expected=expected, found=repr(path.name), path=path)
-    with disk.writing_into(path.parent), replace_file(path, "wb") as file:
+    with disk.translate_write_errors(path.parent), replace_file(path, "wb") as file:
         writers[path.suffix.lower()](pa.Table.from_pandas(frame, preserve_index=False), file)
     return path
 
@@ -72,6 +72,6 @@ def write_text(text: str, path: str | Path) -> Path:
         StorageError: the file can't be written.
     """
     path = Path(path).expanduser()
-    with disk.writing_into(path.parent), replace_file(path) as file:
+    with disk.translate_write_errors(path.parent), replace_file(path) as file:
         file.write(f"{text}\n")
     return path

@@ -1,8 +1,8 @@
 """The catalog of collections, and the description that a source has of each collection.
 
 The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. If a source has a
-description of its own (`manifests/NAME.json`), it counts instead of the catalog's summary. Catalog and descriptions
-come from files that anyone may have written: every value is checked, and no value is executed.
+description of a collection (`manifests/NAME.json`), the description replaces the catalog's summary. Anyone may have
+written these files, so every value is checked, and no value is executed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.text import did_you_mean
 
 FORMAT_VERSION = 1
-CATALOG = Path(__file__).parents[1] / "manifests"
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+CATALOG_FOLDER = Path(__file__).parents[1] / "manifests"
+_COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 MAX_INPUT_VALUES = 2**26
-_BASE = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
+_BASE_ADDRESS = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Archives:
-    """Facts on a collection that lies in archives without a manifest: its folder, and the facts that archives lack.
+    """Facts on a collection that consists of archives without a manifest: the archives' folder, and facts that archives
+    lack.
 
     Args:
         folder: path of the archives' folder in the source.
@@ -49,7 +50,7 @@ class Archives:
         """Read and check the catalog's JSON on archives; return the object.
 
         Raises:
-            FormatError: a key is missing, or its value has another type.
+            FormatError: a key of the JSON object is missing, or its value has another type.
         """
         kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
         fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
@@ -80,13 +81,14 @@ class Description:
         title: one line of text that says what the collection is.
         architecture: name of the network: a key of `ARCHITECTURES`, or any other name for a user's own network.
         arguments: arguments of the function that builds the network, as JSON values.
-        dataset: name of the images that the members were trained and tested on.
+        dataset: name of the image set on which the members were trained and tested.
         classes: class names in the order of the logits.
         preprocessing: JSON values from which `images.Preprocess.from_json` makes the preprocessing.
-        layouts: key of a layout (named by the manifest's rows) -> the layout.
-        licence: SPDX name.
+        layouts: key of a layout, which rows of the manifest name -> the layout.
+        licence: SPDX name of the licence.
         citation: text by which the authors of the collection want to be cited.
-        base: address of a Hub repo at a commit that holds the members' bytes; "" if this source holds them.
+        base: address of a Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
+            bytes.
     """
 
     name: str
@@ -119,43 +121,45 @@ class Description:
         """
         kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
         names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
-        checked = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
-        if "base" in checked and not _BASE.fullmatch(checked["base"]):
+        checked_values = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
+        if "base" in checked_values and not _BASE_ADDRESS.fullmatch(checked_values["base"]):
             expected = "'base' to be hf://datasets/ORG/NAME@COMMIT, with all 40 digits of the commit"
-            raise FormatError(f"description {path}", expected=expected, found=repr(checked["base"][:120]), path=path)
-        if not all(type(c) is str for c in checked["classes"]) or not checked["layouts"]:
             raise FormatError(
-                f"description {path}", expected="class names and a layout or more", found="others", path=path
+                f"description {path}", expected=expected, found=repr(checked_values["base"][:120]), path=path
             )
-        _check_input_size(checked["preprocessing"], path)
-        checked["classes"] = tuple(checked["classes"])
+        if not all(type(c) is str for c in checked_values["classes"]) or not checked_values["layouts"]:
+            raise FormatError(
+                f"description {path}", expected="class names, and one layout or more", found="other values", path=path
+            )
+        _check_input_size(checked_values["preprocessing"], path)
+        checked_values["classes"] = tuple(checked_values["classes"])
         layouts = {}
-        for key, layout in checked["layouts"].items():
+        for key, layout in checked_values["layouts"].items():
             try:
                 layouts[key] = Layout.from_json(layout)
             except FormatError as error:
                 tensor = "" if error.thing == "layout" else f"{error.thing} of "
                 error.thing, error.path = f"{tensor}layout {key!r} in description {path}", str(path)
                 raise
-        return cls(**{**checked, "layouts": layouts})
+        return cls(**{**checked_values, "layouts": layouts})
 
 
 def _check_input_size(preprocessing: Mapping[str, Any], path: Path) -> None:
-    """Check that one input of the members is not absurdly large, since networks are traced and tried on such an input.
+    """Check that one input of the members is not absurdly large, since networks are run on such an input.
 
     Raises:
         FormatError: one input has more than MAX_INPUT_VALUES values.
     """
     size, channels = preprocessing.get("size"), preprocessing.get("channels")
-    counts = [n for n in (channels, *(size if isinstance(size, list) else ())) if type(n) is int]
-    if any(n > MAX_INPUT_VALUES for n in counts) or math.prod(counts) > MAX_INPUT_VALUES:
+    size_factors = [n for n in (channels, *(size if isinstance(size, list) else ())) if type(n) is int]
+    if any(n > MAX_INPUT_VALUES for n in size_factors) or math.prod(size_factors) > MAX_INPUT_VALUES:
         expected = f"inputs of at most {MAX_INPUT_VALUES:,} values (channels · height · width)"
         found = reprlib.repr({"size": size, "channels": channels})
         raise FormatError(f"preprocessing of description {path}", expected=expected, found=found, path=path)
 
 
 def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
-    """Check the format version, the keys and the types of a JSON object; return it without unknown keys.
+    """Check the format version, the keys and the types of a JSON object; return the object without unknown keys.
 
     Raises:
         FormatError: the format is newer, a key is missing, or its value has another type.
@@ -173,7 +177,7 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
             f"description {path}",
             expected=f"format version {FORMAT_VERSION} or older",
             found=f"version {version}",
-            do="It was written by a newer checkpoints-zoo: install a newer one",
+            do="Install a newer checkpoints-zoo",
             path=path,
         )
     for key, kind in kinds.items():
@@ -189,7 +193,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file; return its values.
 
     Raises:
-        FormatError: the file is no JSON, or larger than any description may be.
+        FormatError: the file is not JSON, or is larger than a description may be.
     """
     manifest.check_file(path)
     try:
@@ -207,12 +211,12 @@ def write_json(values: Any, path: Path) -> None:
 
 
 def check_name(name: object) -> str:
-    """Check that a collection's name can be a file's name; return it.
+    """Check that a collection's name can be a file's name; return the name.
 
     Raises:
         UsageError: the name can't be the name of a file.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _COLLECTION_NAME.fullmatch(name):
         raise UsageError(
             f"collection name {name!r}",
             expected="lower-case letters, digits, '.', '_' and '-', at most 96 of them",
@@ -226,16 +230,16 @@ def collections() -> dict[str, Listing]:
     >>> sorted(collections())[0]
     'convnet-digits'
     """
-    stamps = ((path, path.stat()) for path in sorted(CATALOG.glob("*.json")))
+    stamps = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json")))
     return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
 
 
 @lru_cache(maxsize=4)
-def _read_catalog(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
+def _read_catalog(path_stamps: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
     """Read the catalog again only if one of its files has changed."""
     kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
     listings = {}
-    for path, _, _ in stamped:
+    for path, _, _ in path_stamps:
         values = read_json(path)
         checked = check_keys(values, kinds, path)
         archives = Archives.from_json(values["archives"], path) if "archives" in values else None
@@ -245,7 +249,7 @@ def _read_catalog(stamped: tuple[tuple[Path, int, int], ...]) -> dict[str, Listi
 
 
 def archived_listings() -> list[tuple[Listing, Archives]]:
-    """Return the listings of collections that lie in archives, each with the facts on its archives."""
+    """Return the catalog's listings of collections that consist of archives, each with the facts on its archives."""
     return [(each, each.archives) for each in collections().values() if each.archives is not None]
 
 
@@ -253,21 +257,21 @@ def find_listing(name: str) -> Listing:
     """Find a collection in the catalog; return its listing.
 
     Raises:
-        CollectionNotFound: the catalog has no collection of this name; the error suggests the nearest names.
+        CollectionNotFound: the catalog has no collection of this name; the error suggests the most similar names.
     """
-    known = collections()
-    if name not in known:
-        raise not_found(name, known, "the catalog")
-    return known[name]
+    listings = collections()
+    if name not in listings:
+        raise collection_not_found(name, listings, "the catalog")
+    return listings[name]
 
 
-def not_found(name: str, names_there: Mapping[str, Any] | list[str], place: str) -> CollectionNotFound:
-    """Return the error for an unknown collection; it suggests the nearest names."""
-    ordered = sorted(names_there)
+def collection_not_found(name: str, known_names: Mapping[str, Any] | list[str], place_text: str) -> CollectionNotFound:
+    """Return the error for an unknown collection; the error suggests the most similar names."""
+    sorted_names = sorted(known_names)
     return CollectionNotFound(
         f"collection {name!r}",
-        expected=f"a name in {place} ({', '.join(ordered) or 'which has none'})",
+        expected=f"a name in {place_text} ({', '.join(sorted_names) or 'which has none'})",
         found="no such name",
-        do=did_you_mean(str(name), ordered, most=3) or "`zoo-cli list` shows the catalog",
+        do=did_you_mean(str(name), sorted_names, largest_count=3) or "`zoo-cli list` shows the catalog",
         collection=str(name),
     )

@@ -1,4 +1,4 @@
-"""Writing to a disk: files by rename, checks of free space and of permission before work, locks."""
+"""Writing to a disk: files that are written by rename, checks of free space and permission before work, and locks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from checkpoints_zoo.errors import StorageError, ZooError
 FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOCK_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
-_locks_in_process: dict[Path, threading.Lock] = {}  # for file systems without locks
+_locks_in_process: dict[Path, threading.Lock] = {}  # locks that are used on file systems without locks
 
 
-def disk_full(path: Path, error: OSError, needed: int = 0) -> StorageError:
+def disk_full_error(path: Path, error: OSError, needed_nbytes: int = 0) -> StorageError:
     """Return the error for a cache on a full disk."""
     return StorageError(
         f"cache {path}",
-        expected=f"room for {needed:,} bytes" if needed else "room for what is fetched",
+        expected=f"room for {needed_nbytes:,} bytes" if needed_nbytes else "room for what is fetched",
         found=str(error.strerror or error),
-        do="Free some, or set HF_HOME to a folder on a larger disk: members that had arrived are kept",
+        do="Free some space, or set HF_HOME to a folder on a larger disk: members that have arrived are kept",
         path=path,
     )
 
@@ -40,10 +40,10 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
-    """Open a temporary file beside a path; at the end it replaces the path, after an error it is deleted.
+    """Open a temporary file beside a path. At the end the file gets the path's name; after an error it is deleted.
 
     Args:
-        path: path of the file to write; its folder is made if missing.
+        path: path of the file to write; a missing folder is made.
         mode: mode in which the file is opened: "w" for text in UTF-8, "wb" for bytes.
         sync: whether the file is flushed to the disk, so that it survives a power cut.
 
@@ -57,10 +57,10 @@ def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO
     ...     Path(folder, "new", "a.txt").read_text()
     'whole'
     """
-    temporary, text = temporary_name(path), "b" not in mode
+    temporary, is_text = temporary_name(path), "b" not in mode
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with temporary.open(mode, encoding="utf-8" if text else None, newline="" if text else None) as file:
+        with temporary.open(mode, encoding="utf-8" if is_text else None, newline="" if is_text else None) as file:
             yield file
             if sync:
                 file.flush()
@@ -80,38 +80,39 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def shortage_of_room(root: Path, needed: int) -> str:
-    """Return a text that states the free bytes of a folder's disk if they are too few; "" if they suffice."""
+def shortage_of_room(root: Path, needed_nbytes: int) -> str:
+    """Return a text that states the number of free bytes of a folder's disk if there are too few; "" if there are
+    enough."""
     free_bytes = shutil.disk_usage(root).free
-    return f"{free_bytes:,} bytes free" if free_bytes < needed else ""
+    return f"{free_bytes:,} bytes free" if free_bytes < needed_nbytes else ""
 
 
-def check_room(root: Path, needed: int) -> None:
+def check_room(root: Path, needed_nbytes: int) -> None:
     """Check that a folder's disk has enough free space for the needed bytes.
 
     Raises:
-        StorageError: the disk has fewer free bytes.
+        StorageError: the disk has fewer free bytes than needed.
     """
-    if shortage := shortage_of_room(root, needed):
+    if shortage := shortage_of_room(root, needed_nbytes):
         raise StorageError(
-            f"folder {root}", expected=f"room for {needed:,} bytes", found=shortage,
-            do="Free some, or give a folder on another disk", path=root,
+            f"folder {root}", expected=f"room for {needed_nbytes:,} bytes", found=shortage,
+            do="Free some space, or give a folder on another disk", path=root,
         )  # fmt: skip
 
 
 def check_folder(root: Path) -> None:
-    """Make a folder and check that files can be written into it, before long work whose results will be written there.
+    """Make a folder, and check that files can be written into it, before long work whose results will be written into
+    the folder.
 
     Raises:
-        StorageError: they can't.
+        StorageError: files can't be written into the folder.
     """
-    with writing_into(root), TemporaryFile(dir=root):
+    with translate_write_errors(root), TemporaryFile(dir=root):
         pass
 
 
 def check_output(path: Path, kind: str = "file") -> None:
-    """Check that a file or folder can be written, before the work whose result will be written there; leave no test
-    file.
+    """Check that a file or folder can be written, before long work whose result will be written; leave no test file.
 
     Args:
         path: path of the file or folder to check.
@@ -136,7 +137,7 @@ def check_output(path: Path, kind: str = "file") -> None:
 
 
 @contextmanager
-def writing_into(root: Path) -> Iterator[None]:
+def translate_write_errors(root: Path) -> Iterator[None]:
     """Make a folder; turn an OSError that the `with` block raises into a StorageError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -145,46 +146,47 @@ def writing_into(root: Path) -> Iterator[None]:
         raise
     except OSError as error:
         reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        expected, do = "one that can be written to, with room", "Run it again once it is: what is there stays"
+        expected, do = "a folder with free space that can be written to", "Then run it again: existing files stay"
         raise StorageError(f"folder {root}", expected=expected, found=reason, do=do, path=root) from error
 
 
 @contextmanager
-def locked(lock: Path, busy: ZooError | None = None) -> Iterator[None]:
-    """Hold a lock while the `with` block runs; the system releases it when the process ends, even if it is killed.
+def hold_lock(lock_path: Path, busy_error: ZooError | None = None) -> Iterator[None]:
+    """Hold a lock while the `with` block runs; the system releases the lock when the process ends, even if the process
+    is killed.
 
-    On a file system without locks a warning says so, and only this process's threads wait for each other.
+    On a file system without locks there is a warning, and only the threads of this process wait for each other.
 
     Args:
-        lock: path of the lock file; its folder is made if missing.
-        busy: the error to raise if another process holds the lock for longer than a second; None to wait.
+        lock_path: path of the lock file; a missing folder is made.
+        busy_error: the error to raise if another process holds the lock for longer than a second; None to wait.
 
     Raises:
-        ZooError: `busy`.
+        ZooError: another process holds the lock; the error is `busy_error`.
         StorageError: the disk is full.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     with ExitStack() as stack:
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(WeakFileLock(lock, timeout=None if busy is None else 1))
+            lock_path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(WeakFileLock(lock_path, timeout=None if busy_error is None else 1))
         except TimeoutError as error:
-            if busy is None:
+            if busy_error is None:
                 raise
-            raise busy from error
+            raise busy_error from error
         except OSError as error:
             if error.errno in FULL_ERRORS:
-                raise disk_full(lock.parent, error) from error
+                raise disk_full_error(lock_path.parent, error) from error
             if error.errno not in LOCK_ERRORS:
                 raise
             warnings.warn(
-                f"the file system of {lock.parent} has no locks ({error.strerror}): let one process at a time write "
-                "there",
+                f"the file system of {lock_path.parent} has no locks ({error.strerror}): let one process "
+                "at a time write there",
                 stacklevel=3,
             )
-            in_process = _locks_in_process.setdefault(lock, threading.Lock())
-            if not in_process.acquire(timeout=-1 if busy is None else 1) and busy is not None:
-                raise busy from error
-            stack.callback(in_process.release)
+            process_lock = _locks_in_process.setdefault(lock_path, threading.Lock())
+            if not process_lock.acquire(timeout=-1 if busy_error is None else 1) and busy_error is not None:
+                raise busy_error from error
+            stack.callback(process_lock.release)
         yield

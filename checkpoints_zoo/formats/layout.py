@@ -2,9 +2,8 @@
 
 A member can be read if its layout and its location (file, offset, nbytes) are known. The tensors of a member follow
 each other without holes. The tensors are ordered by element size, the largest first; tensors of one element size keep
-the order of the module. So every tensor is aligned in memory if the member starts at a multiple of eight bytes. Zero
-bytes
-under the name `_pad` fill the member up to the next multiple of eight bytes.
+the order of the module. Every tensor is therefore aligned in memory if the member starts at a multiple of eight bytes.
+Zero bytes under the name `_pad` fill the member up to the next multiple of eight bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16")
-PAD = "_pad"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+PAD_NAME = "_pad"
 ALIGNMENT = 8
-MOST_AXES = 32
-LARGEST = 2**60
+LARGEST_AXIS_COUNT = 32
+LARGEST_TENSOR_NBYTES = 2**60
 
 Shape = tuple[int, ...]
 
@@ -42,12 +41,12 @@ _NUMPY_DTYPES = {
 
 
 def is_counter(name: str) -> bool:
-    """Say whether a tensor is an integer counter, which is never stored, hashed or averaged."""
+    """Say whether a tensor is an integer counter of batches, which is never stored, hashed or averaged."""
     return name.rpartition(".")[2] == "num_batches_tracked"
 
 
 def is_statistic(name: str) -> bool:
-    """Say whether a tensor is a normalisation statistic: stored in float32, never narrowed."""
+    """Say whether a tensor is a normalisation statistic, which is always stored in float32."""
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
@@ -58,7 +57,8 @@ class TensorSpec:
     Args:
         name, dtype, shape: name, dtype (spelled as in safetensors, "F32") and shape of the tensor.
         offset: position of the tensor's first byte within the member.
-        stored, stored_shape: name and shape of the tensor in the file's header; None where they are the same.
+        stored, stored_shape: name and shape of the tensor in the file's header; None where they equal `name` and
+            `shape`.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Layout:
         tensors: descriptions of the tensors, in the order of their bytes.
         counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
         pad: number of zero bytes after the last tensor.
-        header_nbytes: size in bytes of the safetensors header right before the tensors of a member in an archive; 0 in
-            a shard, where all members share one header.
+        header_nbytes: number of bytes of the safetensors header in front of a member in an archive; 0 in a shard, where
+            all members share one header.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -96,21 +96,22 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, str, tuple[int, ...]]], counters: Iterable[str] = ()) -> Layout:
-        """Lay tensors out in the order that this package uses in shards; return the layout.
+        """Order tensors as this package orders them in shards; return the layout.
 
         Args:
             tensors: (name, dtype, shape) of each tensor, in the order of the module.
             counters: names of integer counters, which are not stored but rebuilt as zero.
 
         Raises:
-            UsageError: there are no tensors, one is called `_pad`, a name occurs twice, or safetensors lacks a dtype.
+            UsageError: there are no tensors, a tensor is called `_pad`, a name occurs twice, or safetensors lacks a
+                dtype.
 
         >>> layout = Layout.of([("bn.weight", "F16", (3,)), ("bn.running_var", "F32", (3,))])
         >>> [(t.name, t.offset) for t in layout.tensors], layout.nbytes
         ([('bn.running_var', 0), ('bn.weight', 12)], 24)
         """
-        ordered = sorted(tensors, key=lambda t: -ELEMENT_BYTES.get(t[1], 0))
-        return cls._pack_tensors(ordered, tuple(counters), None)
+        ordered_tensors = sorted(tensors, key=lambda t: -ELEMENT_BYTES.get(t[1], 0))
+        return cls._pack_tensors(ordered_tensors, tuple(counters), None)
 
     @classmethod
     def of_stored(
@@ -121,7 +122,7 @@ class Layout:
         Args:
             tensors: (name, dtype, shape, name in the file, shape in the file) of each tensor, in the order of their
                 bytes.
-            counters: names of integer counters that the file lacks; they are rebuilt as zero.
+            counters: names of integer counters that the file lacks; the counters are rebuilt as zero.
             header_nbytes: size of the file's header in bytes.
 
         Raises:
@@ -131,11 +132,15 @@ class Layout:
 
     @classmethod
     def _pack_tensors(
-        cls, ordered: Iterable[tuple[Any, ...]], counters: tuple[str, ...], pad: int | None, header_nbytes: int = 0
+        cls,
+        ordered_tensors: Iterable[tuple[Any, ...]],
+        counters: tuple[str, ...],
+        pad: int | None,
+        header_nbytes: int = 0,
     ) -> Layout:
         specs, offset = [], 0
-        for name, dtype, shape, *stored in ordered:
-            if name == PAD:
+        for name, dtype, shape, *stored in ordered_tensors:
+            if name == PAD_NAME:
                 raise UsageError(f"tensor {name!r}", expected="another name: '_pad' is the format's own", tensor=name)
             if dtype not in ELEMENT_BYTES:
                 raise UsageError(
@@ -168,12 +173,13 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of each weight and statistic; counters are left out, even if the file stores some."""
+        """Name -> shape of each weight and statistic; integer counters are left out, even if the file stores some."""
         return {t.name: t.shape for t in self.tensors if not is_counter(t.name)}
 
     @cached_property
     def rebuilt(self) -> tuple[str, ...]:
-        """Names of all integer counters, whether the file stores them (perhaps rounded or infinite) or not."""
+        """Names of all integer counters, stored or not; stored values, which may be rounded or infinite, are
+        ignored."""
         return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
 
     @cached_property
@@ -197,18 +203,19 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: Any) -> Layout:
-        """Read and check JSON values as `to_json` writes them, which may come from anyone; return the layout.
+        """Read and check JSON values of the form that `to_json` writes; return the layout.
 
         Raises:
-            FormatError: the values are not names, known dtypes, shapes of whole numbers and a pad of 0..7.
+            FormatError: the JSON values are not names, known dtypes, shapes of whole numbers, and a padding of 0 to 7
+                bytes.
         """
         try:
-            tensors = [_tensor(*tensor) for tensor in values["tensors"]]
+            tensors = [_check_tensor(*tensor) for tensor in values["tensors"]]
             counters, pad, header_nbytes = values["counters"], values["pad"], values.get("lead", 0)
             is_valid = (
                 None not in tensors
                 and type(header_nbytes) is int
-                and 0 <= header_nbytes < LARGEST
+                and 0 <= header_nbytes < LARGEST_TENSOR_NBYTES
                 and type(counters) is list
                 and all(type(c) is str and is_counter(c) for c in counters)
                 and type(pad) is int
@@ -221,15 +228,15 @@ class Layout:
             raise FormatError(error.thing, expected=error.expected, found=error.found, tensor=error.tensor) from error
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FormatError("layout", expected="tensors, counters and a pad", found=repr(error)) from error
-        if layout is None or layout.nbytes >= LARGEST:
+        if layout is None or layout.nbytes >= LARGEST_TENSOR_NBYTES:
             expected = "names, dtypes, shapes of whole numbers, counters, a pad of 0..7"
             raise FormatError("layout", expected=expected, found=reprlib.repr(values))
         return layout
 
 
-def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
-    """Check the JSON values of one tensor; return them with the tensor's name and shape in the file, None if they are
-    invalid."""
+def _check_tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
+    """Check the JSON values of one tensor; return the values with the tensor's name and shape in the file, None if a
+    value is invalid."""
     stored_name, stored_shape = stored or (name, shape)
     is_valid = (
         type(name) is type(dtype) is type(stored_name) is str
@@ -240,11 +247,12 @@ def _tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] 
 
 
 def is_possible_shape(shape: tuple[Any, ...]) -> bool:
-    """Say whether an array can have this shape, which comes from a file, without overflow of its size."""
+    """Say whether an array can have a shape that was read from a file: all sizes are valid, and the number of bytes is
+    not too large."""
     return (
-        len(shape) <= MOST_AXES
-        and all(type(s) is int and 0 <= s < LARGEST for s in shape)
-        and math.prod(max(s, 1) for s in shape) < LARGEST
+        len(shape) <= LARGEST_AXIS_COUNT
+        and all(type(s) is int and 0 <= s < LARGEST_TENSOR_NBYTES for s in shape)
+        and math.prod(max(s, 1) for s in shape) < LARGEST_TENSOR_NBYTES
     )
 
 
@@ -256,24 +264,24 @@ def compare_shapes(
     >>> compare_shapes({"fc.weight": (10, 4), "head": (1,)}, {"fc.weight": (10, 3), "fc.bias": (10,)})[1]
     'missing fc.bias; extra head; misshapen fc.weight [10, 4] for [10, 3]'
     """
-    missing = [n for n in expected if n not in actual]
+    missing_names = [n for n in expected if n not in actual]
     extra_names = [n for n in actual if n not in expected]
     misshapen_names = [n for n, s in expected.items() if n in actual and actual[n] != s]
     misshapen_texts = [f"{n} {list(actual[n])} for {list(expected[n])}" for n in misshapen_names]
-    phrases = [
+    difference_phrases = [
         f"{kind} {first_few(names, 5)}"
-        for kind, names in (("missing", missing), ("extra", extra_names), ("misshapen", misshapen_texts))
+        for kind, names in (("missing", missing_names), ("extra", extra_names), ("misshapen", misshapen_texts))
         if names
     ]
-    return missing + extra_names + misshapen_names, "; ".join(phrases)
+    return missing_names + extra_names + misshapen_names, "; ".join(difference_phrases)
 
 
 def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 
     The hash does not depend on how the member is stored. Tensors are hashed in the order of their names, without
-    counters, little-endian, float16 and bfloat16 widened to float32 (which is exact). Each tensor adds
-    the line `["name","DTYPE",[shape]]` and its values.
+    integer counters, in little-endian order; float16 and bfloat16 are converted to float32, which is exact. Each tensor
+    adds the line `["name","DTYPE",[shape]]` and its values.
 
     Args:
         layout: layout of the member's bytes.
@@ -294,8 +302,8 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     return digest.hexdigest()
 
 
-def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> list[str]:
-    """Return the names of the tensors that have values which are not finite.
+def tensors_not_finite(layout: Layout, member: bytes | bytearray | memoryview) -> list[str]:
+    """Return the names of the tensors that contain a value which is not finite.
 
     Args:
         layout: layout of the member's bytes.
@@ -303,7 +311,7 @@ def finite_problems(layout: Layout, member: bytes | bytearray | memoryview) -> l
     """
     not_finite = []
     for t in layout.tensors:
-        if t.dtype not in FLOATS or is_counter(t.name):
+        if t.dtype not in FLOAT_DTYPES or is_counter(t.name):
             continue
         values = np.frombuffer(member, _NUMPY_DTYPES[t.dtype], count=math.prod(t.shape), offset=t.offset)
         if t.dtype == "BF16":

@@ -1,4 +1,5 @@
-"""The manifest: a Parquet table with one row for each snapshot: its facts, and the location of its bytes.
+"""The manifest: a Parquet table with one row for each snapshot: the facts on the snapshot, and the location of its
+bytes.
 
 Manifests and descriptions that are larger than the limits below are refused before they are read into memory. This
 module imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
@@ -22,50 +23,51 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 
-ROW_GROUP = 4096
-REQUIRED = ("member", "epoch", "final", "status")
-LOCATION = ("path", "offset", "nbytes", "layout", "dtype")
+ROWS_PER_GROUP = 4096
+REQUIRED_COLUMNS = ("member", "epoch", "final", "status")
+LOCATION_COLUMNS = ("path", "offset", "nbytes", "layout", "dtype")
 
-# The following limits are the largest sizes of a manifest and of a description.
-# Suffix of a file -> largest number of bytes: descriptions are JSON, manifests Parquet.
-LARGEST_FILES = {".json": 64 * 2**20, ".parquet": 2**30}
-LARGEST_COLUMNS = 2**32  # Largest number of bytes of a manifest's columns after unpacking.
-MOST_ROWS = 2**24
-LONGEST_TEXT = 2**20  # Largest number of characters of one text in a description.
+# Suffix of a file -> largest number of bytes of the file: descriptions are JSON, manifests Parquet.
+LARGEST_FILE_NBYTES = {".json": 64 * 2**20, ".parquet": 2**30}
+LARGEST_UNPACKED_NBYTES = 2**32  # Largest number of bytes that a manifest's columns may have after unpacking.
+LARGEST_ROW_COUNT = 2**24
+LONGEST_TEXT = 2**20  # Largest number of characters that one text in a description may have.
 LONGEST_LIST = 2**20
 LONGEST_PATH = 1024  # characters
 
 
-class Described(Protocol):
-    """A description of rows that have layouts: the description of a collection, or of a set of stored predictions."""
+class DescriptionWithLayouts(Protocol):
+    """The description of a table whose rows have layouts: of a collection's manifest, or of a set of stored
+    predictions."""
 
     @property
     def name(self) -> str:
-        """The name of the collection or set in error texts."""
+        """The name of the collection or prediction set in error texts."""
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """Key -> layout."""
+        """Key of a layout -> the layout."""
 
     @property
     def base(self) -> str:
-        """Address of the Hub repo, at a commit, that holds the bytes; "" if the source itself holds them."""
+        """Address of the Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
+        bytes."""
 
 
 def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Build a manifest from rows; a missing value becomes null. Return the table, ordered by member and epoch.
+    """Build a manifest from rows, where a missing value becomes null; return the table, ordered by member and epoch.
 
     Args:
-        rows: the rows, each as name of a column -> value.
+        rows: for each row, name of a column -> value.
         schema: Arrow schema of the table.
 
     Raises:
         FormatError: a row has a column that the schema lacks, or a value has another type.
     """
     rows = list(rows)
-    unknown = sorted({name for row in rows for name in row} - set(schema.names))
-    if unknown:
-        raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown))
+    unknown_names = sorted({name for row in rows for name in row} - set(schema.names))
+    if unknown_names:
+        raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown_names))
     for row in rows:
         if type(row.get("member")) is not int or type(row.get("epoch")) is not int:
             raise FormatError(
@@ -74,8 +76,8 @@ def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA
                 found=f"{row.get('member')!r} and {row.get('epoch')!r}",
             )
     try:
-        ordered = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
-        return pa.Table.from_pylist(ordered, schema=schema)
+        ordered_rows = sorted(rows, key=lambda r: (r["member"], r["epoch"]))
+        return pa.Table.from_pylist(ordered_rows, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
 
@@ -93,9 +95,9 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
     with contextlib.suppress(pa.ArrowInvalid, KeyError):
         at = schema.get_field_index("seed")
         rows = rows.set_column(at, schema.field(at).with_type(pa.int32()), rows.column("seed").cast(pa.int32()))
-    with replace_file(path, "wb", sync=True) as file:  # An open file, because Arrow itself opens only paths in UTF-8.
+    with replace_file(path, "wb", sync=True) as file:  # Pass an open file, because Arrow opens only paths in UTF-8.
         pq.write_table(
-            rows, file, row_group_size=ROW_GROUP, write_page_index=True,
+            rows, file, row_group_size=ROWS_PER_GROUP, write_page_index=True,
             compression="zstd", store_schema=True, write_page_checksum=True,
         )  # fmt: skip
 
@@ -108,19 +110,19 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
         schema: Arrow schema that the table should have.
 
     Raises:
-        FormatError: the file is no Parquet file, its schema is newer, a column has another type, or a size exceeds a
+        FormatError: the file is not a Parquet file, has a newer schema, has a column of another type, or exceeds a
             limit of this module.
     """
     try:
         check_file(path)
         content = pa.BufferReader(path.read_bytes())
         footer = pq.read_metadata(content)
-        widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
-        check_columns(footer, widths, path)
+        smallest_widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
+        check_columns(footer, smallest_widths, path)
         # Read each distinct text only once, as Parquet stores it: a few bytes of a file can repeat one long text in a
         # million rows.
-        texts = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
-        options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": texts}
+        text_columns = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
+        options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": text_columns}
         with pq.ParquetFile(content, **options) as file:
             names = file.schema_arrow.names
             _check_version(file.schema_arrow.metadata or {}, int(schema.metadata[b"schema_version"]), path)
@@ -129,7 +131,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                     f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
             table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
-        table.validate(full=True)  # This finds text that is no UTF-8, and other damage.
+        table.validate(full=True)  # This finds text that is not UTF-8, and other damage.
         columns, total_bytes = [], 0
         for field in schema:
             if field.name in table.column_names:
@@ -140,7 +142,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                 raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)
             else:
                 columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
-    except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is no UTF-8.
+    except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is not UTF-8.
         if isinstance(error, FileNotFoundError):
             raise
         raise FormatError(
@@ -152,7 +154,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> None:
+def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: Path) -> None:
     text = metadata.get(b"schema_version", b"").decode(errors="replace")
     if not re.fullmatch("[0-9]{1,9}", text):
         raise FormatError(
@@ -165,22 +167,22 @@ def _check_version(metadata: Mapping[bytes, bytes], newest: int, path: Path) -> 
             "after `table = table.replace_schema_metadata(pq.read_schema(ORIGINAL).metadata)`",
             path=path,
         )
-    if int(text) > newest:
+    if int(text) > newest_version:
         raise FormatError(
             f"manifest {path}",
-            expected=f"schema version {newest} or older",
+            expected=f"schema version {newest_version} or older",
             found=f"version {text}",
-            do="It was written by a newer checkpoints-zoo: install a newer one",
+            do="Install a newer checkpoints-zoo",
             path=path,
         )
 
 
-def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
-    """Check every row of a manifest against its description, since both may come from anyone.
+def check_rows(rows: pa.Table, description: DescriptionWithLayouts, path: Path) -> None:
+    """Check every row of a manifest against the description, since anyone may have written the two files.
 
     Args:
         rows: the manifest, as `read_manifest` returns it.
-        description: the description that lies beside the manifest.
+        description: the description beside the manifest.
         path: the manifest's name in error texts.
 
     Raises:
@@ -188,51 +190,53 @@ def check_rows(rows: pa.Table, description: Described, path: Path) -> None:
         DamagedError: a path leads out of the source, or an offset or size is impossible.
     """
 
-    def wrong(kind: type[FormatError] | type[DamagedError], row: int, expected: str, found: str) -> Exception:
+    def row_error(kind: type[FormatError] | type[DamagedError], row: int, expected: str, found: str) -> Exception:
         member = columns["member"][row]
-        where = f"row {row} (member {member}) of manifest {path}"
-        return kind(where, expected=expected, found=found, collection=description.name, member=member, path=path)
+        subject = f"row {row} (member {member}) of manifest {path}"
+        return kind(subject, expected=expected, found=found, collection=description.name, member=member, path=path)
 
-    columns: dict[str, list[Any]] = {n: rows.column(n).to_pylist() for n in (*REQUIRED, *LOCATION, "sha256")}
-    for name in REQUIRED:
+    columns: dict[str, list[Any]] = {
+        n: rows.column(n).to_pylist() for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS, "sha256")
+    }
+    for name in REQUIRED_COLUMNS:
         if rows.column(name).null_count:
-            raise wrong(FormatError, columns[name].index(None), f"a value for {name}", "null")
-    located = [row for row, path_in_source in enumerate(columns["path"]) if path_in_source is not None]
+            raise row_error(FormatError, columns[name].index(None), f"a value for {name}", "null")
+    rows_with_path = [row for row, path_in_source in enumerate(columns["path"]) if path_in_source is not None]
     for row, status in enumerate(columns["status"]):
-        nulls = [name for name in LOCATION if columns[name][row] is None]
-        if nulls and (status == "ok" or len(nulls) < len(LOCATION)):
-            raise wrong(FormatError, row, f"a value for {nulls[0]}", "null")
-    seen: set[tuple[int, int]] = set()
+        null_columns = [name for name in LOCATION_COLUMNS if columns[name][row] is None]
+        if null_columns and (status == "ok" or len(null_columns) < len(LOCATION_COLUMNS)):
+            raise row_error(FormatError, row, f"a value for {null_columns[0]}", "null")
+    used_keys: set[tuple[int, int]] = set()
     final_ids: set[int] = set()
     for row, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
         if member < 0 or epoch < 0:
-            raise wrong(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in seen or (columns["final"][row] and member in final_ids):
-            raise wrong(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
-        seen.add((member, epoch))
+            raise row_error(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
+        if (member, epoch) in used_keys or (columns["final"][row] and member in final_ids):
+            raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
+        used_keys.add((member, epoch))
         if columns["final"][row]:
             final_ids.add(member)
     for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
-        raise wrong(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
-    for path_in_source in {columns["path"][row] for row in located}:
+        raise row_error(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
+    for path_in_source in {columns["path"][row] for row in rows_with_path}:
         if problem := path_problem(path_in_source):
-            raise wrong(DamagedError, columns["path"].index(path_in_source), "a path inside the source", problem)
-    for row in located:
+            raise row_error(DamagedError, columns["path"].index(path_in_source), "a path inside the source", problem)
+    for row in rows_with_path:
         key = columns["layout"][row]
         layout = description.layouts.get(key)
         if layout is None:
-            raise wrong(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
+            raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
         offset, nbytes, dtype = columns["offset"][row], columns["nbytes"][row], columns["dtype"][row]
         if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            raise wrong(DamagedError, row, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
+            raise row_error(DamagedError, row, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
     for row, digest in enumerate(columns["sha256"]):
         if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise wrong(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
 
 
 def path_problem(path_in_source: str) -> str:
-    """Return why a path from a manifest is refused, "" if it stays inside its source."""
+    """Return the reason why a path from a manifest is refused; "" if the path stays inside its source."""
     parts = PurePosixPath(path_in_source).parts
     path_text = repr(path_in_source if len(path_in_source) <= 200 else f"{path_in_source[:200]}…")
     if not path_in_source or "\0" in path_in_source or "\\" in path_in_source or ":" in path_in_source:
@@ -261,7 +265,7 @@ def check_located(rows: pa.Table, name: str) -> None:
     raise SelectionError(
         f"member {member} of {name}",
         expected="weights",
-        found="a row without any (its status is not ok)",
+        found="a row without weights (its status is not ok)",
         do="Select with where=\"status = 'ok'\"",
         collection=name,
         member=member,
@@ -274,10 +278,10 @@ def is_null(rows: pa.Table, column: str) -> bool:
 
 
 def take_rows(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
-    """Return the rows of a table at the given positions, in their order."""
+    """Return the rows of a table at some positions, in the order of the positions."""
     # `pa.array` would import pandas; an Arrow buffer of int64 values does not.
-    at = np.ascontiguousarray(positions, dtype=np.int64)
-    return rows.take(pa.Array.from_buffers(pa.int64(), len(at), [None, pa.py_buffer(at)]))
+    position_array = np.ascontiguousarray(positions, dtype=np.int64)
+    return rows.take(pa.Array.from_buffers(pa.int64(), len(position_array), [None, pa.py_buffer(position_array)]))
 
 
 def sum_of(rows: pa.Table, column: str) -> int:
@@ -285,20 +289,20 @@ def sum_of(rows: pa.Table, column: str) -> int:
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
-def check_size(size: int, path: str | Path, thing: str = "") -> None:
+def check_size(size: int, path: str | Path, subject: str = "") -> None:
     """Check a file's size against the limit for its suffix.
 
     Args:
         size: size of the file in bytes.
         path: path of the file; only JSON and Parquet files have a limit.
-        thing: the file's name in error texts.
+        subject: the file's name in error texts.
 
     Raises:
         FormatError: the file is larger than the limit.
     """
-    most = LARGEST_FILES.get(Path(path).suffix)
-    if most is not None and size > most:
-        raise _limit_error(thing or f"file {path}", f"at most {most:,} bytes", f"{size:,}", path)
+    largest_nbytes = LARGEST_FILE_NBYTES.get(Path(path).suffix)
+    if largest_nbytes is not None and size > largest_nbytes:
+        raise _limit_error(subject or f"file {path}", f"at most {largest_nbytes:,} bytes", f"{size:,}", path)
 
 
 def check_file(path: Path) -> None:
@@ -311,27 +315,27 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
 
     Args:
         metadata: the footer.
-        columns: name of each column to read -> smallest number of bytes that it takes in each row.
+        columns: name of each column to read -> smallest number of bytes that one value of the column takes.
         path: path of the Parquet file.
 
     Raises:
         FormatError: the number of rows or a size exceeds the limit for manifests.
     """
-    if metadata.num_rows > MOST_ROWS:
-        raise _limit_error(f"manifest {path}", f"at most {MOST_ROWS:,} rows", f"{metadata.num_rows:,}", path)
+    if metadata.num_rows > LARGEST_ROW_COUNT:
+        raise _limit_error(f"manifest {path}", f"at most {LARGEST_ROW_COUNT:,} rows", f"{metadata.num_rows:,}", path)
     # Sizes are summed over whole row groups: pyarrow ends the process if the statistics of a single column are damaged.
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     sizes.append(metadata.num_rows * sum(columns.values()))
-    if min(sizes) < 0 or sum(sizes) > LARGEST_COLUMNS:
+    if min(sizes) < 0 or sum(sizes) > LARGEST_UNPACKED_NBYTES:
         raise _unpacked_size_error(f"{sum(sizes):,}, by its footer", path)
 
 
 def check_texts(column: pa.ChunkedArray, text_bytes: int, path: Path) -> int:
-    """Check the total length of a column's texts, unpacked; return the bytes of all columns so far.
+    """Check the total length of a column's unpacked texts; return the number of unpacked bytes of all columns so far.
 
     Args:
         column: column of texts, in Arrow's dictionary encoding.
-        text_bytes: number of unpacked bytes of the columns before this one.
+        text_bytes: number of unpacked bytes of the earlier columns.
         path: path of the Parquet file.
 
     Raises:
@@ -340,7 +344,7 @@ def check_texts(column: pa.ChunkedArray, text_bytes: int, path: Path) -> int:
     for chunk in column.chunks:
         lengths = pc.binary_length(chunk.dictionary).cast("int64")
         text_bytes += int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
-        if text_bytes > LARGEST_COLUMNS:
+        if text_bytes > LARGEST_UNPACKED_NBYTES:
             raise _unpacked_size_error(f"{text_bytes:,} or more", path)
     return text_bytes
 
@@ -354,9 +358,11 @@ def check_json(values: Any, path: Path) -> None:
     pending_values = [values]
     while pending_values:
         value = pending_values.pop()
-        limit, unit = (LONGEST_TEXT, "characters") if isinstance(value, str) else (LONGEST_LIST, "values in a list")
+        limit, unit_text = (
+            (LONGEST_TEXT, "characters") if isinstance(value, str) else (LONGEST_LIST, "values in a list")
+        )
         if isinstance(value, str | list | dict) and len(value) > limit:
-            raise _limit_error(f"description {path}", f"at most {limit:,} {unit}", f"{len(value):,}", path)
+            raise _limit_error(f"description {path}", f"at most {limit:,} {unit_text}", f"{len(value):,}", path)
         if isinstance(value, dict):
             pending_values += [*value, *value.values()]
         elif isinstance(value, list):
@@ -364,12 +370,14 @@ def check_json(values: Any, path: Path) -> None:
 
 
 def _unpacked_size_error(found: str, path: Path) -> FormatError:
-    return _limit_error(f"manifest {path}", f"columns of at most {LARGEST_COLUMNS:,} bytes, unpacked", found, path)
+    return _limit_error(
+        f"manifest {path}", f"columns of at most {LARGEST_UNPACKED_NBYTES:,} bytes, unpacked", found, path
+    )
 
 
-def _limit_error(thing: str, expected: str, found: str, path: str | Path) -> FormatError:
+def _limit_error(subject: str, expected: str, found: str, path: str | Path) -> FormatError:
     do = "No collection needs that much: get the source again, or tell its producer"
-    return FormatError(thing, expected=expected, found=found, do=do, path=path)
+    return FormatError(subject, expected=expected, found=found, do=do, path=path)
 
 
 def snapshot_keys(rows: pa.Table) -> list[tuple[int, int | None]]:

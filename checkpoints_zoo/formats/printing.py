@@ -11,11 +11,11 @@ from checkpoints_zoo.formats.text import align_columns, one_line, printable
 LONGEST_CELL, LONGEST_REPR = 60, 500  # Largest numbers of characters in a cell of a table, and in a `repr`.
 
 
-class Printed:
+class PrintedResult:
     """A result with a text table. A dataclass that inherits from this class must be made with `repr=False`."""
 
     def _one_line(self) -> str:
-        """Return the name -> value pairs that distinguish this result from others, for `repr`."""
+        """Return text with the names and values that distinguish this result from other results, for `repr`."""
         raise NotImplementedError
 
     def to_text(self) -> str:
@@ -32,12 +32,12 @@ class Printed:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def text_table(rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
-    """Write rows as a text table; return the text, whose last line gives the number of rows left out.
+def text_table(rows: Sequence[Mapping[str, Any]], largest_row_count: int = 20) -> str:
+    """Write rows as a text table; return the text. If rows are left out, the last line gives their number.
 
     Args:
-        rows: one mapping (column -> value) for each row; all have the same keys, which become the header.
-        most: largest number of rows to show.
+        rows: for each row, name of a column -> value; all rows have the same keys, which become the header.
+        largest_row_count: largest number of rows to show.
 
     >>> print(text_table([{"name": "a", "value": 0.25}, {"name": "b", "value": None}]))
     name  value
@@ -46,15 +46,17 @@ def text_table(rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
     """
     if not rows:
         return ""
-    shown = rows[:most]
+    shown_rows = rows[:largest_row_count]
     number_columns = {
-        i for i, key in enumerate(rows[0]) if all(isinstance(row[key], int | float | None) for row in shown)
+        i for i, key in enumerate(rows[0]) if all(isinstance(row[key], int | float | None) for row in shown_rows)
     }
-    text = align_columns([list(rows[0]), *([_cell(row[key]) for key in rows[0]] for row in shown)], number_columns)
-    return text if len(rows) <= most else f"{text}\nand {len(rows) - most:,} rows more"
+    text = align_columns(
+        [list(rows[0]), *([_cell_text(row[key]) for key in rows[0]] for row in shown_rows)], number_columns
+    )
+    return text if len(rows) <= largest_row_count else f"{text}\nand {len(rows) - largest_row_count:,} rows more"
 
 
-def _cell(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else one_line(str(value), LONGEST_CELL)

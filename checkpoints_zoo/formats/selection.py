@@ -1,8 +1,8 @@
 """Selection of manifest rows by count, condition, ids or a seeded random draw; and citations of selections.
 
 A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, its commit, the collection, the ids in their order, and the
-first eight hex digits of a hash over the rows. In the ids `0-99,205,7@40`, a plain id means the member's final
-snapshot, and `7@40` means its snapshot after epoch 40.
+first eight hex digits of a hash over the rows. In the ids `0-99,205,7@40`, an id without epoch means the member's final
+snapshot, and `7@40` means member 7 after epoch 40.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.formats.where import columns_in, rows_where
 
-_PART = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
+_ID_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
 _CITATION = re.compile(
     r"(?P<label>.+)@(?P<commit>[0-9a-f]{40})/(?P<name>[^/#~@]+)#(?P<ids>[^#~]+)~(?P<check>[0-9a-f]{8})"
 )
 
-LONGEST_RANGE = 1_000_000
+LARGEST_ID_RANGE = 1_000_000
 
-Key = tuple[int, int | None]
+SnapshotKey = tuple[int, int | None]
 
 
 def select_rows(
@@ -42,21 +42,21 @@ def select_rows(
 ) -> pa.Table:
     """Select rows of a manifest; return them in the order of `members`, or in the manifest's order without `members`.
 
-    By default, final rows with status "ok" can be selected. If the condition `where` uses the column `status`, rows of
-    any status can be selected. If `snapshots` is true, or `where` uses the columns `epoch` or `final`, rows that are
-    not final can be selected too.
+    By default, only final rows with status "ok" can be selected. If the condition `where` uses the column `status`,
+    rows of any status can be selected. If `snapshots` is true, or `where` uses the columns `epoch` or `final`, rows
+    that are not final can be selected too.
 
     Args:
         rows: the manifest.
         name: name of the collection, for errors.
-        n: number of rows to select: the first n, or with `sample` n rows drawn without replacement.
+        n: number of rows to select: the first n rows, or with `sample` n rows drawn without replacement.
         where: an SQL condition on the manifest's columns that selected rows must meet.
         members: ids of the members to select, or a text of ids ("0-99,205,7@40").
         sample: seed of the random draw, which takes the n rows with the smallest sha256("sample|SEED|MEMBER|EPOCH").
-        snapshots: whether rows that are not final can be selected too.
+        snapshots: whether rows of snapshots that are not final can be selected too.
 
     Raises:
-        SelectionError: no rows meet the arguments, or the arguments exclude each other.
+        SelectionError: no row can be selected by these arguments, or the arguments exclude each other.
         MemberNotFound: no row has one of the ids.
     """
     if members is not None:
@@ -66,40 +66,40 @@ def select_rows(
                 expected="`members` alone or with `n`",
                 found="`where`, `sample` or `snapshots`",
             )
-        chosen = manifest.take_rows(rows, _find_positions(rows, name, parse_ids(members)))
+        candidate_rows = manifest.take_rows(rows, _find_positions(rows, name, parse_ids(members)))
     else:
-        chosen = _matching_rows(rows, name, where, snapshots)
+        candidate_rows = _matching_rows(rows, name, where, snapshots)
     if n is None and sample is None:
-        return chosen
-    requested, n = n, whole_number(n)
-    if n is None or not 1 <= n <= chosen.num_rows:
-        found = "no n beside `sample`" if requested is None else f"n={requested!r}"
+        return candidate_rows
+    requested_n, n = n, whole_number(n)
+    if n is None or not 1 <= n <= candidate_rows.num_rows:
+        found = "no n beside `sample`" if requested_n is None else f"n={requested_n!r}"
         condition_text = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
             f"number of members of {name}",
-            expected=f"n from 1 to {chosen.num_rows:,}, as many as there are{condition_text}",
+            expected=f"n from 1 to {candidate_rows.num_rows:,}, as many as there are{condition_text}",
             found=found,
             collection=name,
         )
     if sample is None:
-        return chosen.slice(0, n)
+        return candidate_rows.slice(0, n)
     seed = whole_number(sample)
     if seed is None:
         raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
-    keys = zip(chosen.column("member").to_pylist(), chosen.column("epoch").to_pylist(), strict=True)
-    ranks = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
-    draws = sorted(range(len(ranks)), key=ranks.__getitem__)[:n]
-    return manifest.take_rows(chosen, sorted(draws))
+    keys = zip(candidate_rows.column("member").to_pylist(), candidate_rows.column("epoch").to_pylist(), strict=True)
+    rank_digests = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
+    drawn_positions = sorted(range(len(rank_digests)), key=rank_digests.__getitem__)[:n]
+    return manifest.take_rows(candidate_rows, sorted(drawn_positions))
 
 
 def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
     used_columns = columns_in(where) if where is not None else ()
     status, final = rows.column("status").to_pylist(), rows.column("final").to_pylist()
     positions = [
-        at
-        for at in range(rows.num_rows)
-        if (status[at] == "ok" or "status" in used_columns)
-        and (final[at] or snapshots or "epoch" in used_columns or "final" in used_columns)
+        position
+        for position in range(rows.num_rows)
+        if (status[position] == "ok" or "status" in used_columns)
+        and (final[position] or snapshots or "epoch" in used_columns or "final" in used_columns)
     ]
     candidates = manifest.take_rows(rows, positions)
     if not candidates.num_rows:
@@ -111,9 +111,9 @@ def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool
     return candidates if where is None else manifest.take_rows(candidates, rows_where(candidates, where).tolist())
 
 
-def _find_positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]:
+def _find_positions(rows: pa.Table, name: str, keys: Sequence[SnapshotKey]) -> list[int]:
     columns = {c: rows.column(c).to_pylist() for c in ("member", "epoch", "final", "status", "reason")}
-    position_of: dict[Key, int] = {}
+    position_of: dict[SnapshotKey, int] = {}
     for place, final in enumerate(columns["final"]):
         position_of[columns["member"][place], columns["epoch"][place]] = place
         if final:
@@ -129,7 +129,7 @@ def _find_positions(rows: pa.Table, name: str, keys: Sequence[Key]) -> list[int]
                 f"member {member} of {name}",
                 expected="status ok",
                 found=found,
-                do=f"""`where="member = {member} and status = '{status}'"` selects it all the same""",
+                do=f"""`where="member = {member} and status = '{status}'"` selects it nevertheless""",
                 collection=name,
                 member=member,
             )
@@ -157,7 +157,7 @@ def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None =
     )  # fmt: skip
 
 
-def parse_ids(members: str | Iterable[int]) -> list[Key]:
+def parse_ids(members: str | Iterable[int]) -> list[SnapshotKey]:
     """Read ids from a text or a list; return (member, epoch) pairs, where epoch None means the final snapshot.
 
     >>> parse_ids("0-2,7@40")
@@ -166,11 +166,11 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
     Raises:
         SelectionError: there are no ids, or the text is not a list of ids.
     """
-    keys: list[Key] = []
+    keys: list[SnapshotKey] = []
     if isinstance(members, str):
         for part in members.split(","):
-            match = _PART.fullmatch(part.strip())
-            if not match or (match[2] and not 0 <= int(match[2]) - int(match[1]) < LONGEST_RANGE):
+            match = _ID_RANGE.fullmatch(part.strip())
+            if not match or (match[2] and not 0 <= int(match[2]) - int(match[1]) < LARGEST_ID_RANGE):
                 raise SelectionError(
                     f"members {members[:80]!r}", expected="ids such as '0-99,205,7@40'", found=repr(part[:40])
                 )
@@ -189,24 +189,26 @@ def parse_ids(members: str | Iterable[int]) -> list[Key]:
     return keys
 
 
-def format_ids(keys: Sequence[Key]) -> str:
+def format_ids(keys: Sequence[SnapshotKey]) -> str:
     """Write (member, epoch) pairs as text that `parse_ids` reads; return it.
 
     >>> format_ids([(0, None), (1, None), (2, None), (9, None), (7, 40)])
     '0-2,9,7@40'
     """
-    runs: list[list[Any]] = []
+    id_ranges: list[list[Any]] = []
     for member, epoch in keys:
-        if runs and runs[-1][2] == epoch and runs[-1][1] + 1 == member:
-            runs[-1][1] = member
+        if id_ranges and id_ranges[-1][2] == epoch and id_ranges[-1][1] + 1 == member:
+            id_ranges[-1][1] = member
         else:
-            runs.append([member, member, epoch])
-    return ",".join((f"{a}" if a == b else f"{a}-{b}") + ("" if epoch is None else f"@{epoch}") for a, b, epoch in runs)
+            id_ranges.append([member, member, epoch])
+    return ",".join(
+        (f"{a}" if a == b else f"{a}-{b}") + ("" if epoch is None else f"@{epoch}") for a, b, epoch in id_ranges
+    )
 
 
 def check_digits(rows: pa.Table) -> str:
-    """Hash (member, epoch, sha256) of all rows, with the location where sha256 is null; return the first 8 hex
-    digits."""
+    """Hash the values (member, epoch, sha256) of all rows, with the location of a member whose sha256 is null; return
+    the first 8 hex digits."""
     digest = hashlib.sha256()
     names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
     for m, e, sha, path, offset, nbytes in zip(*(rows.column(c).to_pylist() for c in names), strict=True):
@@ -214,14 +216,14 @@ def check_digits(rows: pa.Table) -> str:
     return digest.hexdigest()[:8]
 
 
-def cite(label: str, commit: str, name: str, rows: pa.Table) -> str:
+def cite(source_label: str, commit: str, name: str, rows: pa.Table) -> str:
     """Return the citation text of selected rows."""
-    return f"{label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
+    return f"{source_label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
 
 
 @dataclass(frozen=True)
 class Citation:
-    """The parts of a citation."""
+    """The parts of a citation `LABEL@COMMIT/NAME#IDS~CHECK`."""
 
     label: str
     commit: str
@@ -231,7 +233,7 @@ class Citation:
 
     @property
     def source(self) -> str:
-        """Address of the source to load from; for a Hub repo, at the cited commit."""
+        """Address of the cited source; for a Hub repo, the address at the cited commit."""
         return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
 
 
@@ -239,20 +241,20 @@ def parse_citation(text: str) -> Citation | None:
     """Parse a citation; return its parts, or None if the text is a collection's plain name.
 
     Raises:
-        SelectionError: the text contains `#` or `@` but is no citation.
+        SelectionError: the text contains `#` or `@` but is not a citation.
     """
     if match := _CITATION.fullmatch(text):
         return Citation(**match.groupdict())
     if "#" in text or "@" in text:
         raise SelectionError(
             f"citation {text[:120]!r}", expected="SOURCE@COMMIT/NAME#IDS~CHECK", found="another form",
-            do="Copy it whole, from `#` to the eight digits after `~`",
+            do="Copy the whole citation, up to the eight digits after `~`",
         )  # fmt: skip
     return None
 
 
 def verify_citation(citation: Citation, present_commit: str, rows: pa.Table) -> None:
-    """Check that the cited rows are still the same.
+    """Check that the rows of a citation have not changed since they were cited.
 
     Raises:
         DamagedError: the rows of the source have changed since they were cited.

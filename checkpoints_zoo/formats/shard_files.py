@@ -1,4 +1,4 @@
-"""Shards: safetensors files of many members; each member is one contiguous range of bytes.
+"""Shards: safetensors files that hold many members; the bytes of each member are contiguous.
 
 This file has four parts: parsing of headers, reading of members' bytes through one reused buffer, writing of shards by
     rename, and the checks of members that `verify` and `publish` share.
@@ -26,31 +26,31 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats.disk import temporary_name
 from checkpoints_zoo.formats.layout import (
     ELEMENT_BYTES,
-    PAD,
+    PAD_NAME,
     Layout,
     TensorSpec,
     content_hash,
-    finite_problems,
     is_counter,
     is_possible_shape,
+    tensors_not_finite,
 )
 
 HEADER_ALIGNMENT = 4096
-LARGEST_HEADER = 100_000_000  # Largest number of bytes of a header; the safetensors library has the same limit.
-LARGEST_SHARD = 2_000_000_000
-MOST_TENSORS = 32_000
-# Size of the read buffer: small enough for the processor's cache, where the bytes are then converted and checked.
+LARGEST_HEADER_NBYTES = 100_000_000  # Largest number of bytes of a header; the safetensors library has the same limit.
+LARGEST_SHARD_NBYTES = 2_000_000_000
+LARGEST_TENSOR_COUNT = 32_000
+# Size of the read buffer: small enough for the processor's cache, so that the bytes are converted and checked there.
 BUFFER_BYTES = 2**20
-# Sampling methods that may give the same weights twice in one run: if a proposal is rejected the chain stays where it
-# was, and dropout of few units may drop the same units again.
-REPEATING = ("dropout", "hmc", "sghmc", "sgld")
+# Sampling methods that may give the same weights twice in one run: a Markov chain keeps its weights if a proposal is
+# rejected, and dropout of few units may drop the same units again.
+REPEATING_METHODS = ("dropout", "hmc", "sghmc", "sgld")
 
 Bytes = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a safetensors file: (dtype, shape, begin, end) of each tensor; offsets are counted from
+    """The header of a safetensors file: (dtype, shape, start, end) of each tensor, where start and end are counted from
     `data_start`."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...], int, int]]
@@ -58,27 +58,28 @@ class Header:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def guess_kind(first: bytes) -> str:
-    """Guess the kind of a file that is no safetensors file from its first bytes; return a phrase, "" if unknown."""
-    # This is a safetensors header, even if its first bytes look like the mark of another kind of file.
-    if first[8:9] == b"{":
+def guess_kind(first_bytes: bytes) -> str:
+    """Guess the kind of a file that is not a safetensors file from its first bytes; return a phrase, "" if the kind is
+    unknown."""
+    # The file has a safetensors header, even if its first bytes look like those of another kind of file.
+    if first_bytes[8:9] == b"{":
         return ""
-    start = first[:512].lstrip().lower()
-    if start.startswith(b"version https://git-lfs"):
+    lowercase_start = first_bytes[:512].lstrip().lower()
+    if lowercase_start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the file it points to"
-    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+    if lowercase_start.startswith((b"<!doctype", b"<html", b"<?xml")):
         return "a web page"
-    if first.startswith(b"PK\x03\x04"):
+    if first_bytes.startswith(b"PK\x03\x04"):
         return "a zip archive (a torch pickle perhaps)"
-    if first.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+    if first_bytes.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return "a Python pickle"
-    if first.startswith(b"\x1f\x8b"):
+    if first_bytes.startswith(b"\x1f\x8b"):
         return "a gzip file"
     return ""
 
 
 def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
-    """Read the header of a safetensors file and check it against the file's size; return it.
+    """Read the header of a safetensors file, and check it against the file's size; return the header.
 
     Args:
         prefix: the first bytes of the file, at least up to the end of the header.
@@ -86,12 +87,13 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         path: the file's name in error texts.
 
     Raises:
-        DamagedError: the file is cut short or no safetensors file, or tensors overlap, leave gaps or exceed the file.
+        DamagedError: the file is cut short or not a safetensors file, or tensors overlap, leave gaps or exceed the
+            file.
     """
 
-    def damaged(expected: str, found: str, tensor: str | None = None) -> DamagedError:
-        what = f"tensor {tensor!r} in the header of {path}" if tensor else f"header of {path}"
-        return DamagedError(what, expected=expected, found=found, do="Get the file again", path=path, tensor=tensor)
+    def damage_error(expected: str, found: str, tensor: str | None = None) -> DamagedError:
+        subject = f"tensor {tensor!r} in the header of {path}" if tensor else f"header of {path}"
+        return DamagedError(subject, expected=expected, found=found, do="Get the file again", path=path, tensor=tensor)
 
     if kind := guess_kind(prefix):
         raise DamagedError(
@@ -111,41 +113,46 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         if not all(type(b) is int and type(e) is int and is_possible_shape(shape) for b, e, _, _, shape in rows):
             raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
-    tensors, at, data_bytes = {}, 0, size - 8 - length
-    for begin, end, name, dtype, shape in rows:
+        raise damage_error("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
+    tensors, tensor_start, data_bytes = {}, 0, size - 8 - length
+    for start, end, name, dtype, shape in rows:
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-            raise damaged(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
+            raise damage_error(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
         expected_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
-        if end - begin != expected_bytes:
-            raise damaged(f"{expected_bytes:,} bytes for {dtype} {list(shape)}", f"offsets [{begin}, {end}]", name)
-        if begin != at:
-            kind = "overlaps" if begin < at else "leaves a hole after"
-            raise damaged(f"offsets that start at {at}", f"[{begin}, {end}], which {kind} the tensor before", name)
+        if end - start != expected_bytes:
+            raise damage_error(f"{expected_bytes:,} bytes for {dtype} {list(shape)}", f"offsets [{start}, {end}]", name)
+        if start != tensor_start:
+            kind = "overlaps" if start < tensor_start else "leaves a hole after"
+            raise damage_error(
+                f"offsets that start at {tensor_start}", f"[{start}, {end}], which {kind} the tensor before", name
+            )
         if end > data_bytes:
-            raise damaged(f"offsets within the {data_bytes:,} bytes of tensors", f"[{begin}, {end}]", name)
-        tensors[name], at = (dtype, shape, begin, end), end
-    if at != data_bytes:
-        raise damaged(f"{at:,} bytes of tensors", f"{data_bytes:,}: the file is cut, or more was appended")
+            raise damage_error(f"offsets within the {data_bytes:,} bytes of tensors", f"[{start}, {end}]", name)
+        tensors[name], tensor_start = (dtype, shape, start, end), end
+    if tensor_start != data_bytes:
+        raise damage_error(
+            f"{tensor_start:,} bytes of tensors", f"{data_bytes:,}: the file is cut, or more was appended"
+        )
     return Header(tensors, 8 + length, metadata)
 
 
 def header_length(prefix: bytes, size: int, path: str | Path) -> int:
-    """Read the length of a safetensors header from the first eight bytes; return it, checked against the file."""
+    """Read the length of a safetensors header from the file's first eight bytes, and check it against the file's size;
+    return the length."""
     length = struct.unpack("<Q", prefix[:8])[0] if len(prefix) >= 8 else None
-    if length is not None and 2 <= length <= min(LARGEST_HEADER, size - 8):
+    if length is not None and 2 <= length <= min(LARGEST_HEADER_NBYTES, size - 8):
         return int(length)
     raise DamagedError(
         f"file {path}",
         expected=f"a safetensors header within its {size:,} bytes",
-        found="too few bytes for one" if length is None else f"a header length of {length:,}",
+        found="too few bytes for a header" if length is None else f"a header length of {length:,}",
         do="The file is cut or no safetensors file; get it again",
         path=path,
     )
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a local safetensors file; return it.
+    """Read and check the header of a local safetensors file; return the header.
 
     Raises:
         DamagedError: for the same reasons as in `parse_header`.
@@ -159,29 +166,34 @@ def read_header(path: Path) -> Header:
     return parse_header(prefix, size, path)
 
 
-def check_own_header(raw: bytes, layout: Layout, path: str | Path) -> None:
-    """Compare the header in front of an archive's member with its layout.
+def check_own_header(header_bytes: bytes, layout: Layout, path: str | Path) -> None:
+    """Compare the safetensors header in front of a member in an archive with the member's layout.
 
     Args:
-        raw: bytes of the header; there are `layout.header_nbytes` of them.
+        header_bytes: bytes of the header; there are `layout.header_nbytes` of them.
         layout: layout of the member.
         path: the member's name in error texts.
 
     Raises:
-        DamagedError: the bytes are no safetensors header, or a tensor differs; the error names the first one.
+        DamagedError: the bytes are not a safetensors header, or a tensor differs; the error names the first such
+            tensor.
     """
-    header = parse_header(raw, layout.header_nbytes + layout.nbytes, path)
+    header = parse_header(header_bytes, layout.header_nbytes + layout.nbytes, path)
     actual_tensors = {name: (dtype, shape, begin) for name, (dtype, shape, begin, _) in header.tensors.items()}
-    expected = {}
+    expected_tensors = {}
     for t in layout.tensors:
         shape = t.shape if t.stored_shape is None else t.stored_shape
-        expected[t.stored or t.name] = t.dtype, shape, t.offset
-    if actual_tensors == expected and header.data_start == layout.header_nbytes:
+        expected_tensors[t.stored or t.name] = t.dtype, shape, t.offset
+    if actual_tensors == expected_tensors and header.data_start == layout.header_nbytes:
         return
-    name = next((n for n in {**expected, **actual_tensors} if actual_tensors.get(n) != expected.get(n)), None)
+    name = next(
+        (n for n in {**expected_tensors, **actual_tensors} if actual_tensors.get(n) != expected_tensors.get(n)), None
+    )
     raise DamagedError(
         f"header of {path}",
-        expected=f"tensors that begin at byte {layout.header_nbytes}" if name is None else _tensor_text(name, expected),
+        expected=f"tensors that begin at byte {layout.header_nbytes}"
+        if name is None
+        else _tensor_text(name, expected_tensors),
         found=f"byte {header.data_start}" if name is None else _tensor_text(name, actual_tensors),
         do="Index the archive again",
         tensor=name,
@@ -218,14 +230,14 @@ class Location:
 def read_members(
     locations: Sequence[Location], buffer_bytes: int = BUFFER_BYTES
 ) -> Iterator[tuple[list[Location], memoryview]]:
-    """Read members' bytes through one reused buffer; yield (locations, their bytes one after another).
+    """Read members' bytes through one reused buffer; yield (locations of some members, the bytes of these members).
 
-    The bytes are valid until the next step of the iterator.
+    The yielded bytes are valid until the next step of the iterator.
 
     Raises:
-        DamagedError: a file is shorter than the locations need.
+        DamagedError: a file is shorter than the members' locations need.
     """
-    for group in neighbour_groups(locations, buffer_bytes):
+    for group in group_adjacent(locations, buffer_bytes):
         size = sum(x.layout.nbytes for x in group)
         file_size = group[0].path.stat().st_size
         if file_size < group[0].offset + size:  # Check the size of the file before memory is allocated.
@@ -233,13 +245,18 @@ def read_members(
         yield group, read_into(group[0], group[0].offset, reused_buffer(size))
 
 
-def neighbour_groups(locations: Sequence[Location], most: int) -> Iterator[list[Location]]:
-    """Group members whose bytes follow each other in a file; yield groups of at most `most` bytes, or of one member."""
+def group_adjacent(locations: Sequence[Location], largest_nbytes: int) -> Iterator[list[Location]]:
+    """Group members whose bytes follow each other in a file; yield groups of at most `largest_nbytes` bytes, or of one
+    member."""
     group: list[Location] = []
     for x in locations:
-        last = group[-1] if group else x
-        is_adjacent = x.layout is last.layout and x.path == last.path and x.offset == last.offset + last.layout.nbytes
-        if group and not (is_adjacent and (len(group) + 1) * x.layout.nbytes <= most):
+        last_location = group[-1] if group else x
+        is_adjacent = (
+            x.layout is last_location.layout
+            and x.path == last_location.path
+            and x.offset == last_location.offset + last_location.layout.nbytes
+        )
+        if group and not (is_adjacent and (len(group) + 1) * x.layout.nbytes <= largest_nbytes):
             yield group
             group = []
         group.append(x)
@@ -247,19 +264,19 @@ def neighbour_groups(locations: Sequence[Location], most: int) -> Iterator[list[
         yield group
 
 
-_thread = threading.local()
+_thread_buffer = threading.local()
 
 
 def reused_buffer(size: int) -> memoryview:
     """Return `size` bytes of a buffer that each thread reuses: allocating memory would take longer than reading."""
-    if len(getattr(_thread, "buffer", b"")) < size:
-        _thread.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
-    memory: memoryview = _thread.buffer
+    if len(getattr(_thread_buffer, "buffer", b"")) < size:
+        _thread_buffer.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
+    memory: memoryview = _thread_buffer.buffer
     return memory[:size]
 
 
 def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
-    """Fill a buffer from a location's file, starting at an offset; return the buffer."""
+    """Fill a buffer with bytes of a location's file, from an offset on; return the buffer."""
     with location.path.open("rb", buffering=0) as file:
         read_at(file, location, offset, buffer)
     return buffer
@@ -267,12 +284,12 @@ def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview
 
 def read_at(file: FileIO, location: Location, offset: int, buffer: memoryview) -> None:
     file.seek(offset)
-    done = 0
-    while done < len(buffer):
-        count = file.readinto(buffer[done:])
+    read_count = 0
+    while read_count < len(buffer):
+        count = file.readinto(buffer[read_count:])
         if not count:
-            raise _cut_error(location, offset + len(buffer), offset + done)
-        done += count
+            raise _cut_error(location, offset + len(buffer), offset + read_count)
+        read_count += count
 
 
 def _cut_error(location: Location, expected: int, found: int) -> DamagedError:
@@ -287,12 +304,12 @@ def _cut_error(location: Location, expected: int, found: int) -> DamagedError:
 
 
 def hash_members(locations: Sequence[Location]) -> list[str]:
-    """Hash members' contents from their bytes; return the hash of each, 64 hex digits."""
-    hashes = []
+    """Hash the contents of members; return the hash of each member, 64 hex digits."""
+    content_hashes = []
     for group, raw in read_members(locations):
         size = group[0].layout.nbytes
-        hashes += [content_hash(x.layout, raw[i * size : (i + 1) * size]) for i, x in enumerate(group)]
-    return hashes
+        content_hashes += [content_hash(x.layout, raw[i * size : (i + 1) * size]) for i, x in enumerate(group)]
+    return content_hashes
 
 
 def tensor_prefix(member: int, epoch: int | None = None) -> str:
@@ -305,7 +322,7 @@ def tensor_prefix(member: int, epoch: int | None = None) -> str:
 
 
 def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
-    """Build the header of a shard whose members follow each other; return its bytes, padded to a multiple of 4,096.
+    """Build the header of a shard; return the header's bytes, padded to a multiple of 4,096.
 
     Args:
         layout: the layout that all members have.
@@ -319,7 +336,7 @@ def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
             tensors[prefix + t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": offsets}
         if layout.pad:
             offsets = [start + layout.payload, start + layout.nbytes]
-            tensors[prefix + PAD] = {"dtype": "U8", "shape": [layout.pad], "data_offsets": offsets}
+            tensors[prefix + PAD_NAME] = {"dtype": "U8", "shape": [layout.pad], "data_offsets": offsets}
         start += layout.nbytes
     text = json.dumps(tensors, separators=(",", ":")).encode()
     length = len(text) + -(8 + len(text)) % HEADER_ALIGNMENT
@@ -335,11 +352,11 @@ def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
     """Return the number of members in each shard, which holds at most 2 GB and at most 32,000 tensors."""
     tensors = len(layout.tensors) + bool(layout.pad)
     nbytes = max(1, layout.nbytes)  # A network may have only empty tensors.
-    return max(1, min(LARGEST_SHARD // (nbytes * snapshots), MOST_TENSORS // (tensors * snapshots)))
+    return max(1, min(LARGEST_SHARD_NBYTES // (nbytes * snapshots), LARGEST_TENSOR_COUNT // (tensors * snapshots)))
 
 
 def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, Bytes]]) -> Path:
-    """Write a shard of members that are in memory; return its path.
+    """Write a shard of members that are in memory; return the path of the shard.
 
     Args:
         folder, number, layout: the same arguments as in `stream_shard`.
@@ -352,26 +369,28 @@ def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tup
 
 
 def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
-    """Write a shard by rename under the name NUMBER-HASH.safetensors; return its path.
+    """Write a shard under the name NUMBER-HASH.safetensors, by rename; return the path of the shard.
 
-    The same members give the same file name; other bytes give another name.
+    The file name depends only on the number and the bytes of the shard.
 
     Args:
-        folder: folder of the new file; it is made if missing.
-        number: number of the shard, the first part of its name.
+        folder: folder of the new shard; a missing folder is made.
+        number: number of the shard, with which the file name begins.
         layout: the layout that all members have.
         prefixes: prefix of each member's tensor names ("000123/"), in the order of the members in the shard.
         members: iterator over the bytes of each member; one member is in memory at a time.
 
     Raises:
-        UsageError: a prefix occurs twice, members and prefixes differ in number, or a member has not as many bytes as
-            the layout.
+        UsageError: a prefix occurs twice, there are more members than prefixes or fewer, or a member's number of bytes
+            differs from the layout.
     """
     expected = f"each once, with {layout.nbytes:,} bytes"
     if len(set(prefixes)) < len(prefixes):
         raise UsageError(f"members of shard {number}", expected=expected, found="others")
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(folder / f"{number:05d}")  # The final name of the shard follows from its content.
+    temporary = temporary_name(
+        folder / f"{number:05d}"
+    )  # The final name of the shard contains the hash of its content.
     header = shard_header(layout, prefixes)
     digest, count = hashlib.sha256(header), 0
     try:
@@ -395,8 +414,8 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
 
 
 def shard_layout(layout: Layout) -> Layout:
-    """Return the layout that members of a given layout get in a shard: tensors by element size, statistics in float32,
-    no counters.
+    """Return the layout that members get in a shard: tensors ordered by element size, statistics in float32, no integer
+    counters.
 
     The values do not change, so the content hash stays the same.
     """
@@ -405,24 +424,24 @@ def shard_layout(layout: Layout) -> Layout:
     return Layout.of(((t.name, kind, t.shape) for t, kind in zip(tensors, dtypes, strict=True)), layout.rebuilt)
 
 
-def repack(layout: Layout, member: Bytes, target: Layout) -> bytearray:
-    """Rearrange a member's bytes from its layout to `shard_layout(layout)`; return them.
+def repack(layout: Layout, member: Bytes, target_layout: Layout) -> bytearray:
+    """Rearrange a member's bytes from its layout to `shard_layout(layout)`; return the rearranged bytes.
 
     Args:
         layout: present layout of the bytes.
         member: bytes of the member, from its first tensor on.
-        target: `sharded(layout)`.
+        target_layout: layout of the rearranged bytes, `shard_layout(layout)`.
     """
-    out = bytearray(target.nbytes)
-    stored = {t.name: t for t in layout.tensors}
-    for t in target.tensors:
-        source = stored[t.name]
-        raw = np.frombuffer(member, np.uint8, count=source.nbytes, offset=source.offset)
-        if source.dtype != t.dtype:
-            halves = raw.view("<u2").astype("<u4") << np.uint32(16)
-            raw = (halves if source.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
-        out[t.offset : t.offset + t.nbytes] = raw.data
-    return out
+    repacked = bytearray(target_layout.nbytes)
+    source_tensors = {t.name: t for t in layout.tensors}
+    for t in target_layout.tensors:
+        source_tensor = source_tensors[t.name]
+        raw = np.frombuffer(member, np.uint8, count=source_tensor.nbytes, offset=source_tensor.offset)
+        if source_tensor.dtype != t.dtype:
+            float32_bits = raw.view("<u2").astype("<u4") << np.uint32(16)
+            raw = (float32_bits if source_tensor.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
+        repacked[t.offset : t.offset + t.nbytes] = raw.data
+    return repacked
 
 
 @dataclass(frozen=True)
@@ -446,24 +465,27 @@ class Problem:
         return f"{subject}: {self.kind}: {self.text}"
 
 
-def check_bytes(location: Location, claimed: str | None, finite: bool = True) -> tuple[list[tuple[str, str]], str]:
-    """Check one member's location, hash and values; return (kind, text) of each problem, and the member's hash.
+def check_bytes(
+    location: Location, expected_hash: str | None, check_finite: bool = True
+) -> tuple[list[tuple[str, str]], str]:
+    """Check one member's location, hash and values; return (kind, text) of each problem, and the hash of the member.
 
     Args:
-        location: location of the member's bytes.
-        claimed: content hash (sha256) that the manifest states.
-        finite: whether the member's values must be finite.
+        location: location of the member's bytes. expected_hash: content hash (sha256) that the manifest states.
+        check_finite: whether the member's values must be finite.
 
     Raises:
-        DamagedError: a file lacks the member's tensors at the location.
+        DamagedError: the file does not have the member's tensors at the location.
     """
     check_against_files([location])
     _, raw = next(iter(read_members([location])))
     digest = content_hash(location.layout, raw)
     problems = []
-    if claimed is not None and digest != claimed:
-        problems.append(("hash", f"expected sha256 {claimed[:16]}…; found {digest[:16]}…: the bytes have changed."))
-    if finite and (names := finite_problems(location.layout, raw)):
+    if expected_hash is not None and digest != expected_hash:
+        problems.append(
+            ("hash", f"expected sha256 {expected_hash[:16]}…; found {digest[:16]}…: the bytes have changed.")
+        )
+    if check_finite and (names := tensors_not_finite(location.layout, raw)):
         problems.append(("finite", f"expected finite weights; found others in {', '.join(names[:3])}."))
     return problems, digest
 
@@ -473,17 +495,18 @@ def check_hashes(locations: Sequence[Location], hashes: Sequence[str | None]) ->
 
     Args:
         locations: locations of the members' bytes.
-        hashes: content hash of each member by the manifest; None where it is unknown.
+        hashes: content hash of each member according to the manifest; None where the manifest has no hash.
 
     Raises:
         DamagedError: the bytes of a member have another hash; the error names the first such member.
     """
-    for location, claimed in zip(locations, hashes, strict=True):
-        _, digest = check_bytes(location, None, finite=False)
-        if claimed not in (None, digest):
+    for location, expected_hash in zip(locations, hashes, strict=True):
+        _, digest = check_bytes(location, None, check_finite=False)
+        if expected_hash not in (None, digest):
             raise DamagedError(
                 f"member {location.member} in file {location.path}",
-                expected=f"sha256 {str(claimed)[:16]}… in the {location.layout.nbytes:,} bytes at {location.offset:,}",
+                expected=f"sha256 {str(expected_hash)[:16]}… in the {location.layout.nbytes:,} bytes "
+                f"at {location.offset:,}",
                 found=f"{digest[:16]}…",
                 do="Get the source again, or tell its producer",
                 member=location.member,
@@ -492,24 +515,30 @@ def check_hashes(locations: Sequence[Location], hashes: Sequence[str | None]) ->
 
 
 def check_against_files(locations: Sequence[Location]) -> None:
-    """Check that the files' headers have the members' tensors at their locations."""
+    """Check that files have members' tensors at the members' locations, by the headers of the files."""
     headers: dict[Path, Header] = {}
-    expected: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
-    right_headers: set[tuple[int, bytes]] = set()
-    for x in locations:
-        if x.layout.header_nbytes:
-            _check_member_header(x, right_headers)
+    tensors_of_layout: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
+    checked_headers: set[tuple[int, bytes]] = set()
+    for location in locations:
+        if location.layout.header_nbytes:
+            _check_member_header(location, checked_headers)
             continue
-        if x.path not in headers:
-            headers[x.path] = _read_header_once(x.path, file_stamp(x.path))
-        get_tensor, prefix, base = headers[x.path].tensors.get, x.prefix, x.offset - headers[x.path].data_start
-        if id(x.layout) not in expected:
-            expected[id(x.layout)] = [
-                (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in x.layout.tensors
+        if location.path not in headers:
+            headers[location.path] = _read_header_once(location.path, file_stamp(location.path))
+        get_tensor, prefix, member_start = (
+            headers[location.path].tensors.get,
+            location.prefix,
+            location.offset - headers[location.path].data_start,
+        )
+        if id(location.layout) not in tensors_of_layout:
+            tensors_of_layout[id(location.layout)] = [
+                (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in location.layout.tensors
             ]
-        for at, (name, dtype, shape, begin, end) in enumerate(expected[id(x.layout)]):
-            if get_tensor(prefix + name) != (dtype, shape, base + begin, base + end):
-                raise _misplaced_error(x, x.layout.tensors[at], get_tensor(prefix + name), base + begin)
+        for at, (name, dtype, shape, start, end) in enumerate(tensors_of_layout[id(location.layout)]):
+            if get_tensor(prefix + name) != (dtype, shape, member_start + start, member_start + end):
+                raise _misplaced_error(
+                    location, location.layout.tensors[at], get_tensor(prefix + name), member_start + start
+                )
 
 
 @lru_cache(maxsize=64)
@@ -518,58 +547,61 @@ def _read_header_once(path: Path, stamp: tuple[int, ...]) -> Header:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return numbers that identify the state of a file: they differ after any change or replacement (users can't set
-    the ctime)."""
+    """Return numbers that differ after any change or replacement of a file: inode, size, mtime and ctime, which users
+    can't set."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _check_member_header(x: Location, right_headers: set[tuple[int, bytes]]) -> None:
+def _check_member_header(location: Location, checked_headers: set[tuple[int, bytes]]) -> None:
     """Check the header in front of a member in an archive.
 
     Args:
-        x: location of the member.
-        right_headers: (layout, header) pairs that passed the check; most headers are equal, so that each is compared
-            once.
+        location: location of the member.
+        checked_headers: pairs (layout, header) that passed the check; most headers are equal, so each different header
+            is compared once.
     """
-    layout = x.layout
-    begin, size = x.offset - layout.header_nbytes, x.path.stat().st_size
-    if begin < 0 or x.offset + layout.nbytes > size:
+    layout = location.layout
+    header_start, size = location.offset - layout.header_nbytes, location.path.stat().st_size
+    if header_start < 0 or location.offset + layout.nbytes > size:
         raise DamagedError(
-            f"member {x.member} in file {x.path}",
-            expected=f"bytes {begin:,} to {x.offset + layout.nbytes:,}, as the manifest says",
+            f"member {location.member} in file {location.path}",
+            expected=f"bytes {header_start:,} to {location.offset + layout.nbytes:,}, as the manifest says",
             found=f"a file of {size:,} bytes",
             do="Get the file again",
-            member=x.member,
-            path=x.path,
+            member=location.member,
+            path=location.path,
         )
-    raw = bytes(read_into(x, begin, reused_buffer(layout.header_nbytes)))
-    if (id(layout), raw) not in right_headers:
-        check_own_header(raw, layout, f"member {x.member} in file {x.path}")
-        right_headers.add((id(layout), raw))
+    header_bytes = bytes(read_into(location, header_start, reused_buffer(layout.header_nbytes)))
+    if (id(layout), header_bytes) not in checked_headers:
+        check_own_header(header_bytes, layout, f"member {location.member} in file {location.path}")
+        checked_headers.add((id(layout), header_bytes))
 
 
 def _misplaced_error(
-    x: Location, t: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, begin: int
+    location: Location, tensor: TensorSpec, found: tuple[str, tuple[int, ...], int, int] | None, expected_start: int
 ) -> DamagedError:
     return DamagedError(
-        f"member {x.member} in file {x.path}",
-        expected=f"tensor {x.prefix + t.name!r}, {t.dtype} {list(t.shape)} at {begin}, as the manifest says",
+        f"member {location.member} in file {location.path}",
+        expected=f"tensor {location.prefix + tensor.name!r}, {tensor.dtype} {list(tensor.shape)} at {expected_start}, "
+        "as the manifest says",
         found="no such tensor" if found is None else f"{found[0]} {list(found[1])} at {found[2]}",
         do="Manifest and file do not belong together; get the source again",
-        member=x.member,
-        tensor=t.name,
-        path=x.path,
+        member=location.member,
+        tensor=tensor.name,
+        path=location.path,
     )
 
 
 def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | None]]]) -> list[Problem]:
-    """Find members with equal weights, except samples of one run whose method may repeat weights; return the problems.
+    """Find members with equal weights; return the problems. Samples of one run may be equal if the method can repeat
+    weights.
 
     Args:
-        collections: (name, rows, content hash of each row) of each collection; a hash is None for rows to ignore.
+        collections: for each collection (name, manifest rows, content hash of each row); rows whose hash is None are
+            ignored.
     """
-    first: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
+    first_with_hash: dict[str, tuple[int, tuple[str, str | None, int | None]]] = {}
     problems = []
     for name, rows, hashes in collections:
         columns = (rows.column(c).to_pylist() for c in ("member", "method", "run"))
@@ -577,11 +609,11 @@ def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | No
             source = (name, method, run)
             if digest is None:
                 continue
-            if digest not in first:
-                first[digest] = member, source
-            elif method not in REPEATING or first[digest][1] != source:
-                other, (collection, *_) = first[digest]
-                owner = f"member {other}{'' if collection == name else f' of {collection}'}"
-                text = f"expected weights of its own; found those of {owner}."
+            if digest not in first_with_hash:
+                first_with_hash[digest] = member, source
+            elif method not in REPEATING_METHODS or first_with_hash[digest][1] != source:
+                other_member, (collection, *_) = first_with_hash[digest]
+                other_text = f"member {other_member}{'' if collection == name else f' of {collection}'}"
+                text = f"expected weights of its own; found those of {other_text}."
                 problems.append(Problem(name, member, "duplicate", text))
     return problems

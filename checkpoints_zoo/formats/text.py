@@ -1,7 +1,7 @@
-"""Texts for people: counts, sizes, lists and columns; and the escaping of texts for Markdown and YAML.
+"""Texts for people, with counts, sizes, lists and columns; and the escaping of texts for Markdown and YAML.
 
-Names, titles, reasons and licences come from files that anyone may have written. Escaped text can't begin a table
-cell, a link, a tag or a key, as long as it does not stand at the start of a line.
+Anyone may have written names, titles, reasons and licences. Escaped text can't begin a table cell, a link, a tag or a
+key, unless it is at the start of a line.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST_LINE = 300
-MOST_LISTED = 5  # Largest number of values that a shortened list shows.
+LARGEST_LISTED_COUNT = 5  # Largest number of values that a shortened list shows.
 # Characters that have a meaning in Markdown, tables, HTML, formulas, links or mentions.
-_SPECIAL = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
+_MARKDOWN_CHARACTERS = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
 
 
-def one_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """Put a text on one line, without control, private and invisible characters; return it, shortened if too long.
+def one_line(text: str, largest_length: int = LONGEST_LINE) -> str:
+    """Put a text on one line, without control, private and invisible characters; return the text, shortened if it is
+    too long.
 
     >>> one_line("a\\n---\\tb\\u202e")
     'a --- b'
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= longest else f"{line[: longest - 1].rstrip()}…"
+    return line if len(line) <= largest_length else f"{line[: largest_length - 1].rstrip()}…"
 
 
 def printable(text: str) -> str:
-    """Write control, private and invisible characters as codes, except ends of lines; return text for a terminal.
+    """Replace control, private and invisible characters, except line ends, by their codes; return text that is safe for
+    a terminal.
 
-    Strings of a source could steer a terminal otherwise: colours, titles, the cursor, right-to-left marks.
+    Without this, texts of a source could change colours, title, cursor and reading direction of a terminal.
 
     >>> printable("a\\x1b[31m\\u202e\\n\\tb")
     'a\\\\x1b[31m\\\\u202e\\n b'
@@ -43,31 +45,31 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " if c == "\t" else ascii(c)[1:-1] for c in text)
 
 
-def markdown_text(text: str, longest: int = LONGEST_LINE) -> str:
-    """Escape a text for a paragraph or table cell in Markdown; return one line, which must not begin a line of the
-    file.
+def markdown_text(text: str, largest_length: int = LONGEST_LINE) -> str:
+    """Escape a text for a paragraph or table cell in Markdown; return one line, which must not be put at the start of a
+    line.
 
     >>> markdown_text("a|b <script> *c*")
     'a\\\\|b \\\\<script\\\\> \\\\*c\\\\*'
     """
-    return _SPECIAL.sub(r"\\\g<0>", one_line(text, longest))
+    return _MARKDOWN_CHARACTERS.sub(r"\\\g<0>", one_line(text, largest_length))
 
 
-def markdown_code(text: str, longest: int = LONGEST_LINE) -> str:
-    """Write a text as inline code in Markdown; if it contains a `|`, which would split a table cell, return it escaped
-    instead.
+def markdown_code(text: str, largest_length: int = LONGEST_LINE) -> str:
+    """Write a text as inline code in Markdown; return the code, or escaped text if the text contains a `|`, which would
+    split a table cell.
 
     >>> markdown_code("lr=0.1"), markdown_code("a`b"), markdown_code("a|b")
     ('`lr=0.1`', '``a`b``', 'a\\\\|b')
     """
-    line = one_line(text, longest)
+    line = one_line(text, largest_length)
     if not line:
         return "(empty)"
     if "|" in line:
-        return markdown_text(text, longest)
-    ticks = _backtick_fence(line, 1)
-    padding = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{ticks}{padding}{line}{padding}{ticks}"
+        return markdown_text(text, largest_length)
+    backticks = _backtick_fence(line, 1)
+    space = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{backticks}{space}{line}{space}{backticks}"
 
 
 def markdown_block(text: str) -> str:
@@ -78,21 +80,21 @@ def markdown_block(text: str) -> str:
     return f"{ticks}text\n{block}\n{ticks}"
 
 
-def _backtick_fence(text: str, fewest: int) -> str:
-    """Return a row of backticks that is longer than any in the text."""
-    return "`" * max(fewest, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+def _backtick_fence(text: str, smallest_length: int) -> str:
+    """Return a row of backticks that is longer than any row of backticks in the text."""
+    return "`" * max(smallest_length, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
-def yaml_string(text: str, longest: int = LONGEST_LINE) -> str:
-    """Write a text as a YAML string on one line; return it with its quotes.
+def yaml_string(text: str, largest_length: int = LONGEST_LINE) -> str:
+    """Write a text as a YAML string on one line; return the string with its quotes.
 
     >>> yaml_string('a: "b"')
     '"a: \\\\"b\\\\""'
     """
-    return '"' + re.sub(r'["\\]', r"\\\g<0>", one_line(text, longest)) + '"'
+    return '"' + re.sub(r'["\\]', r"\\\g<0>", one_line(text, largest_length)) + '"'
 
 
-def counted(number: int, noun: str) -> str:
+def count_with_noun(number: int, noun: str) -> str:
     """Write a number with its noun in singular or plural ("3 members"); return the text.
 
     >>> counted(1, "member"), counted(1024, "member")
@@ -120,63 +122,74 @@ def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
     ('`0.1` (1 member without)', '`1` (2 members), `2` (1 member)', '`0` to `99`')
     """
     counts = Counter(v for v in values if v is not None)
-    ordered = sorted(counts)
+    sorted_values = sorted(counts)
     missing_count = len(values) - counts.total()
-    missing = f" ({counted(missing_count, noun)} without)" if missing_count else ""
-    if len(ordered) == 1:
-        return f"{markdown_code(_value(ordered[0]))}{missing}"
-    if len(ordered) <= MOST_LISTED:
-        return ", ".join(f"{markdown_code(_value(v))} ({counted(counts[v], noun)})" for v in ordered) + missing
-    return f"{markdown_code(_value(ordered[0]))} to {markdown_code(_value(ordered[-1]))}{missing}"
+    missing_text = f" ({count_with_noun(missing_count, noun)} without)" if missing_count else ""
+    if len(sorted_values) == 1:
+        return f"{markdown_code(_value_text(sorted_values[0]))}{missing_text}"
+    if len(sorted_values) <= LARGEST_LISTED_COUNT:
+        return (
+            ", ".join(f"{markdown_code(_value_text(v))} ({count_with_noun(counts[v], noun)})" for v in sorted_values)
+            + missing_text
+        )
+    smallest, largest = (markdown_code(_value_text(sorted_values[i])) for i in (0, -1))
+    return f"{smallest} to {largest}{missing_text}"
 
 
-def _value(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def first_values(values: Sequence[Any]) -> str:
     """Write the first few values, and an ellipsis for the rest; return the text."""
     return ", ".join(
-        [*(markdown_code(_value(v)) for v in values[:MOST_LISTED]), *(["…"] if len(values) > MOST_LISTED else [])]
+        [
+            *(markdown_code(_value_text(v)) for v in values[:LARGEST_LISTED_COUNT]),
+            *(["…"] if len(values) > LARGEST_LISTED_COUNT else []),
+        ]
     )
 
 
-def first_few(names: Sequence[str], most: int) -> str:
-    """Write the first few names, and how many more there are; return the text.
+def first_few(names: Sequence[str], largest_count: int) -> str:
+    """Write the first few names, and the number of the other names; return the text.
 
     >>> first_few(["a", "b", "c"], 3), first_few(["a", "b", "c"], 1)
     ('a, b, c', 'a and 2 more')
     """
-    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{remainder}"
+    rest_text = f" and {len(names) - largest_count:,} more" if len(names) > largest_count else ""
+    return f"{', '.join(names[:largest_count])}{rest_text}"
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known_names: Iterable[str]) -> str:
     """Return the known name that is most similar to a given name, even if the similarity is low.
 
     >>> nearest_name("resnet", ["convnet", "resnet18"])
     'resnet18'
     """
-    return get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return get_close_matches(name, known_names, n=1, cutoff=0.0)[0]
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.5, shown: Callable[[str], str] = str
+    name: str,
+    known_names: Iterable[str],
+    largest_count: int = 1,
+    cutoff: float = 0.5,
+    text_of_name: Callable[[str], str] = str,
 ) -> str:
-    """Return a question that suggests known names similar to an unknown one, "" if none is similar.
+    """Return a question that suggests known names which are similar to an unknown name; "" if no name is similar.
 
     Args:
         name: the unknown name.
-        known: all names.
-        most: largest number of names that are suggested.
+        known_names: all known names.
+        largest_count: largest number of names that are suggested.
         cutoff: smallest similarity of a suggested name, in [0, 1].
-        shown: function that returns the text of one suggested name.
+        text_of_name: function that returns the text of one suggested name.
 
     >>> did_you_mean("convent", ["convnet", "resnet18"])
     'Did you mean convnet?'
     """
-    near = get_close_matches(name, known, n=most, cutoff=cutoff)
-    return f"Did you mean {' or '.join(map(shown, near))}?" if near else ""
+    similar_names = get_close_matches(name, known_names, n=largest_count, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(text_of_name, similar_names))}?" if similar_names else ""
 
 
 def finite_or_null(values: Any) -> Any:
@@ -192,12 +205,12 @@ def finite_or_null(values: Any) -> Any:
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+def align_columns(rows: Sequence[Sequence[str]], right_aligned: Container[int] = ()) -> str:
     """Write rows as aligned columns for a terminal; return the text.
 
     Args:
-        rows: cells of each row, equally many in all rows; the first row is the header.
-        right: indices of the columns that are aligned to the right.
+        rows: text cells of each row; all rows have the same number of cells, and the first row is the header.
+        right: positions of the columns that are aligned to the right.
 
     >>> print(align_columns([["name", "members"], ["a", "64"]], right={1}))
     name  members
@@ -206,7 +219,7 @@ def align_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> 
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         [
-            cell.rjust(w) if column in right else cell.ljust(w)
+            cell.rjust(w) if column in right_aligned else cell.ljust(w)
             for column, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         for row in rows

@@ -11,7 +11,7 @@ from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared, in_order
 from checkpoints_zoo.images.preprocess import Preprocess
 
-Given = ImageInput  # its name in 0.1
+Given = ImageInput  # the name of ImageInput in version 0.1
 
 __all__ = [
     "CLASSES",

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.images.reading import MODES, Columns, ImageBuffer, PixelFormat, RawImages
+from checkpoints_zoo.images.reading import MODE_OF_CHANNELS, Columns, ImageBuffer, PixelFormat, RawImages
 
 PIXEL_DTYPE = np.dtype(np.uint8)
 INPUT_DTYPE = np.dtype(np.float32)
@@ -28,7 +28,7 @@ MAX_NESTED_SUBSETS = 8
 def read_arrays(
     images: object, columns: Columns, pixel_format: PixelFormat, dtype: np.dtype[Any], channels_last: bool
 ) -> RawImages:
-    """Read images and labels from an object in memory; return them.
+    """Read images and labels from an object in memory; return the images and labels.
 
     Args:
         images: an array of images, a tuple (images, labels), or a sequence, Dataset, DataLoader or iterator of images
@@ -44,14 +44,16 @@ def read_arrays(
     """
     data_name = f"images ({type(images).__name__})"
     buffer, labels = ImageBuffer(pixel_format, _count_images(images), data_name), _Labels(data_name)
-    kinds, label_column = _column_kinds(images), None
-    for piece in _iterate(images, data_name):
+    column_kinds, label_column = _column_kinds(images), None
+    for piece in _iterate_pieces(images, data_name):
         image_name = f"input {buffer.count:,} of {data_name}"
-        image, label, label_column = _split_image_and_label(piece, columns, kinds, image_name)
+        image, label, label_column = _split_image_and_label(piece, columns, column_kinds, image_name)
         count_before = buffer.count
         if isinstance(image, Image.Image):
             if dtype != PIXEL_DTYPE:
-                raise UsageError(image_name, expected="float32 inputs", found="an image of Pillow", do=_ADVICE[dtype])
+                raise UsageError(
+                    image_name, expected="float32 inputs", found="an image of Pillow", do=_DTYPE_ADVICE[dtype]
+                )
             buffer.add_picture(image, image_name)
         else:
             buffer.add_arrays(_check_array(image, dtype, channels_last, image_name), image_name)
@@ -60,7 +62,7 @@ def read_arrays(
 
 
 def _count_images(images: object) -> int:
-    """Return the number of images that the object announces, 1 if it announces none."""
+    """Return the number of images that an object announces by its length, or 1 if it has no length."""
     if isinstance(images, tuple):
         images = images[0] if images else ()
     dataset = getattr(images, "dataset", images)
@@ -70,7 +72,7 @@ def _count_images(images: object) -> int:
         return 1
 
 
-def _iterate(images: Any, data_name: str) -> Iterator[object]:
+def _iterate_pieces(images: Any, data_name: str) -> Iterator[object]:
     if isinstance(images, Tensor | np.ndarray):
         yield images
     elif isinstance(images, tuple):
@@ -90,11 +92,11 @@ def _iterate(images: Any, data_name: str) -> Iterator[object]:
 
 
 def _split_image_and_label(
-    piece: Any, columns: Columns, kinds: Mapping[str, str], image_name: str
+    piece: Any, columns: Columns, column_kinds: Mapping[str, str], image_name: str
 ) -> tuple[Any, Any, str | None]:
     """Return the images and the labels (None without any) of one element, and the labels' column if it is a mapping."""
     if isinstance(piece, Mapping):
-        image, label = columns.choose({str(key): kinds.get(str(key), "") for key in piece}, image_name)
+        image, label = columns.choose_columns({str(key): column_kinds.get(str(key), "") for key in piece}, image_name)
         return piece[image], None if label is None else piece[label], label
     if columns != Columns():
         raise UsageError(image_name, expected="mappings, since columns are named", found=_type_name(piece))
@@ -109,7 +111,7 @@ def _type_name(piece: object) -> str:
     return type(piece).__name__ + (f" of {len(piece)}" if isinstance(piece, list | tuple) else "")
 
 
-_ADVICE = {
+_DTYPE_ADVICE = {
     PIXEL_DTYPE: "Give pixels, as torchvision's PILToTensor returns them. If the inputs are preprocessed already, use"
     " `zoo.images.prepared(…)`",
     INPUT_DTYPE: "Give float32 inputs of the members. For pixels, use `zoo.images.of`: the members preprocess them",
@@ -128,14 +130,14 @@ def _check_array(images: Any, dtype: np.dtype[Any], channels_last: bool, image_n
         array = array.astype(np.float32)
     if array.dtype != dtype:
         expected = "uint8 pixels in 0..255" if dtype == PIXEL_DTYPE else "float32 inputs"
-        raise UsageError(image_name, expected=expected, found=f"{array.dtype}", do=_ADVICE[dtype])
+        raise UsageError(image_name, expected=expected, found=f"{array.dtype}", do=_DTYPE_ADVICE[dtype])
     if array.ndim not in (3, 4):
         axes = "height, width, channel" if channels_last else "channel, height, width"
         expected = f"axes ({axes}), or (input, {axes})"
         raise UsageError(image_name, expected=expected, found=f"shape ({', '.join(map(str, array.shape))})")
     array = array if array.ndim == 4 else array[None]
     channels, other = (array.shape[3], array.shape[1]) if channels_last else (array.shape[1], array.shape[3])
-    if channels not in MODES and other in (1, 2, 3, 4) and other < channels:
+    if channels not in MODE_OF_CHANNELS and other in (1, 2, 3, 4) and other < channels:
         expected = f"axes (input, {'height, width, channel' if channels_last else 'channel, height, width'})"
         do = "Leave channels_last out" if channels_last else "Give `channels_last=True`"
         found = f"shape ({', '.join(map(str, array.shape))}): {channels} channels"
@@ -175,16 +177,20 @@ class _Labels:
             if values.dtype.kind not in "iuU" or values.ndim > 1:
                 expected = "a whole number for each image, its label"
                 raise UsageError(image_name, expected=expected, found=f"{values.dtype}, shape {values.shape}")
-            numbers = values.reshape(-1).tolist()
+            label_values = values.reshape(-1).tolist()
         else:
-            numbers = list(labels) if isinstance(labels, Sequence) and not isinstance(labels, str) else [labels]
-            numbers = [int(x) if isinstance(x, np.integer) else x for x in numbers]
-        wrong = [x for x in numbers if type(x) not in (int, str)]
-        if wrong:
-            raise UsageError(image_name, expected="labels that are whole numbers or names", found=repr(wrong[0])[:80])
-        if len(numbers) != count:
-            raise UsageError(image_name, expected=f"{count:,} labels, one for each image", found=f"{len(numbers):,}")
-        self.values += numbers
+            label_values = list(labels) if isinstance(labels, Sequence) and not isinstance(labels, str) else [labels]
+            label_values = [int(x) if isinstance(x, np.integer) else x for x in label_values]
+        wrong_labels = [x for x in label_values if type(x) not in (int, str)]
+        if wrong_labels:
+            raise UsageError(
+                image_name, expected="labels that are whole numbers or names", found=repr(wrong_labels[0])[:80]
+            )
+        if len(label_values) != count:
+            raise UsageError(
+                image_name, expected=f"{count:,} labels, one for each image", found=f"{len(label_values):,}"
+            )
+        self.values += label_values
 
     def finish(self) -> list[Any] | None:
         """Return all labels, or None if no image has one."""

@@ -1,7 +1,7 @@
 """The classes of each labelled data set, in the order of the labels.
 
-The order is that of the files which a data set's authors published. For Tiny-ImageNet it is the order of the file
-`wnids.txt`, as in torch-uncertainty, and not the sorted order of torchvision's ImageFolder.
+The labels have the order of the files that the data set's authors published. The labels of Tiny-ImageNet have the order
+of its file `wnids.txt`, as in torch-uncertainty, not the sorted order of torchvision's ImageFolder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _DIGITS = tuple("0123456789")
-_FASHION = (
+_FASHION_MNIST = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -49,7 +49,7 @@ CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "digits": _DIGITS,
         "mnist": _DIGITS,
-        "fashion-mnist": _FASHION,
+        "fashion-mnist": _FASHION_MNIST,
         "cifar10": tuple(_CIFAR10.split()),
         "cifar100": tuple(_CIFAR100.split()),
         "tiny-imagenet": tuple(_TINY_IMAGENET.split()),

@@ -1,4 +1,5 @@
-"""`of` converts names, places, tensors and Datasets to ImageData; `prepared` does so for preprocessed inputs."""
+"""`of` converts names, places, tensors and Datasets to ImageData; `prepared` converts inputs that are preprocessed
+already."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.images import arrays
 from checkpoints_zoo.images.data_sets import DATASETS, load
 from checkpoints_zoo.images.image_data import ImageData, Prepared
-from checkpoints_zoo.images.image_files import PLACES, parse_place, read_place
+from checkpoints_zoo.images.image_files import EXPECTED_PLACES, parse_place, read_place
 from checkpoints_zoo.images.reading import Columns, ImageBuffer, PixelFormat, RawImages
 
 ImageInput = (
@@ -59,7 +60,7 @@ def of(
         size: (height, width) to which Pillow resizes every image, bilinearly; None for no resizing.
         channels: 1 converts images to grey, 3 repeats grey images in three channels; None changes nothing.
         channels_last: whether tensors of images have the axes (input, height, width, channel).
-        image, label: names of the columns of images and labels, if the data itself does not tell.
+        image, label: names of the columns of images and labels, if the data's own columns leave a choice.
 
     Raises:
         UsageError: the name is unknown, images or labels have the wrong type, or an argument does not apply to this
@@ -79,13 +80,15 @@ def of(
     pixel_format, columns = PixelFormat(size, channels), Columns(image, label)
     place = parse_place(given) if isinstance(given, str | os.PathLike) else None
     if channels_last and isinstance(given, str | os.PathLike | ImageData):
-        raise UsageError("argument channels_last", expected="tensors or arrays to go with it", found=_describe(given))
+        raise UsageError(
+            "argument channels_last", expected="tensors or arrays to go with it", found=_describe_images(given)
+        )
     if place is None and isinstance(given, str | ImageData):
         if columns != Columns():
-            raise UsageError("columns of images", expected="Parquet files or mappings", found=_describe(given))
+            raise UsageError("columns of images", expected="Parquet files or mappings", found=_describe_images(given))
         if isinstance(given, str):
-            return _convert(_load_by_name(given, split), pixel_format, classes, renamed, name, None)
-        return _convert(given, pixel_format, classes, renamed, name, split)
+            return _apply_arguments(_load_by_name(given, split), pixel_format, classes, renamed, name, None)
+        return _apply_arguments(given, pixel_format, classes, renamed, name, split)
     if place is not None:
         raw, base_name = read_place(place, split, columns, pixel_format)
     else:
@@ -115,8 +118,8 @@ def prepared(
         classes, renamed, name, split, channels_last, image, label: the same arguments as in `of`.
 
     Raises:
-        UsageError, FormatError, TooLargeError: for the same reasons as in `of`; inputs of another type, or that are not
-            finite.
+        UsageError, FormatError, TooLargeError: for the same reasons as in `of`; also if inputs have another type or are
+            not finite.
 
     >>> import checkpoints_zoo as zoo
     >>> members, digits = zoo.load("convnet-digits", n=2), zoo.images.load("digits")
@@ -127,14 +130,14 @@ def prepared(
     if isinstance(given, str | os.PathLike | ImageData):
         do = "Use `zoo.images.of`: the members preprocess its pixels"
         raise UsageError(
-            "prepared inputs", expected="tensors, a Dataset or a DataLoader", found=_describe(given), do=do
+            "prepared inputs", expected="tensors, a Dataset or a DataLoader", found=_describe_images(given), do=do
         )
     raw = arrays.read_arrays(given, Columns(image, label), PixelFormat(), arrays.INPUT_DTYPE, channels_last)
     return Prepared(**_image_data_fields(raw, image_data_name(name, "inputs"), split, classes, renamed))
 
 
 def _load_by_name(text: str, split: str | None) -> ImageData:
-    """Load a data set by name ("digits", "digits/train"); return it.
+    """Load a data set by name ("digits", "digits/train"); return the data set.
 
     Args:
         text: the name.
@@ -149,7 +152,7 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
         try:
             load(name)
         except UsageError as error:
-            error.expected += f"; or a place: {PLACES}"
+            error.expected += f"; or a place: {EXPECTED_PLACES}"
             error.do = (
                 f"{error.do} Give {'another name, or ' * (not error.do)}a path that exists or contains a slash".strip()
             )
@@ -163,7 +166,7 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
         raise
 
 
-def _convert(
+def _apply_arguments(
     data: ImageData,
     pixel_format: PixelFormat,
     classes: Sequence[str] | None,
@@ -190,12 +193,12 @@ def _convert(
     return replace(data, **changes) if changes else data
 
 
-def _describe(images: object) -> str:
+def _describe_images(images: object) -> str:
     return f"images {images.name!r}" if isinstance(images, ImageData) else repr(images)[:80]
 
 
 def _image_data_fields(
-    raw: RawImages,
+    raw_images: RawImages,
     name: str,
     split: str | None,
     classes: Sequence[str] | None,
@@ -204,7 +207,7 @@ def _image_data_fields(
     """Check labels against the names of their classes; return the fields of ImageData.
 
     Args:
-        raw: the images and labels in the form in which they were read.
+        raw_images: the images and labels in the form in which they were read.
         name: name of the images.
         split, classes, renamed: the same arguments as in `of`.
 
@@ -212,7 +215,7 @@ def _image_data_fields(
         UsageError: the classes contradict the data's own class names, or the images have no labels.
         FormatError: a label exceeds the number of classes.
     """
-    data_name, labels, class_names = f"images {name!r}", raw.labels, raw.classes
+    data_name, labels, class_names = f"images {name!r}", raw_images.labels, raw_images.classes
     # The package `datasets` marks missing labels by -1.
     if labels is not None and all(label == -1 for label in labels):
         labels = None
@@ -239,11 +242,11 @@ def _image_data_fields(
     class_names = _rename_classes(class_names, renamed, data_name)
     return {
         "name": name,
-        "split": _make_name(raw.split) or ("test" if split is None else check_split_name(split)),
-        "images": raw.images,
+        "split": _make_name(raw_images.split) or ("test" if split is None else check_split_name(split)),
+        "images": raw_images.images,
         "labels": None if numbers is None else torch.tensor(numbers),
         "classes": () if numbers is None else class_names,
-        "revision": raw.revision,
+        "revision": raw_images.revision,
     }
 
 

@@ -29,9 +29,9 @@ from checkpoints_zoo.images.image_data import ImageData
 from checkpoints_zoo.images.reading import ImageBuffer, PixelFormat
 from checkpoints_zoo.sources import hub
 
-DIGITS_TEST = 540
+DIGITS_TEST_COUNT = 540
 
-CARD_FILES = ("README.md", "dataset_infos.json")
+REPO_CARD_FILES = ("README.md", "dataset_infos.json")
 
 REPO_CHANGED = "The repo may have changed since this version was released: try a newer version of checkpoints_zoo"
 
@@ -47,11 +47,12 @@ class HubSet:
         folder: folder of the repo with the Parquet files `<split>-00000-of-00001.parquet` and so on.
         size: height and width of every image, pixels.
         channels: number of channels of the pixels, 1 (grey) or 3 (red, green, blue).
-        inputs: the number of inputs of "test" and "train"; a repo with fewer is read, one with more is refused.
+        inputs: the number of inputs of "test" and "train"; a repo with fewer inputs is read, a repo with more is
+            refused.
         image, label: columns.
         splits: "test" and "train" -> name of this split in the repo.
         some_grey: whether some images are stored in grey although the data set has three channels.
-        spelled: our class name -> class name in the repo, for names that differ.
+        repo_names: our class name -> class name in the repo, for names that differ.
         names_sorted: whether the repo's labels number the sorted class names, not the names in our order.
     """
 
@@ -66,33 +67,33 @@ class HubSet:
     label: str = "label"
     splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test", "train": "train"})
     some_grey: bool = False
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    repo_names: Mapping[str, str] = field(default_factory=dict)
     names_sorted: bool = False
 
     @property
-    def modes(self) -> tuple[str, ...]:
+    def allowed_modes(self) -> tuple[str, ...]:
         """Pillow's modes that the images may have."""
         return ("L",) if self.channels == 1 else ("RGB", "L") if self.some_grey else ("RGB",)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Our class names, in our order."""
+        """This package's names of the classes, in the order of its labels."""
         return CLASSES[self.name]
 
-    def orders(self) -> list[tuple[str, ...]]:
-        """Return the orders of our class names that the repo's labels may have, the likeliest first.
+    def possible_orders(self) -> list[tuple[str, ...]]:
+        """Return the orders of class names that the repo's labels may have, the likeliest first.
 
-        >>> HUB_SETS["cifar10"].orders() == [CLASSES["cifar10"]]
+        >>> HUB_SETS["cifar10"].possible_orders() == [CLASSES["cifar10"]]
         True
         """
         if not self.names_sorted:
             return [self.classes]
-        by_their_names = sorted(self.classes, key=lambda name: self.spelled.get(name, name))
-        return [tuple(by_their_names), tuple(sorted(self.classes))]
+        sorted_by_repo_names = sorted(self.classes, key=lambda name: self.repo_names.get(name, name))
+        return [tuple(sorted_by_repo_names), tuple(sorted(self.classes))]
 
 
 # Our WordNet id of a class -> the WordNet id in the repo, where they differ. The repo's authors looked up ids by word,
-# and got another meaning of some words: in the repo, "Chihuahua" is the Mexican state, and "goose" the meat.
+# and chose another meaning of some words: in the repo, "Chihuahua" is the Mexican state, and "goose" the meat.
 _WRONG_MEANINGS = MappingProxyType(
     {
         "n01855672": "n07646821", "n01945685": "n13719102", "n02085620": "n08742578",
@@ -125,7 +126,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 size=(28, 28),
                 channels=1,
                 inputs={"test": 10_000, "train": 60_000},
-                spelled={"T-shirt/top": "T - shirt / top"},
+                repo_names={"T-shirt/top": "T - shirt / top"},
             ),
             HubSet(
                 "cifar10",
@@ -147,7 +148,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 inputs={"test": 10_000, "train": 50_000},
                 image="img",
                 label="fine_label",
-                spelled={"crab": "cra"},
+                repo_names={"crab": "cra"},
             ),
             HubSet(
                 "tiny-imagenet",
@@ -159,7 +160,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 inputs={"test": 10_000, "train": 100_000},
                 splits={"test": "valid", "train": "train"},
                 some_grey=True,
-                spelled=_WRONG_MEANINGS,
+                repo_names=_WRONG_MEANINGS,
                 names_sorted=True,
             ),
             HubSet(
@@ -178,7 +179,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
 
 
 def load(name: str, split: str = "test") -> ImageData:
-    """Load one split of a named data set; return it.
+    """Load one split of a named data set; return the split.
 
     Data on the Hub is fetched once, only the files of this split, and then read from the client's cache.
 
@@ -200,7 +201,7 @@ def load(name: str, split: str = "test") -> ImageData:
             f"data set {name!r}",
             expected=f"one of {', '.join(DATASETS)}",
             found=repr(name),
-            do=did_you_mean(name, DATASETS, shown=repr),
+            do=did_you_mean(name, DATASETS, text_of_name=repr),
         )
     splits = DATASETS[name]
     if split not in splits:
@@ -221,14 +222,14 @@ def digits(split: str) -> ImageData:
 
     sklearn_digits = load_digits()
     order = _rank_by_hash("digits-test", len(sklearn_digits.target))
-    chosen = order[:DIGITS_TEST] if split == "test" else order[DIGITS_TEST:]
+    chosen = order[:DIGITS_TEST_COUNT] if split == "test" else order[DIGITS_TEST_COUNT:]
     # scikit-learn's pixels k are 0..16; this computes round(k * 255 / 16) in integers.
     pixels = torch.from_numpy((sklearn_digits.images[chosen].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[:, None]
     labels = torch.from_numpy(sklearn_digits.target[chosen].astype(np.int64))
     return ImageData("digits", split, pixels, labels, CLASSES["digits"])
 
 
-def photos() -> ImageData:
+def photo_patches() -> ImageData:
     """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 of each, without labels.
 
     The patches of a photograph are numbered row by row and ranked by the sha256 of "photos|<file>|<index>".
@@ -253,7 +254,7 @@ def _rank_by_hash(rule: str, count: int) -> list[int]:
 
 @lru_cache(maxsize=2)
 def read_from_hub(name: str, split: str) -> ImageData:
-    """Read one split of a data set on the Hub; return it. The two splits read last stay in memory.
+    """Read one split of a data set on the Hub; return the split. The two splits read last stay in memory.
 
     Args:
         name: a key of `HUB_SETS`.
@@ -263,11 +264,11 @@ def read_from_hub(name: str, split: str) -> ImageData:
         SourceNotFound: the repo does not exist, or has other files than expected.
         AccessError: the user's login may not read the repo.
         NetworkError: the Hub gave no answer; or offline mode is on, and the split is not in the cache.
-        DamagedError: the bytes that arrived do not have the announced hash; they are deleted.
+        DamagedError: the bytes that arrived do not have the announced hash; the bytes are deleted.
         FormatError: the content of the repo is not the expected one.
     """
     hub_set = HUB_SETS[name]
-    repo = hub.resolve_address(f"{hub.SCHEME}datasets/{hub_set.repo}")
+    repo = hub.resolve_address(f"{hub.ADDRESS_SCHEME}datasets/{hub_set.repo}")
     data_name = f"data set {name!r} of {repo.label}@{repo.commit[:8]}"
     paths = [hub.fetch_file(repo, inside) for inside in _split_files(repo, hub_set, split, data_name)]
     try:
@@ -275,7 +276,7 @@ def read_from_hub(name: str, split: str) -> ImageData:
         if not 0 < rows <= hub_set.inputs[split]:
             raise FormatError(data_name, expected=f"from 1 to {hub_set.inputs[split]:,} inputs", found=f"{rows:,}")
         order = _class_order(_class_names(repo, hub_set, paths[0], data_name), hub_set, data_name)
-        buffer = ImageBuffer(PixelFormat(), rows, data_name, (hub_set.channels, *hub_set.size), hub_set.modes)
+        buffer = ImageBuffer(PixelFormat(), rows, data_name, (hub_set.channels, *hub_set.size), hub_set.allowed_modes)
         labels = parquet.read_rows(paths, hub_set.image, hub_set.label, buffer)
         numbers = order[_read_labels(labels, hub_set, data_name)]
     except FormatError as error:
@@ -288,13 +289,13 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
     """Return the paths of all files of a split in the repo, in order."""
     from huggingface_hub import is_offline_mode
 
-    stem = f"{hub_set.folder}/{hub_set.splits[split]}"
-    numbered_name = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
+    path_stem = f"{hub_set.folder}/{hub_set.splits[split]}"
+    numbered_name = re.compile(rf"{re.escape(path_stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
     paths = hub.list_files(repo, hub_set.folder)
     found = [(int(match[1]), int(match[2]), path) for path in paths if (match := numbered_name.fullmatch(path))]
     if found and [number for number, _, _ in sorted(found)] == list(range(found[0][1])):
         return [path for _, _, path in sorted(found)]
-    expected = f"files {stem}-00000-of-{found[0][1] if found else 1:05}.parquet"
+    expected = f"files {path_stem}-00000-of-{found[0][1] if found else 1:05}.parquet"
     expected += " and so on" if found else ""
     if is_offline_mode():
         here = f"{len(found)} of {found[0][1]}" if found else "none of them"
@@ -313,7 +314,7 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) ->
 
     features = datasets.Features.from_arrow_schema(pq.read_schema(path))
     if not _has_columns(features, hub_set):
-        for card in CARD_FILES:
+        for card in REPO_CARD_FILES:
             if not hub.has_file(repo, card):
                 continue
             try:
@@ -347,11 +348,11 @@ def _has_columns(features: object, hub_set: HubSet) -> bool:
 
 def _class_order(names: Sequence[str], hub_set: HubSet, data_name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Compare the repo's class names with ours; return the position of each in our order, (class,)."""
-    corrections = {repo_name: name for name, repo_name in hub_set.spelled.items()}
+    corrections = {repo_name: name for name, repo_name in hub_set.repo_names.items()}
     corrected_names = tuple(corrections.get(name, name) for name in names)
-    if corrected_names in hub_set.orders():
+    if corrected_names in hub_set.possible_orders():
         return np.array([hub_set.classes.index(name) for name in corrected_names], np.int64)
-    expected = hub_set.orders()[0]
+    expected = hub_set.possible_orders()[0]
     if len(names) != len(expected):
         raise FormatError(data_name, expected=f"{len(expected)} classes", found=str(len(names)))
     differing = [at for at, name in enumerate(corrected_names) if name != expected[at]]
@@ -384,7 +385,7 @@ def _read_labels(values: Sequence[Any] | None, hub_set: HubSet, data_name: str) 
 DATASETS: Mapping[str, Mapping[str, Callable[[], ImageData]]] = MappingProxyType(
     {
         "digits": {split: partial(digits, split) for split in ("test", "train")},
-        "photos": {"test": photos},
+        "photos": {"test": photo_patches},
         **{name: {split: partial(read_from_hub, name, split) for split in ("test", "train")} for name in HUB_SETS},
     }
 )

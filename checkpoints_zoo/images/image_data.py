@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images.preprocess import Preprocess
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
-        "cra": "crab",  # The spelling in the repo uoft-cs/cifar100 on the Hub.
-        # The spelling in torchvision.datasets.MNIST.
+        "cra": "crab",  # These names are spelled as in the repo uoft-cs/cifar100 on the Hub.
+        # These names are spelled as in torchvision.datasets.MNIST.
         **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},
     }
 )
@@ -30,7 +30,7 @@ OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageData(Printed):
+class ImageData(PrintedResult):
     """One split of a data set.
 
     Args:
@@ -117,8 +117,8 @@ class Prepared(ImageData):
 
     Args:
         images: float32 inputs of members, (input, channel, height, width).
-        name, split, labels, classes, revision: the same arguments as in `ImageData`. The fingerprint is over the
-            float32 values.
+        name, split, labels, classes, revision: the same arguments as in `ImageData`. The fingerprint is computed from
+            the float32 values.
     """
 
     def _fingerprint_fields(self) -> dict[str, Any]:
@@ -174,18 +174,26 @@ def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[st
         names: the class names to look up.
         classes: the class names to search, in the order of the positions.
     """
-    exact = {name: at for at, name in enumerate(classes)}
-    by_plain_name = {_simplify_name(name): at for at, name in enumerate(classes)}
-    if len(by_plain_name) < len(classes) or len({_simplify_name(name) for name in names}) < len(names):
-        by_plain_name = {}  # Two classes differ only in case, as "A" and "a" in EMNIST, so names must match exactly.
-    by_spelling = {
+    position_of_name = {name: at for at, name in enumerate(classes)}
+    position_of_simple_name = {_simplify_name(name): at for at, name in enumerate(classes)}
+    if len(position_of_simple_name) < len(classes) or len({_simplify_name(name) for name in names}) < len(names):
+        # Two classes differ only in case, as "A" and "a" in EMNIST, so names must match exactly.
+        position_of_simple_name = {}
+    standard_spellings = {
         _simplify_name(other_name): _simplify_name(standard_name)
         for other_name, standard_name in OTHER_SPELLINGS.items()
     }
     positions = []
     for name in names:
-        short = _simplify_name(name)
-        positions.append(exact.get(name, by_plain_name.get(short, by_plain_name.get(by_spelling.get(short, ""), -1))))
+        simple_name = _simplify_name(name)
+        positions.append(
+            position_of_name.get(
+                name,
+                position_of_simple_name.get(
+                    simple_name, position_of_simple_name.get(standard_spellings.get(simple_name, ""), -1)
+                ),
+            )
+        )
     missing = [name for name, at in zip(names, positions, strict=True) if at < 0 or positions.count(at) > 1]
     return missing, positions
 

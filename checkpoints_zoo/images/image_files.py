@@ -16,16 +16,16 @@ from checkpoints_zoo.errors import FormatError, NetworkError, SourceNotFound, Us
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.data_sets import DATASETS
-from checkpoints_zoo.images.reading import SPLITS, Columns, ImageBuffer, PixelFormat, RawImages, choose_split
+from checkpoints_zoo.images.reading import SPLIT_NAMES, Columns, ImageBuffer, PixelFormat, RawImages, choose_split
 from checkpoints_zoo.sources import hub
 
-PLACES = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
+EXPECTED_PLACES = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
 
 READ_SUFFIXES = (".png", ".jpg", ".jpeg")
 # Suffixes of image files that are refused.
 REFUSED_SUFFIXES = (".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
-_NUMBERED = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
+_NUMBERED_FILE = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 
 
 def parse_place(text: str | os.PathLike[str]) -> str | Path | None:
@@ -41,15 +41,15 @@ def parse_place(text: str | os.PathLike[str]) -> str | Path | None:
     """
     if not isinstance(text, str):
         return Path(text)
-    if text.startswith(hub.SCHEME):
+    if text.startswith(hub.ADDRESS_SCHEME):
         return text
     if text.partition("/")[0] in DATASETS:
         return None
-    return Path(text) if "/" in text or os.sep in text or _exists(text) else None
+    return Path(text) if "/" in text or os.sep in text or _is_existing_path(text) else None
 
 
-def _exists(text: str) -> bool:
-    """Say whether a file or folder of that name exists."""
+def _is_existing_path(text: str) -> bool:
+    """Say whether a text is the name of a file or folder that exists."""
     try:
         return bool(text) and Path(text).expanduser().exists()
     # The text is too long, contains a zero byte, or names the home folder of an unknown user.
@@ -60,7 +60,7 @@ def _exists(text: str) -> bool:
 def read_place(
     place: str | Path, split: str | None, columns: Columns, pixel_format: PixelFormat
 ) -> tuple[RawImages, str]:
-    """Read the images at a place; return them, and the last part of its name.
+    """Read the images at a place; return the images, and the last part of the place's name.
 
     Args:
         place: place of the images: an address on the Hub, or a path.
@@ -73,17 +73,17 @@ def read_place(
     """
     if isinstance(place, str):
         raw = _read_address(place, split, columns, pixel_format)
-        return raw, place.removeprefix(hub.SCHEME).split("/")[2].partition("@")[0]
+        return raw, place.removeprefix(hub.ADDRESS_SCHEME).split("/")[2].partition("@")[0]
     path = place.expanduser()
-    if not _exists(str(path)):
+    if not _is_existing_path(str(path)):
         names = ", ".join(DATASETS)
-        expected = f"{PLACES}; or a name: {names}"
+        expected = f"{EXPECTED_PLACES}; or a name: {names}"
         raise SourceNotFound(f"images {str(place)!r}", expected=expected, found="no such file or folder", path=path)
     resolved = path.resolve()
     if not path.is_dir():
         if path.suffix.lower() in READ_SUFFIXES:
             do = f"Give the folder that it lies in, {resolved.parent}"
-            raise UsageError(f"images {path}", expected=PLACES, found="one image", do=do)
+            raise UsageError(f"images {path}", expected=EXPECTED_PLACES, found="one image", do=do)
         return replace(_read_tables([path], columns, pixel_format, f"file {path}"), split=split or ""), resolved.stem
     files = _parquet_paths(path)
     if not files:
@@ -103,7 +103,7 @@ def read_place(
 
 
 def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> RawImages:
-    """Read the images below a folder, one file at a time; return them.
+    """Read the images below a folder, one file at a time; return the images.
 
     Args:
         folder: the folder, which contains a folder for each class, or images, or a folder for each split ("train",
@@ -116,9 +116,13 @@ def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> 
         UsageError: there is no such split.
         FormatError: there are images beside class folders, a class has no images, or a file is not an image.
     """
-    inside = sorted(each.name for each in _list_folder(folder) if each.is_dir())
-    if inside and all(name in SPLITS for name in inside) and not list(_image_paths([folder], recursive=False)):
-        chosen_split = choose_split(inside, split, f"folder {folder}")
+    subfolders = sorted(each.name for each in _list_folder(folder) if each.is_dir())
+    if (
+        subfolders
+        and all(name in SPLIT_NAMES for name in subfolders)
+        and not list(_image_paths([folder], recursive=False))
+    ):
+        chosen_split = choose_split(subfolders, split, f"folder {folder}")
         return _read_class_folders(folder / chosen_split, chosen_split, pixel_format)
     return _read_class_folders(folder, "", pixel_format)
 
@@ -126,28 +130,33 @@ def _read_folder(folder: Path, split: str | None, pixel_format: PixelFormat) -> 
 def _read_class_folders(folder: Path, split: str, pixel_format: PixelFormat) -> RawImages:
     data_name = f"folder {folder}"
     classes = sorted(each.name for each in _list_folder(folder) if each.is_dir())
-    flat = list(_image_paths([folder], recursive=False))
-    if not classes and not flat:
+    unlabelled_files = list(_image_paths([folder], recursive=False))
+    if not classes and not unlabelled_files:
         found = f"none of them among {len(_list_folder(folder)):,} files" if _list_folder(folder) else "an empty folder"
         raise SourceNotFound(data_name, expected="PNG or JPEG images, or Parquet files", found=found, path=folder)
-    if classes and flat:
+    if classes and unlabelled_files:
         raise FormatError(
             data_name,
             expected="a folder for each class, or images alone",
-            found=f"folders ({', '.join(classes[:4])}{', …' if len(classes) > 4 else ''}) beside {flat[0].name}",
+            found=f"folders ({', '.join(classes[:4])}{', …' if len(classes) > 4 else ''}) "
+            f"beside {unlabelled_files[0].name}",
             path=folder,
         )
-    files_by_class = [flat] if flat else [list(_image_paths([folder / name], recursive=True)) for name in classes]
-    empty = [name for name, files in zip(classes, files_by_class, strict=not flat) if not files]
-    if empty and not flat:
-        found = f"none in {first_few([repr(name) for name in empty], 1)}"
+    files_by_class = (
+        [unlabelled_files]
+        if unlabelled_files
+        else [list(_image_paths([folder / name], recursive=True)) for name in classes]
+    )
+    empty_classes = [name for name, files in zip(classes, files_by_class, strict=not unlabelled_files) if not files]
+    if empty_classes and not unlabelled_files:
+        found = f"none in {first_few([repr(name) for name in empty_classes], 1)}"
         raise FormatError(data_name, expected="images in the folder of every class", found=found)
     buffer = ImageBuffer(pixel_format, sum(map(len, files_by_class)), data_name)
     for files in files_by_class:
         for file in files:
             buffer.add_encoded(file, f"image {file}")
-    labels = None if flat else [at for at, files in enumerate(files_by_class) for _ in files]
-    return RawImages(buffer.finish(), labels, () if flat else tuple(classes), split)
+    labels = None if unlabelled_files else [at for at, files in enumerate(files_by_class) for _ in files]
+    return RawImages(buffer.finish(), labels, () if unlabelled_files else tuple(classes), split)
 
 
 def _list_folder(folder: Path) -> list[Path]:
@@ -158,8 +167,8 @@ def _list_folder(folder: Path) -> list[Path]:
         raise SourceNotFound(f"folder {folder}", expected=expected, found=f"{error.strerror}", path=folder) from error
 
 
-def _image_paths(roots: list[Path], *, recursive: bool) -> Iterator[Path]:
-    for file in _walk_files(roots, recursive):
+def _image_paths(folders: list[Path], *, recursive: bool) -> Iterator[Path]:
+    for file in _walk_files(folders, recursive):
         if file.suffix.lower() in READ_SUFFIXES:
             yield file
         elif file.suffix.lower() in REFUSED_SUFFIXES:
@@ -177,18 +186,18 @@ def _parquet_paths(folder: Path) -> list[Path]:
     return sorted(p for p in _walk_files([folder], recursive=True) if p.suffix.lower() == ".parquet")
 
 
-def _walk_files(roots: list[Path], recursive: bool) -> Iterator[Path]:
+def _walk_files(folders: list[Path], recursive: bool) -> Iterator[Path]:
     """Yield files that are not hidden, in order; links are followed, but no folder is visited twice."""
-    seen = set()
-    for root in roots:
-        for at, inside, names in os.walk(root, followlinks=True):
-            stat = Path(at).stat()
-            if (stat.st_dev, stat.st_ino) in seen:
-                inside[:] = []
+    visited_folders = set()
+    for folder in folders:
+        for parent, folder_names, names in os.walk(folder, followlinks=True):
+            stat = Path(parent).stat()
+            if (stat.st_dev, stat.st_ino) in visited_folders:
+                folder_names[:] = []
                 continue
-            seen.add((stat.st_dev, stat.st_ino))
-            inside[:] = sorted(name for name in inside if not name.startswith(".")) if recursive else []
-            yield from (Path(at, name) for name in sorted(names) if not name.startswith("."))
+            visited_folders.add((stat.st_dev, stat.st_ino))
+            folder_names[:] = sorted(name for name in folder_names if not name.startswith(".")) if recursive else []
+            yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _read_address(address: str, split: str | None, columns: Columns, pixel_format: PixelFormat) -> RawImages:
@@ -211,7 +220,7 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
     if path.lower().endswith(".parquet"):
         chosen_files, split_name = [path], ""
     else:
-        listed = hub.list_files(repo, path, below=True)
+        listed = hub.list_files(repo, path, recursive=True)
         files = [file for file in listed if file.lower().endswith(".parquet")]
         if not files:
             kinds = sorted({PurePosixPath(file).suffix or file for file in listed})
@@ -243,10 +252,10 @@ def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tu
     groups: dict[tuple[str, str], list[str]] = {}
     for file in sorted(files):
         path = PurePosixPath(file)
-        numbered = _NUMBERED.fullmatch(path.stem)
+        numbered = _NUMBERED_FILE.fullmatch(path.stem)
         name, folder = numbered[1] if numbered else path.stem, path.parent
-        if not numbered and name not in SPLITS:
-            name, folder = (folder.name, folder.parent) if folder.name in SPLITS else ("", folder)
+        if not numbered and name not in SPLIT_NAMES:
+            name, folder = (folder.name, folder.parent) if folder.name in SPLIT_NAMES else ("", folder)
         groups.setdefault((str(folder), name), []).append(file)
     folders = sorted({folder for folder, _ in groups})
     if len(folders) > 1:
@@ -256,7 +265,7 @@ def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tu
         )
     name = choose_split([name for _, name in groups], split if any(name for _, name in groups) else None, data_name)
     chosen_files = groups[folders[0], name]
-    parts = [_NUMBERED.fullmatch(PurePosixPath(file).stem) for file in chosen_files]
+    parts = [_NUMBERED_FILE.fullmatch(PurePosixPath(file).stem) for file in chosen_files]
     if parts[0] is not None and [int(part[2]) for part in parts if part] != list(range(int(parts[0][3]))):
         expected = f"files {name}-00000-of-{parts[0][3]}.parquet and so on, all of them"
         raise FormatError(
@@ -283,7 +292,7 @@ def _read_tables(paths: Sequence[Path], columns: Columns, pixel_format: PixelFor
     footers = [parquet.read_footer(path, data_name) for path in paths]
     features = [parquet.features_of(schema) for schema, _ in footers]
     kinds = {column: features[0].get(column, {}).get("_type", "") for column in footers[0][0].names}
-    image, label = columns.choose(kinds, data_name)
+    image, label = columns.choose_columns(kinds, data_name)
     classes = [_class_names(file_features.get(label or "", {})) for file_features in features]
     for path, names in zip(paths, classes, strict=True):
         if names != classes[0]:

@@ -19,7 +19,7 @@ Images = TypeVar("Images", Tensor, npt.NDArray[np.uint8])
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Turns pixels into inputs of a collection's members.
+    """A function that turns pixels into inputs of a collection's members.
 
     Args:
         size: height and width in pixels.
@@ -40,7 +40,7 @@ class Preprocess:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for thing, expected, found, fits in (
+        for thing, expected, found, is_valid in (
             ("size", "a height and a width of at least 1", self.size, _are_counts(self.size, 2)),
             ("channels", "a number of at least 1", self.channels, _are_counts((self.channels,), 1)),
             ("mean", "a finite number for each channel", self.mean, _are_numbers(self.mean, self.channels)),
@@ -51,7 +51,7 @@ class Preprocess:
                 _are_numbers(self.std, self.channels) and min(self.std) > 0,
             ),
         ):
-            if not fits:
+            if not is_valid:
                 raise UsageError(f"preprocess {thing}", expected=expected, found=repr(found))
 
     def __call__(self, images: Tensor | npt.NDArray[np.uint8]) -> Tensor:
@@ -61,7 +61,8 @@ class Preprocess:
             images: uint8 pixels in 0..255, (batch, channel, height, width).
 
         Raises:
-            UsageError: the images have another type or shape. Type and scale are never guessed from the values.
+            UsageError: the images have another type or shape. The type and scale of pixels are never guessed from their
+                values.
         """
         pixels = images if isinstance(images, Tensor) else torch.from_numpy(self._check_pixels(images).copy())
         return self.on(pixels.device)(pixels)
@@ -80,13 +81,13 @@ class Preprocess:
             for numbers in (self.mean, self.std)
         )
 
-        def normalised(images: Tensor) -> Tensor:
+        def normalise(images: Tensor) -> Tensor:
             return self._check_pixels(images).to(torch.float32).div_(255).sub_(mean).div_(std)
 
-        return normalised
+        return normalise
 
     def _check_pixels(self, images: Images) -> Images:
-        """Check the type and shape of images; return them."""
+        """Check the type and shape of images; return the images."""
         if images.dtype not in (torch.uint8, np.dtype(np.uint8)):
             raise UsageError(
                 "images",
@@ -115,7 +116,8 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, fields: object) -> Preprocess:
-        """Make a preprocessing from the fields of a file, as `to_json` returns them; check them and return it.
+        """Make a preprocessing from the fields of a file, as `to_json` returns them; check the fields, and return the
+        preprocessing.
 
         Raises:
             FormatError: a field is missing, unknown, or has a wrong type.

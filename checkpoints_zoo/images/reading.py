@@ -25,11 +25,11 @@ from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.networks.device import free_if_short
 
-SPLITS = ("test", "train", "validation", "valid", "val", "eval", "dev")
+SPLIT_NAMES = ("test", "train", "validation", "valid", "val", "eval", "dev")
 
 MAX_PIXELS = 2**26  # Largest number of pixels of one image.
-MODES = {1: "L", 3: "RGB"}
-FORMATS = ("PNG", "JPEG")
+MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
+IMAGE_FORMATS = ("PNG", "JPEG")
 
 # Errors that Pillow raises for bytes that are no image, or a damaged image.
 DECODE_ERRORS = (
@@ -59,10 +59,10 @@ class PixelFormat:
 
     def __post_init__(self) -> None:
         size: object = self.size
-        whole = isinstance(size, tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
-        if self.size is not None and not (whole and self.size[0] * self.size[1] <= MAX_PIXELS):
+        is_pair_of_counts = isinstance(size, tuple) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)
+        if self.size is not None and not (is_pair_of_counts and self.size[0] * self.size[1] <= MAX_PIXELS):
             raise UsageError("size of images", expected="(height, width) in pixels", found=repr(self.size)[:80])
-        if self.channels not in (None, *MODES):
+        if self.channels not in (None, *MODE_OF_CHANNELS):
             raise UsageError("channels of images", expected="1 (grey) or 3 (colour)", found=repr(self.channels)[:80])
 
     def __bool__(self) -> bool:
@@ -76,34 +76,34 @@ class Columns:
     image: str | None = None
     label: str | None = None
 
-    def choose(self, kinds: Mapping[str, str], data_name: str) -> tuple[str, str | None]:
+    def choose_columns(self, column_kinds: Mapping[str, str], data_name: str) -> tuple[str, str | None]:
         """Choose a column of images and one of labels; return their names, None for no labels.
 
         Args:
-            kinds: column name -> kind as the data says it: "Image", "ClassLabel", or anything else.
+            column_kinds: column name -> kind as the data says it: "Image", "ClassLabel", or anything else.
             data_name: the data's name in errors.
 
         Raises:
-            UsageError: there is no column of the right kind, or there are several.
+            UsageError: there is no column of the right kind, or there are several such columns.
         """
-        image = self._choose_column(self.image, "Image", "image", kinds, data_name)
+        image = self._choose_column(self.image, "Image", "image", column_kinds, data_name)
         if image is None:
             raise UsageError(
                 data_name,
                 expected="a column of kind Image, or one called 'image'",
-                found=_list_columns(kinds),
+                found=_list_columns(column_kinds),
                 do='Name the columns: `zoo.images.of(…, image="…", label="…")`',
             )
-        return image, self._choose_column(self.label, "ClassLabel", "label", kinds, data_name)
+        return image, self._choose_column(self.label, "ClassLabel", "label", column_kinds, data_name)
 
     def _choose_column(
-        self, column_name: str | None, kind: str, default: str, kinds: Mapping[str, str], data_name: str
+        self, column_name: str | None, kind: str, default: str, column_kinds: Mapping[str, str], data_name: str
     ) -> str | None:
         if column_name is not None:
-            if column_name not in kinds:
-                raise UsageError(data_name, expected=f"a column {column_name!r}", found=_list_columns(kinds))
+            if column_name not in column_kinds:
+                raise UsageError(data_name, expected=f"a column {column_name!r}", found=_list_columns(column_kinds))
             return column_name
-        columns_of_kind = [column for column, of in kinds.items() if of == kind]
+        columns_of_kind = [column for column, column_kind in column_kinds.items() if column_kind == kind]
         if len(columns_of_kind) > 1:
             raise UsageError(
                 data_name,
@@ -111,30 +111,30 @@ class Columns:
                 found=_list_columns(columns_of_kind),
                 do=f'Choose one: `zoo.images.of(…, {default}="{columns_of_kind[0]}")`',
             )
-        return columns_of_kind[0] if columns_of_kind else default if default in kinds else None
+        return columns_of_kind[0] if columns_of_kind else default if default in column_kinds else None
 
 
 def _list_columns(columns: Iterable[str]) -> str:
     return first_few(list(columns), 12) or "no columns"
 
 
-def choose_split(splits: Iterable[str], requested: str | None, data_name: str) -> str:
+def choose_split(splits: Iterable[str], requested_split: str | None, data_name: str) -> str:
     """Return the requested split of a place; without a request, the only one, or "test".
 
     Args:
         splits: the names of the place's splits.
-        requested: name of the requested split, or None.
+        requested_split: name of the requested split, or None.
         data_name: name of the data in error texts.
 
     Raises:
         UsageError: there is no split of the requested name, or none called "test".
     """
     names = sorted(set(splits))
-    if requested is None and len(names) == 1:
+    if requested_split is None and len(names) == 1:
         return names[0]
-    chosen = "test" if requested is None else requested
+    chosen = "test" if requested_split is None else requested_split
     if chosen not in names:
-        do = f'Choose one: `split="{names[0]}"`' if requested is None else ""
+        do = f'Choose one: `split="{names[0]}"`' if requested_split is None else ""
         raise UsageError(
             f"split {chosen!r} of {data_name}", expected=f"one of {', '.join(names)}", found="none such", do=do
         )
@@ -162,7 +162,7 @@ class RawImages:
 class ImageBuffer:
     """A buffer that collects images in one array, which grows if more images arrive than were announced.
 
-    Grey images among coloured ones are repeated in three channels, which loses nothing.
+    Grey images among coloured images get three equal channels, so that all pixel values stay exact.
 
     Args:
         pixel_format: the size and channels to which images are converted.
@@ -175,13 +175,13 @@ class ImageBuffer:
     def __init__(
         self,
         pixel_format: PixelFormat,
-        total: int,
+        announced_count: int,
         data_name: str,
         shape: tuple[int, int, int] | None = None,
-        modes: tuple[str, ...] = (),
+        allowed_modes: tuple[str, ...] = (),
     ) -> None:
-        self.pixel_format, self.total, self.data_name = pixel_format, max(1, total), data_name
-        self.modes, self.count = modes, 0
+        self.pixel_format, self.total, self.data_name = pixel_format, max(1, announced_count), data_name
+        self.modes, self.count = allowed_modes, 0
         self.array: Array | None = None if shape is None else self._allocate(self.total, shape, np.dtype(np.uint8))
 
     def add_picture(self, image: Image.Image, image_name: str, upright: bool = False, mode: str | None = None) -> None:
@@ -220,13 +220,13 @@ class ImageBuffer:
             image = image.convert(mode)
         image = _to_grey_or_rgb(image, image_name)
         channels = self.pixel_format.channels
-        if channels is not None and image.mode != MODES[channels]:
-            image = image.convert(MODES[channels])
+        if channels is not None and image.mode != MODE_OF_CHANNELS[channels]:
+            image = image.convert(MODE_OF_CHANNELS[channels])
         if self.pixel_format.size is not None:
             height, width = self.pixel_format.size
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         pixels = np.asarray(image)
-        self._append((pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))[None], image_name)
+        self._append_images((pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))[None], image_name)
 
     def add_encoded(
         self, encoded: bytes | Path, image_name: str, upright: bool = False, mode: str | None = None
@@ -247,7 +247,7 @@ class ImageBuffer:
         except OSError as error:
             raise SourceNotFound(image_name, expected="a file that can be read", found=f"{error.strerror}") from error
         try:
-            with _complete_images(), Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
+            with _complete_images(), Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as image:
                 self.add_picture(image, image_name, upright, mode)
         except FormatError:
             raise
@@ -268,9 +268,9 @@ class ImageBuffer:
             images.shape[1],
         )
         if fits:
-            self._append(images, image_name)
+            self._append_images(images, image_name)
             return
-        if images.shape[1] not in MODES:
+        if images.shape[1] not in MODE_OF_CHANNELS:
             found = f"{images.shape[1]}"
             raise UsageError(image_name, expected="1 or 3 channels, to be resized or recoloured", found=found)
         for image in images:
@@ -299,7 +299,7 @@ class ImageBuffer:
                 do="Give images of one size, or `size=(height, width)` to `zoo.images.of`, which resizes them",
             )
 
-    def _append(self, images: Array, image_name: str) -> None:
+    def _append_images(self, images: Array, image_name: str) -> None:
         if 0 in images.shape[1:]:
             raise FormatError(image_name, expected="a pixel or more", found=f"shape {images.shape[1:]}")
         if self.array is None:
@@ -351,11 +351,11 @@ def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:
     if image.mode in ("LA", "RGBA") and image.getchannel("A").getextrema() == (255, 255):
         return image.convert(image.mode[:-1])
     if image.mode not in ("L", "RGB"):
-        transparent = image.mode in ("LA", "RGBA", "P", "PA")
+        may_be_transparent = image.mode in ("LA", "RGBA", "P", "PA")
         raise FormatError(
             image_name,
             expected="8-bit grey or RGB pixels",
-            found=f"mode {image.mode}{', some of it transparent' if transparent else ''}",
-            do="Convert it to RGB first" + (", on a background of your choice" if transparent else ""),
+            found=f"mode {image.mode}{', some of it transparent' if may_be_transparent else ''}",
+            do="Convert it to RGB first" + (", on a background of your choice" if may_be_transparent else ""),
         )
     return image

@@ -21,7 +21,7 @@ from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, shared_names
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 LINEAR_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-ROUNDING = 1e-4  # largest allowed change of a logit, as a share of the largest logit, in float32
+LARGEST_LOGIT_CHANGE = 1e-4  # largest allowed change of a logit, as a share of the largest logit, in float32
 
 
 class _NormTracer(Tracer):
@@ -99,7 +99,7 @@ def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None
     with torch.no_grad():
         expected, logits = before(example), module(example)
     difference = float((logits - expected).abs().max() / expected.abs().max())
-    if not difference < ROUNDING:
+    if not difference < LARGEST_LOGIT_CHANGE:
         raise UsageError(
             f"batch norms of {type(module).__name__}",
             expected="equal logits after folding",
@@ -111,7 +111,7 @@ def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None
 def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tuple[str, nn.Module]]:
     """Find the batch norms that can be folded; return norm -> (layer before it, module that replaces it)."""
     try:
-        graph = _NormTracer().record(module)
+        graph = _NormTracer().record_graph(module)
     except TRACE_ERRORS as error:
         raise UsageError(
             f"module {type(module).__name__}",

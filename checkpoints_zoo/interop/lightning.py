@@ -22,8 +22,8 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.formats.disk import check_room, replace_file, writing_into
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap
+from checkpoints_zoo.formats.disk import check_room, replace_file, translate_write_errors
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, KeyMap
 
 VERSION = "2.4.0"  # version of lightning whose format the files have; later versions convert them.
 LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # of torch.load
@@ -49,7 +49,8 @@ def write_checkpoints(
             earlier snapshot: readers of whole folders sort the files by name.
         prefix: text put before each tensor name; "" for a plain module.
         dtype: dtype of the weights; None for the stored dtype. Running statistics stay float32.
-        upstream: whether to use the names and shapes of torch-uncertainty's nets ("layer2.0.shortcut.0.weight").
+        upstream: whether tensors get the names and shapes of torch-uncertainty's networks
+            ("layer2.0.shortcut.0.weight").
 
     Raises:
         UsageError: members are no collection; a file of that name with other content exists, and nothing is written; or
@@ -76,7 +77,7 @@ def write_checkpoints(
             _check_existing(path, file_format.checkpoint(member))
         else:
             missing.append((member, path))
-    with writing_into(root):
+    with translate_write_errors(root):
         for index, (member, path) in enumerate(missing):
             raw = _serialize(file_format.checkpoint(member))
             if index == 0:
@@ -92,11 +93,11 @@ def _file_name(member: Member) -> str:
 
 def _key_map(members: Collection) -> KeyMap:
     """Return the rules that map our names to torch-uncertainty's."""
-    key_map = UPSTREAM.get(members.description.architecture)
+    key_map = KEY_MAPS.get(members.description.architecture)
     if key_map is None or key_map.by_shape:
         raise UsageError(
             f"torch-uncertainty's names for {members.name}",
-            expected=f"members of {' or '.join(n for n, rules in UPSTREAM.items() if not rules.by_shape)}",
+            expected=f"members of {' or '.join(n for n, rules in KEY_MAPS.items() if not rules.by_shape)}",
             found=members.description.architecture,
         )
     return key_map
@@ -124,7 +125,7 @@ class _CheckpointFormat:
     def stored_tensor(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
         """Return the name and the tensor in the file for a tensor of the module."""
         if self.key_map is not None:
-            name, shape = self.key_map.stored(name, tuple(tensor.shape))
+            name, shape = self.key_map.translate_to_stored(name, tuple(tensor.shape))
             tensor = tensor.reshape(shape)
         return self.prefix + name, tensor.contiguous()
 
@@ -132,7 +133,7 @@ class _CheckpointFormat:
 def _serialize(checkpoint: dict[str, Any]) -> memoryview:
     """Return the bytes of a file.
 
-    They are written to memory first, since torch.save would write the name of a file into them.
+    The bytes are written to memory first, since torch.save would write the name of a file into the file.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint, buffer)

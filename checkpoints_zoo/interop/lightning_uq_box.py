@@ -26,7 +26,7 @@ REQUIREMENT = "lightning-uq-box>=0.2,<1"
 def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None, *, task: str = "multiclass") -> Any:
     """Return a DeepEnsembleClassification that holds the members in memory.
 
-    It is an instance of lightning-uq-box's class, so `predict_step`, `test_step` and Trainers work as with that class.
+    The result is an instance of lightning-uq-box's class, so `predict_step`, `test_step` and Trainers work as usual.
     Its outputs are equal up to 1e-5 of the largest.
 
     Args:

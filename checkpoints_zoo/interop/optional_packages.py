@@ -16,7 +16,7 @@ _IGNORED_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
 
 
 def import_optional(module: str, *requirements: str) -> ModuleType:
-    """Import a module of an optional package; return it.
+    """Import a module of an optional package; return the module.
 
     Args:
         module: dotted name of the module.

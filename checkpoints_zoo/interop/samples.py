@@ -70,7 +70,7 @@ def from_samples(
     """Make a source from draws of a posterior, one member a draw; return the collection loaded from it.
 
     An iterator is read one draw at a time, with one draw in memory. The manifest is written last, so an interruption
-    keeps the earlier content. If the folder has the first of these draws already, the others are added.
+    keeps the earlier content. If the folder has the first draws already, the other draws are added.
 
     Args:
         samples: list or iterator of state dicts; or tensors stacked by name (draw, …); or flat vectors with `order`,
@@ -127,7 +127,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable_folder("local/copies")
-    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
         try:
@@ -135,7 +135,9 @@ def from_samples(
                 state = reader(draw, index)
                 if writer.head is None:
                     writer.begin(
-                        pickles.head_of(state), reader.counters, chosen_net.architecture or str(chosen_net.custom_name)
+                        pickles.header_of_state_dict(state),
+                        reader.counters,
+                        chosen_net.architecture or str(chosen_net.custom_name),
                     )
                     new_description = user_columns.make_description(
                         name, chosen_net.facts(), writer.layouts, json_facts, like
@@ -179,7 +181,7 @@ def _check_names(name: str, method: str) -> None:
 def _check_columns(
     columns: Mapping[str, Any] | None, method: str, run: int | Sequence[int] | None, has_images: bool
 ) -> Row:
-    """Check the columns before a draw is read; return them, with the column `run`."""
+    """Check the columns before a draw is read; return the columns, with the column `run`."""
     checked = dict(columns or {})
     user_columns.check_names(checked)
     if repeated := sorted({"method", "run", "draw"} & set(checked)):
@@ -249,7 +251,9 @@ class DrawReader:
         self.shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
         self.counters = tuple(name for name in state if is_counter(name))
         self.parameters = [name for name, _ in module.named_parameters() if name in state]
-        self.first_name = first_names(module)  # tied tensors may be given under their first name only
+        self.first_name = first_names(
+            module
+        )  # name of a tied tensor -> the first name of this tensor, the only one that draws need
         self.buffers = [n for n, t in state.items() if n in self.shapes and not isinstance(t, nn.Parameter)]
         self.shared_buffers = self._check_buffers(buffers)
         self.order = self._check_order(order)
@@ -280,11 +284,11 @@ class DrawReader:
         return {name: state[name].detach().cpu() for name in self.buffers}
 
     def __call__(self, draw: Draw, index: int) -> State:
-        """Complete a draw; return its tensors in the order of the module, on the CPU.
+        """Add missing buffers to the tensors of a draw; return the tensors in the order of the module, on the CPU.
 
         Args:
-            draw: tensors by name, or a flat vector (weight,).
-            index: position of the draw, for errors.
+            draw: name -> tensor, or a flat vector of shape (weight,).
+            index: position of the draw, for error texts.
 
         Raises:
             LayoutError: tensors are missing, extra or misshapen.
@@ -431,7 +435,7 @@ class DrawWriter:
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
-        if (head := pickles.head_of(state)) != self.head and self.head:
+        if (head := pickles.header_of_state_dict(state)) != self.head and self.head:
             dtypes = zip(head.tensors, self.head.tensors, strict=True)
             name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
             raise LayoutError(f"tensor {name!r} of draw {index}", expected=f"{expected}, as in the first", found=found,

@@ -1,5 +1,7 @@
 """Run the chains of all runs together, and diagnose their mixing: R-hat and effective sample sizes.
 
+Equation numbers are those of Vehtari et al., Rank-normalization, folding, and localization: an improved R-hat (2021).
+
 Axes: stacked parameters are (run, *shape), draws (draw, *shape); in diagnostics (chain, draw, quantity).
 """
 
@@ -21,7 +23,8 @@ from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
 Update = Callable[[Any, Batch], tuple[Any, Tensor]]
-DIAGNOSED = 10_000  # number of parameters, evenly spaced, for which R-hat and effective sample sizes are computed
+# Largest number of parameters, evenly spaced, for which R-hat and effective sample sizes are computed.
+DIAGNOSED_PARAMETERS = 10_000
 
 
 def run_chains(
@@ -44,10 +47,10 @@ def run_chains(
     Args:
         problem: the problem whose posterior the chains sample.
         name: name of the method.
-        update: update function of the package posteriors, for all runs together; it returns the state and each run's
-            log density.
+        update: update function of the package posteriors, for all runs together; the function returns the state and
+            each run's log density.
         state: state of all chains.
-        kept: numbers of steps after which a draw is taken, rising.
+        draw_steps: rising numbers of steps after which a draw is taken.
         batch_size: number of images per step; each run has its own images.
         seed: seed of all random numbers.
         friction: share of the momenta that is lost in each step; None for chains without momenta.
@@ -65,8 +68,8 @@ def run_chains(
     temperatures: list[Tensor] = []
     with seed_torch(derive_seed(seed, f"{name} noise"), problem.device):
         for step in range(1, draw_steps[-1] + 1):
-            state, level = update(state, next(batches))
-            window.append(level)
+            state, log_density = update(state, next(batches))
+            window.append(log_density)
             if step == draw_steps[len(draws)]:
                 draws.append({n: p.cpu() for n, p in state.params.items()})
                 log_densities.append(torch.stack(list(window)).mean(0).cpu())
@@ -74,21 +77,21 @@ def run_chains(
                     temperatures.append((1 - friction / 2) * _mean_square(state.momenta))
                 _check_finite(name, draws[-1], step)
 
-    level = torch.stack(log_densities).double()
-    finished = []
+    log_density = torch.stack(log_densities).double()
+    finished_runs = []
     for run in range(runs):
         params = {n: torch.stack([draw[n][run] for draw in draws]) for n in draws[0]}
-        flat = torch.cat([p.flatten(1) for p in params.values()], 1)
-        flat = flat[:, :: math.ceil(flat.shape[1] / DIAGNOSED)]
-        facts = {"log_posterior": float(level[:, run].mean())}
+        flat_params = torch.cat([p.flatten(1) for p in params.values()], 1)
+        flat_params = flat_params[:, :: math.ceil(flat_params.shape[1] / DIAGNOSED_PARAMETERS)]
+        facts = {"log_posterior": float(log_density[:, run].mean())}
         if len(draws) >= 4:
-            facts["rhat_log_posterior"] = float(rhat(level[None, :, run, None]))
-            facts["rhat"] = float(rhat(flat[None]).nanmedian())
-            facts["ess"] = float(effective_size(flat[None]).nanmedian())
+            facts["rhat_log_posterior"] = float(rhat(log_density[None, :, run, None]))
+            facts["rhat"] = float(rhat(flat_params[None]).nanmedian())
+            facts["ess"] = float(effective_size(flat_params[None]).nanmedian())
         if temperatures:
             facts["kinetic_temperature"] = float(torch.stack(temperatures).mean(0)[run])
-        finished.append(Run(problem.finish(params), facts))
-    return finished
+        finished_runs.append(Run(problem.finish(params), facts))
+    return finished_runs
 
 
 def _mean_square(momenta: Tensors) -> Tensor:
@@ -96,11 +99,11 @@ def _mean_square(momenta: Tensors) -> Tensor:
     return torch.cat([m.flatten(1) for m in momenta.values()], 1).square().mean(1).cpu()
 
 
-def _check_finite(name: str, params: Tensors, step: int) -> None:
+def _check_finite(method_name: str, params: Tensors, step: int) -> None:
     finite = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0)
     if not bool(finite.all()):
         raise UsageError(
-            f"chains of {name}",
+            f"chains of {method_name}",
             expected="finite parameters",
             found=f"others in run {int((~finite).nonzero()[0])} at step {step:,}",
             do="Lower lr: the step has to be small for the largest curvature",
@@ -113,42 +116,44 @@ def rhat(draws: Tensor) -> Tensor:
     Each chain is cut into halves, so that one chain has an R-hat too.
 
     Args:
-        draws: (chain, draw, quantity), 4 draws or more.
+        draws: draws (chain, draw, quantity), 4 draws or more.
 
     Raises:
-        UsageError: fewer draws.
+        UsageError: there are fewer than 4 draws.
 
-    >>> still, moving = torch.tensor([1.0, -1.0, 2.0, -2.0] * 5), torch.arange(20.0)
-    >>> rhat(torch.stack([still, moving], -1)[None]).round(decimals=2)
+    >>> constant, rising = torch.tensor([1.0, -1.0, 2.0, -2.0] * 5), torch.arange(20.0)
+    >>> rhat(torch.stack([constant, rising], -1)[None]).round(decimals=2)
     tensor([0.9900, 2.1200], dtype=torch.float64)
     """
     halves = _split_chains(draws)
     middle = halves.flatten(0, 1).quantile(0.5, dim=0)
-    folded = (halves - middle).abs()
-    return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(folded)))  # fmax ignores NaN
+    deviations = (halves - middle).abs()
+    return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(deviations)))  # fmax ignores NaN
 
 
 def plain_rhat(draws: Tensor) -> Tensor:
-    """Compute R-hat of chains as they are, neither split nor ranked (equations 1 to 4); return it.
+    """Compute R-hat of chains as they are, neither split nor ranked (equations 1 to 4 of Vehtari et al. 2021); return
+    it.
 
     Args:
-        draws: (chain, draw, quantity), 2 chains and 2 draws or more.
+        draws: draws (chain, draw, quantity), 2 chains and 2 draws or more.
     """
     within, total = _variances(draws.double())
     return (total / within).sqrt()
 
 
 def effective_size(draws: Tensor) -> Tensor:
-    """Compute the effective sample size of means over all chains' draws (equations 10 to 13); return it.
+    """Compute the effective sample size of means over all chains' draws (Vehtari et al. 2021, equations 10 to 13);
+    return the size.
 
     Autocorrelations are summed in pairs up to the first negative pair, and each pair is cut at the pair before it
     (Geyer 1992). The size is at most S · log10(S) for S draws.
 
     Args:
-        draws: (chain, draw, quantity), 4 draws or more.
+        draws: draws (chain, draw, quantity), 4 draws or more.
 
     Raises:
-        UsageError: fewer draws.
+        UsageError: there are fewer than 4 draws.
 
     >>> independent = torch.randn(4, 500, 1, generator=torch.Generator().manual_seed(0))
     >>> effective_size(independent).round(decimals=-2)
@@ -157,16 +162,16 @@ def effective_size(draws: Tensor) -> Tensor:
     halves = _split_chains(draws)
     chains, length = halves.shape[:2]
     within, total = _variances(halves)
-    # Equation 10 takes the biased autocovariance of each chain.
+    # Equation 10 of Vehtari et al. takes the biased autocovariance of each chain.
     covariance = _autocovariance(halves).mean(0) * length / (length - 1)
     correlation = 1 - (within - covariance) / total  # (lag, quantity)
     correlation[0] = 1
     pairs = correlation[: length // 2 * 2].reshape(length // 2, 2, -1).sum(1)
     positive = (pairs > 0).cummin(0).values
-    summed = (pairs.cummin(0).values * positive).sum(0)
+    correlation_sum = (pairs.cummin(0).values * positive).sum(0)
     size = chains * length
     largest_size = size * torch.tensor(float(size)).log10().double()
-    sizes = (size / (2 * summed - 1)).clamp(max=largest_size)
+    sizes = (size / (2 * correlation_sum - 1)).clamp(max=largest_size)
     return torch.where(sizes > 0, sizes, torch.where(total > 0, largest_size, torch.nan))
 
 
@@ -181,18 +186,20 @@ def _split_chains(draws: Tensor) -> Tensor:
 
 
 def _variances(chains: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the variance within chains and the estimated total variance (equations 2 and 3), each (quantity,)."""
+    """Return the variance within chains and the estimated total variance (Vehtari et al. 2021, equations 2 and 3), each
+    (quantity,)."""
     length = chains.shape[1]
     within = chains.var(1).mean(0)
     return within, (length - 1) / length * within + chains.mean(1).var(0)
 
 
 def _normal_scores(chains: Tensor) -> Tensor:
-    """Replace values by the normal quantiles of their ranks (equation 14); equal values get their mean rank."""
+    """Replace values by the normal quantiles of their ranks (Vehtari et al. 2021, equation 14); equal values get their
+    mean rank."""
     values = chains.flatten(0, 1).T.contiguous()  # (quantity, draw)
     ordered = values.sort(1).values
-    below, upto = torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
-    rank = (below + upto + 1) / 2
+    below, below_or_equal = torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
+    rank = (below + below_or_equal + 1) / 2
     scores: Tensor = torch.special.ndtri((rank.double() - 3 / 8) / (values.shape[1] + 1 / 4))
     return scores.T.reshape(chains.shape)
 
@@ -202,5 +209,5 @@ def _autocovariance(chains: Tensor) -> Tensor:
     length = chains.shape[1]
     centred = chains - chains.mean(1, keepdim=True)
     spectrum = torch.fft.rfft(centred, n=2 * length, dim=1)
-    summed: Tensor = torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=1)
-    return summed[:, :length] / length
+    correlation_sum: Tensor = torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=1)
+    return correlation_sum[:, :length] / length

@@ -33,13 +33,13 @@ class DeepEnsemble:
     independent: ClassVar[bool] = True
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Train members, the problem's modes; return a run of one draw for each.
+        """Train members, which are the problem's modes; return a run of one draw for each member.
 
         Args:
             problem: the network and its training images.
-            runs: members.
-            draws: 1.
-            seed: ignored, since a member's seed is its number.
+            runs: number of members.
+            draws: number of draws of each run; it must be 1.
+            seed: ignored, since the seeds of members are fixed numbers.
 
         Raises:
             UsageError: more than one draw per run is requested, or a loss was not finite.
@@ -48,7 +48,9 @@ class DeepEnsemble:
         if draws != 1:
             raise UsageError("draws of a deep ensemble", expected="1: a run is a member", found=str(draws))
         params, buffers = problem.modes(runs)
-        all_tensors = problem.whole({name: t for name, t in {**params, **buffers}.items() if not is_counter(name)})
+        all_tensors = problem.add_tied_names(
+            {name: t for name, t in {**params, **buffers}.items() if not is_counter(name)}
+        )
         return [Run({name: t[at : at + 1].detach().cpu() for name, t in all_tensors.items()}) for at in range(runs)]
 
     @classmethod
@@ -65,9 +67,10 @@ def train_members(
     device: str = "cpu",
     say: Callable[[str], object] = lambda text: None,
 ) -> None:
-    """Train members with seeds from 1,000,000 on into a folder; members that it has already stay.
+    """Train members with seeds from 1,000,000 on into a folder; members that the folder already has stay.
 
-    If a call was killed, the next call continues where it stopped. The rows have the same columns as those of other
+    If a call was killed, the next call continues where the killed call stopped. The rows have the same columns as those
+    of other
     trained members: seed, recipe, hash, figures.
 
     Args:
@@ -82,11 +85,11 @@ def train_members(
         UsageError: the network can't be trained, or the folder has members of another recipe under this name.
         LockedError, StorageError: another process is training into the folder, or the disk is full.
     """
-    named = replace(recipe, name=name, members=members, made_from=recipe.made_from or recipe.name)
-    train_into(named, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
+    named_recipe = replace(recipe, name=name, members=members, made_from=recipe.made_from or recipe.name)
+    train_into(named_recipe, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
 
 
-def check_fresh(members: Collection, reference: Collection) -> None:
+def check_no_shared_members(members: Collection, reference: Collection) -> None:
     """Check by content hashes that no member is in a reference population.
 
     Args:
@@ -105,10 +108,10 @@ def check_fresh(members: Collection, reference: Collection) -> None:
             found="rows without",
             do="`zoo-cli import --hash` fills them in",
         )
-    if both := [row["member"] for row in rows if row["sha256"] in set(reference_hashes)]:
+    if shared_members := [row["member"] for row in rows if row["sha256"] in set(reference_hashes)]:
         raise UsageError(
             f"members of {members.name}",
             expected=f"none that are in {reference.name}",
-            found=f"the same weights as {format_ids([(member, None) for member in both])} there",
+            found=f"the same weights as {format_ids([(member, None) for member in shared_members])} there",
             collection=members.name,
         )

@@ -25,7 +25,9 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
 _MASK = "dropout_mask"
-TOLERANCE = 1e-4  # share of the largest logit: rounding is smaller, the error of a layer with another formula is larger
+# Largest allowed difference of logits, as a share of the largest logit: rounding is smaller, the error of a layer with
+# another formula is larger.
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Dropout:
 
     Dropout acts on the input of every linear and convolutional layer but the first: on units before a linear layer, on
     whole channels before a convolution. In training each image has its own masks in each step. A draw is one mask for
-    all inputs; running statistics are those of the training. Each run starts from the initialisation of its mode.
+    all inputs; running statistics are those of the training. Each run starts from the initial weights of its mode.
 
     Args:
         rate: share of units that are set to 0.
@@ -53,7 +55,7 @@ class Dropout:
 
         Args:
             problem: the network and its training images.
-            runs: networks.
+            runs: number of networks.
             draws: number of masks of each network.
             seed: seed of the draws' masks. The seed of a network is 1,000,000 plus its number, like the seed of its
                 mode.
@@ -64,17 +66,17 @@ class Dropout:
                 in its state.
         """
         check_settings(self, runs, draws)
-        layers = find_dropout_layers(problem.network(), problem.inputs[:2])
+        layers = find_layers_to_drop_before(problem.network(), problem.inputs[:2])
         modes, fitted_runs = self._train_modes(problem, layers, runs), []
         for run in range(runs):
             state = {name: tensor[run] for name, tensor in modes.items()}
-            drawn = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
-            folded = fold_masks(state, layers, drawn)
-            _check_folding(problem, layers, state, drawn, folded)
-            fitted_runs.append(Run(problem.whole(folded)))
+            masks = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
+            folded_state = fold_masks(state, layers, masks)
+            _check_folding(problem, layers, state, masks, folded_state)
+            fitted_runs.append(Run(problem.add_tied_names(folded_state)))
         return fitted_runs
 
-    def _train_modes(self, problem: Problem, layers: Sequence[Layer], runs: int) -> Tensors:
+    def _train_modes(self, problem: Problem, layers: Sequence[MaskedLayer], runs: int) -> Tensors:
         def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:
             return _gradient(recipe, ids, layers, self.rate, problem.device)
 
@@ -89,28 +91,29 @@ class Dropout:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer whose input is masked.
+class MaskedLayer:
+    """A layer whose input is multiplied by dropout masks.
 
     Args:
         name: name of the module.
         units: number of features or channels of the layer's input.
         groups: number of groups of a convolution; 1 for a transposed convolution, whose weights have one axis for all
             channels.
-        first: whether the first axis of the layer's weight counts its input units; otherwise the second axis does.
+        input_axis_first: whether the first axis of the layer's weight counts its input units; otherwise the second axis
+            does.
     """
 
     name: str
     units: int
     groups: int
-    first: bool
+    input_axis_first: bool
 
 
-def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
+def find_layers_to_drop_before(network: nn.Module, inputs: Tensor) -> list[MaskedLayer]:
     """Find the linear and convolutional layers of a network, in the order of their calls; return all but the first.
 
     Args:
-        network: module to be searched; it runs once, and is in eval mode afterwards.
+        network: module to be searched; the module runs once, and is in eval mode afterwards.
         inputs: two or more inputs, (batch, channel, height, width).
 
     Raises:
@@ -118,34 +121,36 @@ def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
             its own.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 2))
-    >>> find_dropout_layers(net, torch.zeros(2, 1, 4, 4))
-    [Layer(name='2', units=16, groups=1, first=False)]
+    >>> find_layers_to_drop_before(net, torch.zeros(2, 1, 4, 4))
+    [MaskedLayer(name='2', units=16, groups=1, input_axis_first=False)]
     """
-    weighted: dict[nn.Module, str] = {
+    name_of_layer: dict[nn.Module, str] = {
         m: name for name, m in network.named_modules() if isinstance(m, nn.Linear | _ConvNd)
     }
     calls: dict[str, list[int]] = {}
 
     def record_call(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        calls.setdefault(weighted[layer], []).append(len(inputs[0]))
+        calls.setdefault(name_of_layer[layer], []).append(len(inputs[0]))
 
-    hooks = [layer.register_forward_pre_hook(record_call) for layer in weighted]
+    hooks = [layer.register_forward_pre_hook(record_call) for layer in name_of_layer]
     try:
         with torch.no_grad():
             network.to(inputs.device).eval()(inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    for name in weighted.values():
+    for name in name_of_layer.values():
         if calls.get(name) != [len(inputs)]:
             raise UsageError(
                 f"dropout before layer {name!r}",
                 expected="a layer that is called once, with all inputs",
                 found=f"{len(calls.get(name, []))} calls" if len(calls.get(name, [])) != 1 else "another batch",
             )
-    if len(weighted) < 2:
-        raise UsageError("dropout", expected="two linear or convolutional layers or more", found=str(len(weighted)))
-    layer_by_name = {name: layer for layer, name in weighted.items()}
+    if len(name_of_layer) < 2:
+        raise UsageError(
+            "dropout", expected="two linear or convolutional layers or more", found=str(len(name_of_layer))
+        )
+    layer_by_name = {name: layer for layer, name in name_of_layer.items()}
     names = list(calls)[1:]
     shared = shared_names(network)
     for name in names:
@@ -159,89 +164,99 @@ def find_dropout_layers(network: nn.Module, inputs: Tensor) -> list[Layer]:
     return [_describe_layer(name, layer_by_name[name]) for name in names]
 
 
-def _describe_layer(name: str, layer: nn.Module) -> Layer:
+def _describe_layer(name: str, layer: nn.Module) -> MaskedLayer:
     if isinstance(layer, _ConvNd):
         transposed = isinstance(layer, _ConvTransposeNd)
-        return Layer(name, layer.in_channels, 1 if transposed else layer.groups, transposed)
-    return Layer(name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
+        return MaskedLayer(name, layer.in_channels, 1 if transposed else layer.groups, transposed)
+    return MaskedLayer(name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
 
 
-def fold_masks(state: Mapping[str, Tensor], layers: Sequence[Layer], masks: Mapping[str, Tensor]) -> Tensors:
+def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks: Mapping[str, Tensor]) -> Tensors:
     """Multiply layers' weights by the masks of their inputs; return stacked states, name -> (draw, *shape).
 
     Args:
-        state: state of one network.
+        state: tensors of one network by name.
         layers: layers whose inputs are masked.
-        masks: layer's name -> 0, or 1/(1 - rate), (draw, unit).
+        masks: masks of the layers' inputs, layer's name -> (draw, unit); values are 0 and 1/(1 - rate).
 
-    >>> layer = Layer("fc", units=2, groups=1, first=False)
+    >>> layer = MaskedLayer("fc", units=2, groups=1, input_axis_first=False)
     >>> fold_masks({"fc.weight": torch.ones(1, 2)}, [layer], {"fc": torch.tensor([[0.0, 2.0]])})["fc.weight"]
     tensor([[[0., 2.]]])
     """
     draws = len(next(iter(masks.values())))
-    folded = {name: tensor.expand(draws, *tensor.shape) for name, tensor in state.items()}
+    folded_state = {name: tensor.expand(draws, *tensor.shape) for name, tensor in state.items()}
     for layer in layers:
         name = f"{layer.name}.weight"
-        weight, mask = folded[name], masks[layer.name]
-        if layer.first:
+        weight, mask = folded_state[name], masks[layer.name]
+        if layer.input_axis_first:
             mask = mask[:, :, None]
-        else:  # each row of the weight reads one group of channels
+        else:  # Each row of the weight reads one group of channels.
             mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
-        folded[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
-    return {name: tensor.contiguous() for name, tensor in folded.items()}
+        folded_state[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
+    return {name: tensor.contiguous() for name, tensor in folded_state.items()}
 
 
-def draw_masks(layers: Sequence[Layer], rate: float, mask_count: int, seed: int) -> Tensors:
-    """Draw masks on the CPU; return layer's name -> 0 or 1/(1 - rate), (count, unit)."""
+def draw_masks(layers: Sequence[MaskedLayer], rate: float, mask_count: int, seed: int) -> Tensors:
+    """Draw masks on the CPU; return layer's name -> mask (draw, unit) with the values 0 and 1/(1 - rate)."""
     units = [layer.units for layer in layers]
-    keeps = torch.rand(mask_count, sum(units), generator=seeded_generator(seed)) >= rate
-    return dict(zip([layer.name for layer in layers], torch.split(keeps / (1 - rate), units, dim=1), strict=True))
+    is_kept = torch.rand(mask_count, sum(units), generator=seeded_generator(seed)) >= rate
+    return dict(zip([layer.name for layer in layers], torch.split(is_kept / (1 - rate), units, dim=1), strict=True))
 
 
-def _add_masks(network: nn.Module, layers: Sequence[Layer]) -> nn.Module:
-    """Make layers multiply their input by a buffer, masks (batch, unit) or 1; return the network."""
+def _add_masks(network: nn.Module, layers: Sequence[MaskedLayer]) -> nn.Module:
+    """Make layers multiply their input by a buffer, which holds masks (batch, unit) or 1; return the network."""
 
-    def multiply(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def multiply_input(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         inputs, mask = arguments[0], layer.get_buffer(_MASK)
         if mask.ndim:
-            between = [1] * (inputs.ndim - 2)
+            middle_axes = [1] * (inputs.ndim - 2)
             batch, units = mask.shape
             mask = (
-                mask.view(batch, *between, units) if isinstance(layer, nn.Linear) else mask.view(batch, units, *between)
+                mask.view(batch, *middle_axes, units)
+                if isinstance(layer, nn.Linear)
+                else mask.view(batch, units, *middle_axes)
             )
         return (inputs * mask, *arguments[1:])
 
     for layer in layers:
         module = network.get_submodule(layer.name)
         module.register_buffer(_MASK, torch.ones(()), persistent=False)
-        module.register_forward_pre_hook(multiply)
+        module.register_forward_pre_hook(multiply_input)
     return network
 
 
 def _gradient(
-    recipe: Recipe, members: Sequence[int], layers: Sequence[Layer], rate: float, device: torch.device
+    recipe: Recipe, members: Sequence[int], layers: Sequence[MaskedLayer], rate: float, device: torch.device
 ) -> Gradient:
-    """Make the function of a step's gradients with dropout, masks by a member's id and the step; return it."""
+    """Make the function that computes a step's gradients with dropout; return the function.
+
+    Masks depend on the member's id and on the step.
+    """
 
     def build(**arguments: Any) -> nn.Module:
         return _add_masks(recipe.module(), layers)
 
-    inner = stack_gradient(replace(recipe, build=build), members, device)
+    base_gradient = stack_gradient(replace(recipe, build=build), members, device)
 
     def gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        drawn = [
+        masks_of_members = [
             draw_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}")) for member in members
         ]
-        masks = {f"{n}.{_MASK}": torch.stack([one[n] for one in drawn]).to(device) for n in drawn[0]}
-        slopes, loss, new_buffers = inner(step, params, {**buffers, **masks}, scaling, images, labels)
-        return slopes, loss, {name: new_buffers[name] for name in buffers}
+        mask_buffers = {
+            f"{n}.{_MASK}": torch.stack([masks[n] for masks in masks_of_members]).to(device)
+            for n in masks_of_members[0]
+        }
+        gradients, loss, new_buffers = base_gradient(step, params, {**buffers, **mask_buffers}, scaling, images, labels)
+        return gradients, loss, {name: new_buffers[name] for name in buffers}
 
     return gradient
 
 
-def _check_folding(problem: Problem, layers: Sequence[Layer], state: Tensors, masks: Tensors, folded: Tensors) -> None:
+def _check_folding(
+    problem: Problem, layers: Sequence[MaskedLayer], state: Tensors, masks: Tensors, folded_state: Tensors
+) -> None:
     """Check on some images that masks in the weights give the same logits as masks on the layers' inputs.
 
     Raises:
@@ -251,7 +266,7 @@ def _check_folding(problem: Problem, layers: Sequence[Layer], state: Tensors, ma
     buffers = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
     with torch.no_grad():
         expected = functional_call(_add_masks(problem.network(), layers).eval(), {**state, **buffers}, (inputs,))
-        actual = functional_call(problem.network().eval(), {n: t[0] for n, t in folded.items()}, (inputs,))
+        actual = functional_call(problem.network().eval(), {n: t[0] for n, t in folded_state.items()}, (inputs,))
     if not bool((actual - expected).abs().max() <= TOLERANCE * expected.abs().max()):
         raise UsageError(
             f"dropout in architecture {problem.recipe.architecture!r}",

@@ -37,8 +37,8 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
-RUNS, DRAWS = 10, 100  # default number of runs of a fit, and of draws of each run.
-HELD_OUT = 250  # Number of training images that a search holds out.
+DEFAULT_RUNS, DEFAULT_DRAWS = 10, 100  # Default number of runs of a fit, and of draws of each run.
+SEARCH_HELD_OUT = 250  # Number of training images that a search holds out.
 
 METHODS: dict[str, type[Method]] = {
     "dropout": Dropout,
@@ -57,8 +57,8 @@ METHODS: dict[str, type[Method]] = {
 # Settings with the lowest NLL in a search. Each setting was fitted from one mode to all training images except the last
 # 250 (in rank order); the ensemble of its draws was measured on these 250. The test split was not used. For other
 # collections methods have their default settings.
-CHOSEN: Mapping[str, Mapping[str, Method]] = {
-    "convnet-digits": {  # docs/studies/comparison.json holds all results of the search
+CHOSEN_SETTINGS: Mapping[str, Mapping[str, Method]] = {
+    "convnet-digits": {  # All results of the search are in docs/studies/comparison.json.
         "dropout": Dropout(rate=0.02),
         "vi": MeanField(lr=0.01, steps=1000, temperature=0.03),
         "swag": Swag(lr=0.05, epochs=20, scale=2.0),
@@ -100,11 +100,11 @@ def choose_method(name: str, collection: str) -> Method:
             found="no such name",
             do=f"Did you mean {nearest_name(name, METHODS)}?",
         )
-    return CHOSEN.get(collection, {}).get(name) or METHODS[name]()
+    return CHOSEN_SETTINGS.get(collection, {}).get(name) or METHODS[name]()
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitRecord:
     """The record of a method's draws in a folder.
 
     Args:
@@ -174,8 +174,8 @@ def fit(
     recipe: Recipe,
     *,
     out: str | Path,
-    runs: int = RUNS,
-    draws: int = DRAWS,
+    runs: int = DEFAULT_RUNS,
+    draws: int = DEFAULT_DRAWS,
     seed: int = 0,
     modes: str | Path | None = None,
     device: str = "cpu",
@@ -183,7 +183,8 @@ def fit(
 ) -> Collection:
     """Fit a method to a recipe's training images, and store its draws; return their collection.
 
-    If the folder has draws with the same settings, they are returned. Members are numbered run by run. A method of
+    If the folder has draws with the same settings, these draws are returned. Members are numbered run by run. A method
+    of
     independent members trains `draws` members, whatever `runs` is.
 
     Args:
@@ -191,16 +192,16 @@ def fit(
         recipe: recipe of the network; its weight decay determines the prior.
         out: folder of the source.
         runs: number of runs, each from another mode.
-        draws: of each.
+        draws: number of draws of each run.
         seed: seed of all random numbers.
         modes: folder of trained modes; None for the folder `modes` in `out`.
         device: torch device for the computation.
         say: function that is called with a line of text on the progress.
 
     Raises:
-        UsageError: there is no such method, a network that it can't be used for, a package that is missing, or other
-            draws under the same name in the folder.
-        StorageError: no room.
+        UsageError: there is no such method, the method can't be used for the network, a package is missing, or the
+            folder has other draws under the same name.
+        StorageError: the disk is full.
     """
     chosen_method = choose_method(method, recipe.name) if isinstance(method, str) else method
     for option_name, number, smallest in (("runs", runs, 1), ("draws", draws, 2)):
@@ -213,20 +214,20 @@ def fit(
     fingerprint = recipe.split("train").fingerprint
     key = fit_key(chosen_method.name, settings, recipe.hash, fingerprint, runs, draws, seed, version)
     architecture = recipe.skeleton if recipe.build is not None else None
-    known_fit = read_fit_record(root, name)
+    stored_fit = read_fit_record(root, name)
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
-        if known_fit is not None and known_fit.key == key:
+        if stored_fit is not None and stored_fit.key == key:
             return load(name, source=root, architecture=architecture)
         # If there are draws without a record, the fit was killed at its end; a new fit gives the same draws.
-        if known_fit is not None and not chosen_method.independent:
+        if stored_fit is not None and not chosen_method.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
                 expected=f"none, or draws of {chosen_method.name} with settings {_settings_text(settings, version)}",
-                found=f"settings {_settings_text(known_fit.settings, known_fit.method_version)}",
+                found=f"settings {_settings_text(stored_fit.settings, stored_fit.method_version)}",
                 do=f"Give another folder, or delete manifests/{name}.parquet there",
                 collection=name,
             )
-    began = time.monotonic()
+    start_time = time.monotonic()
     say(f"{name}: {chosen_method.title} …")
     facts: Sequence[Mapping[str, float]] = ()
     if chosen_method.independent:
@@ -234,12 +235,12 @@ def fit(
     else:
         problem = Problem.of(recipe, folder=root / "modes" if modes is None else Path(modes), device=device)
         finished_runs = chosen_method.fit(problem, runs, draws, seed)
-        with torch.random.fork_rng(devices=[]):  # networks are built on this device
+        with torch.random.fork_rng(devices=[]):  # Networks are built on the CPU, whose generator is restored.
             _store_draws(finished_runs, chosen_method, recipe, root, name, settings, device)
         facts = [dict(run.facts) for run in finished_runs]
-    seconds = time.monotonic() - began
-    record = Fit(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed, seconds,
-                 facts, _versions(chosen_method), version)  # fmt: skip
+    seconds = time.monotonic() - start_time
+    record = FitRecord(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed,
+                       seconds, facts, _versions(chosen_method), version)  # fmt: skip
     with replace_file(_record_path(root, name)) as file:
         file.write(json.dumps(asdict(record), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
@@ -250,10 +251,10 @@ def _settings_text(settings: Mapping[str, Any], version: int) -> str:
     return json.dumps(dict(settings)) + (f" and version {version}" if version > 1 else "")
 
 
-def read_fit_record(root: Path, name: str) -> Fit | None:
+def read_fit_record(root: Path, name: str) -> FitRecord | None:
     """Read the record of a method's draws in a folder; return it, or None if there is no readable record."""
     try:
-        return Fit(**json.loads(_record_path(root, name).read_text()))
+        return FitRecord(**json.loads(_record_path(root, name).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
@@ -271,7 +272,7 @@ def _store_draws(
     settings: Mapping[str, Any],
     device: str,
 ) -> None:
-    def states() -> Iterator[Tensors]:
+    def iterate_states() -> Iterator[Tensors]:
         for run in finished_runs:
             for at in range(len(next(iter(run.states.values())))):
                 yield {n: t[at] for n, t in run.states.items()}
@@ -287,7 +288,7 @@ def _store_draws(
         "citation": method.source,
     }
     from_samples(
-        states(),
+        iterate_states(),
         recipe.architecture if recipe.build is None else recipe.skeleton,
         method=method.name,
         out=root,
@@ -317,7 +318,7 @@ class Trial:
     """Settings that a search tried, and the figures of their draws on the held-out images.
 
     Args:
-        method: its name.
+        method: name of the method.
         settings: settings of the method.
         accuracy, nll: accuracy, and negative log-likelihood in nats, of the mean probabilities of a run's draws,
             averaged over the runs.
@@ -334,12 +335,12 @@ class Trial:
 
 
 def search(
-    kind: type[Method], problem: Problem, *, runs: int = 2, draws: int = 50, seed: int = 0
+    method_class: type[Method], problem: Problem, *, runs: int = 2, draws: int = 50, seed: int = 0
 ) -> tuple[Method, Sequence[Trial]]:
     """Fit a method with each of its grid's settings; return the settings with the lowest NLL, and all trials.
 
     Args:
-        kind: the method.
+        method_class: class of the method.
         problem: problem with held-out images.
         runs, draws: numbers of runs and draws of each fit.
         seed: seed of the fits.
@@ -349,9 +350,9 @@ def search(
     """
     if problem.held_out is None:
         raise UsageError("problem of a search", expected="images held out", found="none", do="Problem.of(…, held_out=)")
-    trials, methods = [], list(kind.grid(problem))
+    trials, methods = [], list(method_class.grid(problem))
     for method in methods:
-        began = time.monotonic()
+        start_time = time.monotonic()
         try:
             finished_runs = method.fit(problem, runs, draws, seed)
             figures = [held_out_figures(problem, run.states) for run in finished_runs]
@@ -361,20 +362,20 @@ def search(
             accuracy = nll = float("nan")
             failed = str(error)
         settings = asdict(method)
-        trials.append(Trial(method.name, settings, accuracy, nll, time.monotonic() - began, failed))
-    finite = [at for at, t in enumerate(trials) if t.nll == t.nll and abs(t.nll) != float("inf")]
-    if not finite:
+        trials.append(Trial(method.name, settings, accuracy, nll, time.monotonic() - start_time, failed))
+    finite_trials = [at for at, t in enumerate(trials) if t.nll == t.nll and abs(t.nll) != float("inf")]
+    if not finite_trials:
         raise UsageError(
-            f"search for settings of {kind.name}",
+            f"search for settings of {method_class.name}",
             expected="a finite NLL of some",
             found=f"none of {len(trials)}{f': {trials[0].failed}' if trials and trials[0].failed else ''}",
         )
-    best = min(finite, key=lambda at: trials[at].nll)
+    best = min(finite_trials, key=lambda at: trials[at].nll)
     return methods[best], trials
 
 
 def held_out_figures(problem: Problem, stacked_draws: Tensors) -> tuple[float, float]:
-    """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's images held out.
+    """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's held-out images.
 
     Args:
         problem: problem with held-out images.
@@ -386,9 +387,11 @@ def held_out_figures(problem: Problem, stacked_draws: Tensors) -> tuple[float, f
     draws = len(next(iter(stacked_draws.values())))
     ensemble = Ensemble(problem.network().eval().requires_grad_(False), stacked_draws, range(draws))
     with torch.inference_mode():
-        parts = [
+        logit_parts = [
             ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, FORWARD_BATCH)
         ]
-    log_probs = torch.cat(parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
-    accuracy = metrics.accuracy(log_probs.exp(), held_out.labels, check=False)  # NaN if the settings are useless
+    log_probs = torch.cat(logit_parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
+    accuracy = metrics.accuracy(
+        log_probs.exp(), held_out.labels, check=False
+    )  # The accuracy is NaN if the settings are useless.
     return float(accuracy), float(metrics.nll(log_probs, held_out.labels, check=False))

@@ -19,16 +19,16 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.methods.chains import effective_size, rhat
-from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
+from checkpoints_zoo.methods.method import POSITIVE_RANGE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.networks.ensemble.executions import Runner
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-MAX_SIZE = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
-WATCHED_INPUTS = 100  # inputs whose probabilities are diagnosed
-_PIECE = 200  # inputs a forward pass: activations then fit into a CPU's cache
-DIVERGENT = 1000.0  # nats: a trajectory whose energy changes by more is divergent, as in Stan and pyro
+MOST_PARAMETERS_TIMES_INPUTS = 10**8  # parameters times inputs: about a minute for each gradient of ten chains
+DIAGNOSED_INPUTS = 100  # inputs whose probabilities are diagnosed
+_INPUTS_PER_PASS = 200  # inputs a forward pass: activations then fit into a CPU's cache
+DIVERGENT_ENERGY_CHANGE = 1000.0  # nats: a trajectory whose energy changes by more is divergent, as in Stan and pyro
 MIN_ADAPTATION = 10  # trajectories that dual averaging needs to find a step size
 
 # Function of stacked tensors: returns each chain's log density in nats (chain,), float64, and its stacked gradients.
@@ -70,20 +70,20 @@ class Hmc:
         (median and largest). All runs together have the R-hat of the log posterior and of the probabilities of the
         right classes (median and largest).
         """
-        check_settings(self, runs, draws, temperature=POSITIVE)
+        check_settings(self, runs, draws, temperature=POSITIVE_RANGE)
         self._check(problem)
         modes, buffers = problem.modes(runs)
         posterior = Posterior(problem, modes, buffers, self.temperature)
         chains = sample(posterior, modes, draws, warmup=self.warmup, steps=self.steps, seed=seed, target=self.target)
-        fixed = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
+        fixed_buffers = {n: b.float().cpu() for n, b in buffers.items() if not is_counter(n)}
         states = [
             {n: d[run].float().contiguous() for n, d in chains.draws.items()}
-            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in fixed.items()}
+            | {n: b[run].expand(draws, *b.shape[1:]).clone() for n, b in fixed_buffers.items()}
             for run in range(runs)
         ]
-        of_all = _facts_of_all(problem, chains, states, self.temperature) if draws >= 4 else {}
+        common_facts = _common_facts(problem, chains, states, self.temperature) if draws >= 4 else {}
         return [
-            Run(problem.whole(state), _facts(chains, run, self.temperature) | of_all)
+            Run(problem.add_tied_names(state), _chain_facts(chains, run, self.temperature) | common_facts)
             for run, state in enumerate(states)
         ]
 
@@ -94,10 +94,11 @@ class Hmc:
 
     def _check(self, problem: Problem) -> None:
         weights = sum(p.numel() for p in problem.network().parameters())
-        if weights * problem.count > MAX_SIZE:
+        if weights * problem.count > MOST_PARAMETERS_TIMES_INPUTS:
             raise UsageError(
                 f"{self.name} of recipe {problem.recipe.name!r}",
-                expected=f"at most {MAX_SIZE:,} parameters times inputs: each step takes the gradient of all inputs",
+                expected=f"at most {MOST_PARAMETERS_TIMES_INPUTS:,} parameters times inputs: each step takes the"
+                " gradient of all inputs",
                 found=f"{weights:,} parameters, {problem.count:,} inputs",
                 do="Take sghmc, which takes minibatches",
             )
@@ -119,12 +120,12 @@ class Posterior:
         self.problem, self.temperature = problem, temperature
         self.leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         self.inputs, self.labels = (
-            torch.split(_channels_last(problem.inputs), _PIECE),
-            torch.split(problem.labels, _PIECE),
+            torch.split(_channels_last(problem.inputs), _INPUTS_PER_PASS),
+            torch.split(problem.labels, _INPUTS_PER_PASS),
         )
-        fixed = {name: b for name, b in buffers.items() if not is_counter(name)}
+        fixed_buffers = {name: b for name, b in buffers.items() if not is_counter(name)}
         skeleton = problem.network().eval().requires_grad_(False).to(problem.device)
-        self.runner = Runner(skeleton, {**problem.whole(self.leaves), **fixed})
+        self.runner = Runner(skeleton, {**problem.add_tied_names(self.leaves), **fixed_buffers})
         if self.runner.program(self.inputs[0]) is not None:
             self.runner.requested = "grouped"  # twice as fast as one run after another
 
@@ -133,18 +134,20 @@ class Posterior:
         with torch.no_grad():
             for name, leaf in self.leaves.items():
                 leaf.copy_(positions[name])
-        runs, leaves = self.runner.members, list(self.leaves.values())
-        level = torch.vmap(self.problem.log_prior)({n: p.double() for n, p in positions.items()})
-        pull = -self.problem.prior_precision
-        gradient = [(pull * p).detach() for p in positions.values()]
+        runs, leaf_params = self.runner.members, list(self.leaves.values())
+        log_density = torch.vmap(self.problem.log_prior)({n: p.double() for n, p in positions.items()})
+        prior_slope = -self.problem.prior_precision
+        gradient = [(prior_slope * p).detach() for p in positions.values()]
         for inputs, labels in zip(self.inputs, self.labels, strict=True):
             logits = self.runner(inputs).double()  # float32 sums are too coarse for the Metropolis test
             losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(runs), reduction="none")
-            slopes = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
-            level = level - losses.detach().view(runs, -1).sum(1)
-            torch._foreach_sub_(gradient, list(slopes))
-        scaled = torch._foreach_div(gradient, self.temperature)
-        return level / self.temperature, dict(zip(self.leaves, scaled, strict=True))
+            likelihood_gradients = torch.autograd.grad(
+                losses.sum(), leaf_params, allow_unused=True, materialize_grads=True
+            )
+            log_density = log_density - losses.detach().view(runs, -1).sum(1)
+            torch._foreach_sub_(gradient, list(likelihood_gradients))
+        scaled_gradients = torch._foreach_div(gradient, self.temperature)
+        return log_density / self.temperature, dict(zip(self.leaves, scaled_gradients, strict=True))
 
 
 def _channels_last(inputs: Tensor) -> Tensor:
@@ -156,42 +159,45 @@ def _channels_last(inputs: Tensor) -> Tensor:
     return channels_last.as_strided(inputs.shape, (height * width * channels, 1, width * channels, channels))
 
 
-def _facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
+def _chain_facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
     """Return the facts of one chain."""
-    level = chains.log_density[run]
+    log_density = chains.log_density[run]
     facts = {
         "acceptance": float(chains.acceptance[run]),
         "step_size": float(chains.step_size[run]),
         "divergences": float(chains.divergences[run]),
-        "log_posterior": float(level.mean() * temperature),
+        "log_posterior": float(log_density.mean() * temperature),
     }
-    if len(level) >= 4:
+    if len(log_density) >= 4:
         weights = torch.cat([d[run].flatten(1) for d in chains.draws.values()], 1)[None]
-        of_weights = rhat(weights)
+        rhat_of_weights = rhat(weights)
         facts |= {
-            "rhat_log_posterior": float(rhat(level[None, :, None])),
-            "rhat": float(of_weights.median()),
-            "rhat_max": float(of_weights.max()),
-            "ess_log_posterior": float(effective_size(level[None, :, None])),
+            "rhat_log_posterior": float(rhat(log_density[None, :, None])),
+            "rhat": float(rhat_of_weights.median()),
+            "rhat_max": float(rhat_of_weights.max()),
+            "ess_log_posterior": float(effective_size(log_density[None, :, None])),
             "ess": float(effective_size(weights).median()),
         }
     return facts
 
 
-def _facts_of_all(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
+def _common_facts(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
     """Return the facts of all chains together, about quantities that symmetries of the weights do not change."""
-    every = max(1, problem.count // WATCHED_INPUTS)
-    inputs, labels = problem.inputs[::every][:WATCHED_INPUTS].cpu(), problem.labels[::every][:WATCHED_INPUTS].cpu()
+    input_step = max(1, problem.count // DIAGNOSED_INPUTS)
+    inputs, labels = (
+        problem.inputs[::input_step][:DIAGNOSED_INPUTS].cpu(),
+        problem.labels[::input_step][:DIAGNOSED_INPUTS].cpu(),
+    )
     skeleton = problem.network().eval().requires_grad_(False)
     with torch.no_grad():
-        logits = torch.stack([Runner(skeleton, problem.whole(state))(inputs) for state in states])
-    right = logits.double().log_softmax(-1)[:, :, torch.arange(len(labels)), labels]  # (chain, draw, input)
-    of_classes = rhat(right)
-    moving = of_classes[~of_classes.isnan()]  # a probability of 1 in all draws has no R-hat
+        logits = torch.stack([Runner(skeleton, problem.add_tied_names(state))(inputs) for state in states])
+    label_log_probs = logits.double().log_softmax(-1)[:, :, torch.arange(len(labels)), labels]  # (chain, draw, input)
+    rhat_of_inputs = rhat(label_log_probs)
+    finite_rhat = rhat_of_inputs[~rhat_of_inputs.isnan()]  # a probability of 1 in all draws has no R-hat
     return {
         "rhat_log_posterior_all": float(rhat(chains.log_density[:, :, None])),
-        "rhat_predictive_all": float(moving.median()) if len(moving) else float("nan"),
-        "rhat_predictive_all_max": float(moving.max()) if len(moving) else float("nan"),
+        "rhat_predictive_all": float(finite_rhat.median()) if len(finite_rhat) else float("nan"),
+        "rhat_predictive_all_max": float(finite_rhat.max()) if len(finite_rhat) else float("nan"),
     }
 
 
@@ -251,8 +257,10 @@ def sample(
     """
     flat_density, chain_count = FlatDensity(density, start), len(next(iter(start.values())))
     point = flat_density(torch.cat([tensor.detach().flatten(1) for tensor in start.values()], 1))
-    if not bool((point.level.isfinite() & point.gradient.isfinite().all(1)).all()):
-        raise UsageError("start of the chains", expected="finite log densities", found=str(point.level.tolist())[:80])
+    if not bool((point.log_density.isfinite() & point.gradient.isfinite().all(1)).all()):
+        raise UsageError(
+            "start of the chains", expected="finite log densities", found=str(point.log_density.tolist())[:80]
+        )
     scale = torch.ones_like(point.position[0])
     if mass is not None:
         scale = torch.cat([mass[name].to(scale).flatten() for name in start]).sqrt()
@@ -261,11 +269,11 @@ def sample(
     fewest_steps, most_steps = max(1, steps // 2), steps + steps // 2
 
     def momenta() -> Tensor:
-        drawn = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
-        return torch.stack(drawn).to(point.position) * scale
+        random_momenta = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
+        return torch.stack(random_momenta).to(point.position) * scale
 
-    sizes = StepSizes(first_size(flat_density, point, momenta(), scale), target)
-    positions, levels = [], []
+    sizes = StepSizes(find_first_step_size(flat_density, point, momenta(), scale), target)
+    positions, log_densities = [], []
     probabilities, divergences = [], torch.zeros(chain_count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
         if trajectory == warmup // 2 >= MIN_ADAPTATION:  # steps that are accepted near the mode are too long later
@@ -273,21 +281,21 @@ def sample(
         length = int(torch.randint(fewest_steps, most_steps + 1, (), generator=lengths))
         size = sizes.trial if trajectory < warmup else sizes.average
         before = momenta()
-        end, after, stable = leapfrog(flat_density, point, before, size, length, scale)
-        probability = acceptance(point, before, end, after, scale).where(stable, 0.0)
+        end, after, is_stable = leapfrog(flat_density, point, before, size, length, scale)
+        probability = acceptance_probability(point, before, end, after, scale).where(is_stable, 0.0)
         uniform = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(probability)
-        accepted = uniform < probability
-        point = Point(*(_select_by_mask(accepted, new, old) for new, old in zip(end, point, strict=True)))
+        is_end_accepted = uniform < probability
+        point = Point(*(_select_by_mask(is_end_accepted, new, old) for new, old in zip(end, point, strict=True)))
         if trajectory < warmup:
-            sizes.learn(probability)
+            sizes.adapt(probability)
             continue
         positions.append(point.position.cpu())
-        levels.append(point.level.cpu())
+        log_densities.append(point.log_density.cpu())
         probabilities.append(probability.cpu())
-        divergences += (~stable).cpu()
+        divergences += (~is_stable).cpu()
     return Chains(
         flat_density.unflatten(torch.stack(positions, 1)),
-        torch.stack(levels, 1),
+        torch.stack(log_densities, 1),
         torch.stack(probabilities).mean(0),
         sizes.average.cpu(),
         divergences,
@@ -299,7 +307,7 @@ class Point(NamedTuple):
     """Positions of chains (chain, dimension), log densities (chain,), gradients (chain, dimension)."""
 
     position: Tensor
-    level: Tensor
+    log_density: Tensor
     gradient: Tensor
 
 
@@ -308,17 +316,17 @@ class FlatDensity:
 
     Args:
         density: density as a function of stacked tensors.
-        like: stacked tensors that show the shapes, name -> (chain, *shape).
+        shape_tensors: stacked tensors that show the shapes, name -> (chain, *shape).
     """
 
-    def __init__(self, density: Density, like: Mapping[str, Tensor]) -> None:
+    def __init__(self, density: Density, shape_tensors: Mapping[str, Tensor]) -> None:
         self.density, self.calls = density, 0
-        self.shapes = {name: tensor.shape[1:] for name, tensor in like.items()}
+        self.shapes = {name: tensor.shape[1:] for name, tensor in shape_tensors.items()}
 
     def __call__(self, position: Tensor) -> Point:
         self.calls += 1
-        level, gradient = self.density(self.unflatten(position))
-        return Point(position, level, torch.cat([gradient[name].flatten(1) for name in self.shapes], 1))
+        log_density, gradient = self.density(self.unflatten(position))
+        return Point(position, log_density, torch.cat([gradient[name].flatten(1) for name in self.shapes], 1))
 
     def unflatten(self, position: Tensor) -> Tensors:
         """Return the tensors of flat positions (…, dimension), name -> (…, *shape)."""
@@ -335,57 +343,59 @@ def leapfrog(
     more steps.
 
     Args:
-        flow: the density.
+        flat_density: density that the chains sample.
         point: start of the chains.
-        momenta: (chain, dimension).
+        momenta: momenta of the chains, (chain, dimension).
         size: step size of each chain, (chain,).
         steps: number of steps.
         scale: root of the mass of each dimension, (dimension,).
     """
-    start, began = point, energy(point, momenta, scale)
-    stable = torch.ones_like(began, dtype=torch.bool)
+    start, start_energy = point, energy(point, momenta, scale)
+    is_stable = torch.ones_like(start_energy, dtype=torch.bool)
     step = size[:, None].to(momenta)
     for _ in range(steps):
-        half = momenta + step / 2 * point.gradient
-        point = flat_density(point.position + step * half / scale.square())
-        momenta = half + step / 2 * point.gradient
-        off = (energy(point, momenta, scale) - began).abs()
-        stable = stable & (off < DIVERGENT) & point.gradient.isfinite().all(1)
-        if not bool(stable.all()):
-            point = Point(*(_select_by_mask(stable, new, old) for new, old in zip(point, start, strict=True)))
-            momenta = _select_by_mask(stable, momenta, torch.zeros_like(momenta))
-    return point, momenta, stable
+        half_step_momenta = momenta + step / 2 * point.gradient
+        point = flat_density(point.position + step * half_step_momenta / scale.square())
+        momenta = half_step_momenta + step / 2 * point.gradient
+        energy_error = (energy(point, momenta, scale) - start_energy).abs()
+        is_stable = is_stable & (energy_error < DIVERGENT_ENERGY_CHANGE) & point.gradient.isfinite().all(1)
+        if not bool(is_stable.all()):
+            point = Point(*(_select_by_mask(is_stable, new, old) for new, old in zip(point, start, strict=True)))
+            momenta = _select_by_mask(is_stable, momenta, torch.zeros_like(momenta))
+    return point, momenta, is_stable
 
 
 def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
     """Return each chain's energy, potential and kinetic, in nats and float64, (chain,)."""
-    return (momenta / scale).double().square().sum(1) / 2 - point.level
+    return (momenta / scale).double().square().sum(1) / 2 - point.log_density
 
 
-def acceptance(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
+def acceptance_probability(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
     """Return the probability that the Metropolis test accepts the end of each trajectory, (chain,)."""
     return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
 
 
-def first_size(flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01) -> Tensor:
+def find_first_step_size(
+    flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01
+) -> Tensor:
     """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's step size.
 
     Source: Hoffman & Gelman 2014, algorithm 4.
 
     Args:
-        flow, point, momenta, scale: the same arguments as in `leapfrog`.
-        size: step size of each chain to begin with, (chain,).
+        flat_density, point, momenta, scale: the same arguments as in `leapfrog`.
+        size: step size of all chains to begin with.
     """
-    sizes = torch.full_like(point.level, size)
-    up, moving = None, torch.ones_like(sizes, dtype=torch.bool)
+    sizes = torch.full_like(point.log_density, size)
+    doubles, is_searching = None, torch.ones_like(sizes, dtype=torch.bool)
     for _ in range(60):
-        end, after, stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
-        high = acceptance(point, momenta, end, after, scale).where(stable, 0.0) > 0.5
-        up = high if up is None else up
-        moving = moving & (high == up)
-        if not bool(moving.any()):
+        end, after, is_stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
+        is_accepted = acceptance_probability(point, momenta, end, after, scale).where(is_stable, 0.0) > 0.5
+        doubles = is_accepted if doubles is None else doubles
+        is_searching = is_searching & (is_accepted == doubles)
+        if not bool(is_searching.any()):
             break
-        sizes = torch.where(moving, torch.where(up, sizes * 2, sizes / 2), sizes)
+        sizes = torch.where(is_searching, torch.where(doubles, sizes * 2, sizes / 2), sizes)
     return sizes
 
 
@@ -393,25 +403,25 @@ class StepSizes:
     """Dual averaging of each chain's step size (Hoffman & Gelman 2014, algorithm 5, with their constants).
 
     Args:
-        first: step sizes to begin with, (chain,).
+        first_sizes: step sizes to begin with, (chain,).
         target: acceptance probability to which step sizes are adapted.
     """
 
-    def __init__(self, first: Tensor, target: float) -> None:
-        self.target, self.seen = target, 0
-        self.trial = self.average = first
-        self._pull, self._log = torch.log(10 * first), torch.zeros_like(first)
-        self._off = torch.zeros_like(first)
+    def __init__(self, first_sizes: Tensor, target: float) -> None:
+        self.target, self.trajectory_count = target, 0
+        self.trial = self.average = first_sizes
+        self._log_anchor, self._log_average = torch.log(10 * first_sizes), torch.zeros_like(first_sizes)
+        self._mean_shortfall = torch.zeros_like(first_sizes)
 
-    def learn(self, probability: Tensor) -> None:
+    def adapt(self, probability: Tensor) -> None:
         """Adapt the step sizes to the acceptance probabilities (chain,) of a trajectory."""
-        self.seen += 1
-        weight = 1 / (self.seen + 10)
-        self._off = (1 - weight) * self._off + weight * (self.target - probability)
-        trial = self._pull - math.sqrt(self.seen) / 0.05 * self._off
-        share = self.seen**-0.75
-        self._log = share * trial + (1 - share) * self._log
-        self.trial, self.average = trial.exp(), self._log.exp()
+        self.trajectory_count += 1
+        weight = 1 / (self.trajectory_count + 10)
+        self._mean_shortfall = (1 - weight) * self._mean_shortfall + weight * (self.target - probability)
+        trial = self._log_anchor - math.sqrt(self.trajectory_count) / 0.05 * self._mean_shortfall
+        share = self.trajectory_count**-0.75
+        self._log_average = share * trial + (1 - share) * self._log_average
+        self.trial, self.average = trial.exp(), self._log_average.exp()
 
 
 def _select_by_mask(mask: Tensor, new_values: Tensor, old_values: Tensor) -> Tensor:

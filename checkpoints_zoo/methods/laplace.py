@@ -1,7 +1,7 @@
 """Laplace approximations around a mode, by laplace-torch: Gaussians with a Kronecker-factored curvature.
 
-Draws are weights of networks, which laplace-torch calls the "nn" predictive. Its default, the linearised network, has
-no draws of this kind.
+Draws are weights of networks, which laplace-torch calls the "nn" predictive. The default predictive of laplace-torch,
+the linearised network, has no draws of weights.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 """
@@ -20,15 +20,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.interop.optional_packages import import_optional
-from checkpoints_zoo.methods.method import POSITIVE, Run, check_settings
+from checkpoints_zoo.methods.method import POSITIVE_RANGE, Run, check_settings
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import FORWARD_BATCH, Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
-REQUIREMENT = "laplace-torch>=0.2.2,<1"
-FACTORED = (nn.Linear, nn.Conv2d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm)
-PRIORS = ("weight-decay", "evidence")
+LAPLACE_REQUIREMENT = "laplace-torch>=0.2.2,<1"
+FACTORED_LAYERS = (nn.Linear, nn.Conv2d)
+NORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm)
+PRIOR_RULES = ("weight-decay", "evidence")
 EVIDENCE_STEPS = 100
 
 
@@ -39,15 +39,16 @@ class Laplace:
     Norm layers keep the parameters and statistics of the mode.
 
     Args:
-        prior: rule for the precision of the prior: "weight-decay" takes N times the weight decay, "evidence" the
-            precision of the highest evidence, which differs between runs.
-        temperature: T of p(θ | images)^(1/T): the covariance is T times that of the posterior.
+        prior: rule for the precision of the prior: "weight-decay" takes N times the weight decay, "evidence"
+            takes the precision with the highest evidence, which differs between runs.
+        temperature: the temperature T of p(θ | images)^(1/T): the covariance is T times the covariance of the
+            posterior.
     """
 
     name: ClassVar[str] = "laplace"
     title: ClassVar[str] = "Laplace approximation, Kronecker-factored"
     source: ClassVar[str] = "Ritter, Botev & Barber 2018; Daxberger et al. 2021"
-    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    needs: ClassVar[tuple[str, ...]] = (LAPLACE_REQUIREMENT,)
     independent: ClassVar[bool] = False
     weights: ClassVar[str] = "all"
 
@@ -59,13 +60,13 @@ class Laplace:
 
         A run's facts: `prior_precision`, `log_evidence` (laplace's estimate of the log marginal likelihood, nats).
         """
-        check_settings(self, runs, draws, temperature=POSITIVE)
-        return _fit(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
+        check_settings(self, runs, draws, temperature=POSITIVE_RANGE)
+        return _fit_gaussians(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries on a problem."""
-        return [cls(prior, t) for prior in PRIORS for t in (0.003, 0.01, 0.03, 0.1, 1.0)]
+        return [cls(prior, t) for prior in PRIOR_RULES for t in (0.003, 0.01, 0.03, 0.1, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class LaplaceLastLayer:
     name: ClassVar[str] = "laplace-last-layer"
     title: ClassVar[str] = "Laplace approximation of the last layer, Kronecker-factored"
     source: ClassVar[str] = "Kristiadi, Hein & Hennig 2020; Daxberger et al. 2021"
-    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    needs: ClassVar[tuple[str, ...]] = (LAPLACE_REQUIREMENT,)
     independent: ClassVar[bool] = False
     weights: ClassVar[str] = "last_layer"
 
@@ -88,23 +89,23 @@ class LaplaceLastLayer:
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Fit a Gaussian to each mode's last layer; return its draws. See `Laplace.fit`."""
-        check_settings(self, runs, draws, temperature=POSITIVE)
-        return _fit(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
+        check_settings(self, runs, draws, temperature=POSITIVE_RANGE)
+        return _fit_gaussians(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries on a problem."""
-        return [cls(prior, t) for prior in PRIORS for t in (0.01, 0.03, 0.1, 0.3, 1.0)]
+        return [cls(prior, t) for prior in PRIOR_RULES for t in (0.01, 0.03, 0.1, 0.3, 1.0)]
 
 
-def _fit(
+def _fit_gaussians(
     weights: str, prior: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
 ) -> Sequence[Run]:
-    library = import_optional("laplace", REQUIREMENT)
+    library = import_optional("laplace", LAPLACE_REQUIREMENT)
     modes, buffers = problem.modes(runs)
     # The order and the batch size are fixed: the Kronecker factors depend on both.
     loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=FORWARD_BATCH)
-    finished = []
+    finished_runs = []
     for run in range(runs):
         mode = {n: t[run] for n, t in {**modes, **buffers}.items()}
         network = network_at_mode(problem, mode)
@@ -119,16 +120,18 @@ def _fit(
             prior_precision=problem.prior_precision,
         )
         with seed_torch(derive_seed(seed, f"laplace run {run}"), problem.device):
-            _fit_one(posterior, loader, prior, problem.recipe.architecture)
+            _fit_posterior(posterior, loader, prior, problem.recipe.architecture)
         evidence, precision = float(posterior.log_marginal_likelihood()), float(posterior.prior_precision)
         posterior.temperature, posterior.prior_precision = temperature, precision / temperature
-        source = torch.Generator(problem.device).manual_seed(derive_seed(seed, f"laplace draws {run}"))
-        drawn = _split_draws(posterior.sample(draws, generator=source), network, posterior)
-        check_untied(problem, drawn)
+        generator = torch.Generator(problem.device).manual_seed(derive_seed(seed, f"laplace draws {run}"))
+        drawn_tensors = _split_draws(posterior.sample(draws, generator=generator), network, posterior)
+        check_untied(problem, drawn_tensors)
         fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
-        draws_and_buffers = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn).items()}
-        finished.append(Run(problem.whole(draws_and_buffers), {"prior_precision": precision, "log_evidence": evidence}))
-    return finished
+        draws_and_buffers = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn_tensors).items()}
+        finished_runs.append(
+            Run(problem.add_tied_names(draws_and_buffers), {"prior_precision": precision, "log_evidence": evidence})
+        )
+    return finished_runs
 
 
 def check_untied(problem: Problem, names: Iterable[str]) -> None:
@@ -150,31 +153,33 @@ def network_at_mode(problem: Problem, mode: Mapping[str, Tensor]) -> nn.Module:
     """Return a network in eval mode with the tensors of a mode, name -> tensor."""
     network = problem.network().to(problem.device).eval()
     parameters = network.state_dict()
-    network.load_state_dict({name: tensor for name, tensor in problem.whole(mode).items() if name in parameters})
+    network.load_state_dict(
+        {name: tensor for name, tensor in problem.add_tied_names(mode).items() if name in parameters}
+    )
     return network
 
 
-def freeze_norms(network: nn.Module, name: str) -> None:
-    """Exclude the parameters of norms from the Gaussian: laplace-torch skips parameters without gradients.
+def freeze_norms(network: nn.Module, architecture_name: str) -> None:
+    """Exclude the parameters of norm layers from the Gaussian: laplace-torch skips parameters without gradients.
 
     Raises:
         UsageError: a layer with parameters is neither a norm nor has Kronecker factors.
     """
     for path, layer in network.named_modules():
         parameters = list(layer.parameters(recurse=False))
-        if isinstance(layer, NORMS):
+        if isinstance(layer, NORM_LAYERS):
             layer.requires_grad_(False)
-        elif parameters and not isinstance(layer, FACTORED):
+        elif parameters and not isinstance(layer, FACTORED_LAYERS):
             raise UsageError(
-                f"layer {path!r} of architecture {name!r}",
+                f"layer {path!r} of architecture {architecture_name!r}",
                 expected="a linear layer, a convolution or a norm: others have no Kronecker factors",
                 found=type(layer).__name__,
                 do="Take laplace-last-layer",
             )
 
 
-def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
-    """Fit laplace-torch's object in place.
+def _fit_posterior(posterior: Any, loader: Any, prior: str, architecture_name: str) -> None:
+    """Fit laplace-torch's posterior in place.
 
     Raises:
         UsageError: laplace-torch can't take the network.
@@ -185,7 +190,10 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
         if "linear last layer" not in str(error):
             raise
         raise UsageError(
-            f"architecture {name!r}", expected="a linear layer as the last", found=str(error), do="Take laplace"
+            f"architecture {architecture_name!r}",
+            expected="a linear layer as the last",
+            found=str(error),
+            do="Take laplace",
         ) from error
     if prior == "evidence":
         with warnings.catch_warnings():
@@ -195,7 +203,7 @@ def _fit_one(posterior: Any, loader: Any, prior: str, name: str) -> None:
             )
 
 
-def _split_draws(drawn: Tensor, network: nn.Module, posterior: Any) -> Tensors:
+def _split_draws(drawn_tensors: Tensor, network: nn.Module, posterior: Any) -> Tensors:
     """Split draws (draw, weight) into tensors, name -> (draw, *shape), in the order of laplace-torch."""
     layer = getattr(posterior.model, "last_layer", None)
     if layer is None:
@@ -203,5 +211,8 @@ def _split_draws(drawn: Tensor, network: nn.Module, posterior: Any) -> Tensors:
     else:
         path = next(n for n, m in posterior.model.model.named_modules() if m is layer)
         shapes = {f"{path}.{n}": p.shape for n, p in layer.named_parameters()}
-    parts = torch.split(drawn, [shape.numel() for shape in shapes.values()], 1)
-    return {n: part.reshape(len(drawn), *shape) for (n, shape), part in zip(shapes.items(), parts, strict=True)}
+    weight_parts = torch.split(drawn_tensors, [shape.numel() for shape in shapes.values()], 1)
+    return {
+        n: part.reshape(len(drawn_tensors), *shape)
+        for (n, shape), part in zip(shapes.items(), weight_parts, strict=True)
+    }

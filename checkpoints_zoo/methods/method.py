@@ -17,7 +17,7 @@ from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.gradients import explain_vmap_errors
 
-REQUIREMENT = "posteriors>=0.1,<0.2"  # requirement of the methods that run on the package posteriors
+POSTERIORS_REQUIREMENT = "posteriors>=0.1,<0.2"  # Requirement of the methods that run on the package posteriors.
 Batch = tuple[Tensor, Tensor]
 
 
@@ -41,8 +41,8 @@ class Method(Protocol):
 
     Attributes:
         name: name of the method, as in `zoo-cli compare --methods`.
-        title: one line.
-        source: the paper.
+        title: title of the method, in one line.
+        source: citation of the paper.
         needs: further packages that the method needs, as pip takes them.
         independent: whether each run is one independently trained member.
 
@@ -62,8 +62,8 @@ class Method(Protocol):
 
         Args:
             problem: the network and its training images.
-            runs: number of runs; the seeds of the first runs do not depend on it, nor do their draws if runs are
-                not computed together.
+            runs: number of runs; the seeds of the first runs do not depend on this number, nor do their draws if
+                runs are not computed together.
             draws: number of draws of each run.
             seed: seed of all random numbers.
 
@@ -83,85 +83,85 @@ def version_of(method: Method | type[Method]) -> int:
         UsageError: the version is not a whole number of 1 or more.
     """
     version = getattr(method, "version", 1)
-    if not whole_number(1).fits(version):
-        raise UsageError(f"version of {method.name}", expected=whole_number(1).expected, found=repr(version))
+    if not whole_number_range(1).allows(version):
+        raise UsageError(f"version of {method.name}", expected=whole_number_range(1).expected, found=repr(version))
     return int(version)
 
 
 @dataclass(frozen=True)
-class Range:
+class SettingRange:
     """The allowed values of a setting.
 
     Args:
         expected: description that follows "expected" in an error.
-        fits: function that returns whether a value of any type is allowed.
+        allows: function that returns whether a value of any type is allowed.
     """
 
     expected: str
-    fits: Callable[[Any], bool]
+    allows: Callable[[Any], bool]
 
 
-def finite_number(expected: str, fits: Callable[[float], bool]) -> Range:
-    """Return a range of finite numbers.
+def number_range(expected: str, allows: Callable[[float], bool]) -> SettingRange:
+    """Return a range that allows some finite numbers.
 
-    >>> finite_number("above 0", lambda value: value > 0).fits(float("nan"))
+    >>> number_range("above 0", lambda value: value > 0).allows(float("nan"))
     False
     """
-    return Range(
-        f"a number {expected}", lambda value: _is_instance(value, int, float) and math.isfinite(value) and fits(value)
+    return SettingRange(
+        f"a number {expected}", lambda value: _is_instance(value, int, float) and math.isfinite(value) and allows(value)
     )
 
 
-def whole_number(least: int) -> Range:
-    """Return a range of whole numbers from the smallest allowed one on.
+def whole_number_range(smallest: int) -> SettingRange:
+    """Return a range that allows whole numbers from a smallest one on.
 
-    >>> whole_number(1).expected, whole_number(1).fits(2.5)
+    >>> whole_number_range(1).expected, whole_number_range(1).allows(2.5)
     ('a whole number from 1', False)
     """
-    return Range(f"a whole number from {least}", lambda value: _is_instance(value, int) and value >= least)
+    return SettingRange(f"a whole number from {smallest}", lambda value: _is_instance(value, int) and value >= smallest)
 
 
-def one_of(*values: str) -> Range:
-    """Return a range of some words."""
-    return Range(" or ".join(values), lambda value: value in values)
+def choice_range(*values: str) -> SettingRange:
+    """Return a range that allows some words."""
+    return SettingRange(" or ".join(values), lambda value: value in values)
 
 
 def _is_instance(value: object, *kinds: type) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
-POSITIVE = finite_number("above 0", lambda value: value > 0)
-SHARE = finite_number("between 0 and 1", lambda value: 0 < value < 1)
-_FROM_0 = finite_number("from 0", lambda value: value >= 0)
+POSITIVE_RANGE = number_range("above 0", lambda value: value > 0)
+SHARE_RANGE = number_range("between 0 and 1", lambda value: 0 < value < 1)
+_NON_NEGATIVE_RANGE = number_range("from 0", lambda value: value >= 0)
 
 # A setting means the same in every method that has it.
-_RANGES: dict[str, Range] = {
-    "lr": POSITIVE,
-    "temperature": _FROM_0,
-    "scale": _FROM_0,
-    "var_clamp": _FROM_0,
-    "rate": SHARE,
-    "target": SHARE,
-    "friction": finite_number("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "exploring": finite_number("from 0 and below 1", lambda value: 0 <= value < 1),
-    "init_log_sd": finite_number("that is finite", lambda value: True),
-    "burn_in": whole_number(0),
-    "warmup": whole_number(0),
-    "thinning": whole_number(1),
-    "batch_size": whole_number(1),
-    "cycle": whole_number(1),
-    "cycles": whole_number(1),
-    "epochs": whole_number(1),
-    "steps": whole_number(1),
-    "samples": whole_number(1),
-    "max_num_models": whole_number(2),
-    "diag_covariance": Range("True or False", lambda value: isinstance(value, bool)),
-    "start": one_of("mode", "random"),
-    "prior": one_of("weight-decay", "evidence"),
+_SETTING_RANGES: dict[str, SettingRange] = {
+    "lr": POSITIVE_RANGE,
+    "temperature": _NON_NEGATIVE_RANGE,
+    "scale": _NON_NEGATIVE_RANGE,
+    "var_clamp": _NON_NEGATIVE_RANGE,
+    "rate": SHARE_RANGE,
+    "target": SHARE_RANGE,
+    "friction": number_range("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "exploring": number_range("from 0 and below 1", lambda value: 0 <= value < 1),
+    "init_log_sd": number_range("that is finite", lambda value: True),
+    "burn_in": whole_number_range(0),
+    "warmup": whole_number_range(0),
+    "thinning": whole_number_range(1),
+    "batch_size": whole_number_range(1),
+    "cycle": whole_number_range(1),
+    "cycles": whole_number_range(1),
+    "epochs": whole_number_range(1),
+    "steps": whole_number_range(1),
+    "samples": whole_number_range(1),
+    "max_num_models": whole_number_range(2),
+    "diag_covariance": SettingRange("True or False", lambda value: isinstance(value, bool)),
+    "start": choice_range("mode", "random"),
+    "prior": choice_range("weight-decay", "evidence"),
 }
 
 
-def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> None:
+def check_settings(method: Any, runs: int, draws: int, **narrower: SettingRange) -> None:
     """Check the settings of a method, and the numbers of runs and draws.
 
     Args:
@@ -173,29 +173,29 @@ def check_settings(method: Any, runs: int, draws: int, **narrower: Range) -> Non
         UsageError: a value is out of its range.
     """
     settings = {field.name: getattr(method, field.name) for field in fields(method)}
-    ranges = _RANGES | narrower
+    ranges = _SETTING_RANGES | narrower
     for name, value in settings.items():
-        if not ranges[name].fits(value):
+        if not ranges[name].allows(value):
             raise UsageError(f"{name} of {method.name}", expected=ranges[name].expected, found=repr(value))
     for name, setting in (("runs", runs), ("draws", draws)):
-        if not whole_number(1).fits(setting):
-            raise UsageError(f"{name} of {method.name}", expected=whole_number(1).expected, found=repr(setting))
+        if not whole_number_range(1).allows(setting):
+            raise UsageError(f"{name} of {method.name}", expected=whole_number_range(1).expected, found=repr(setting))
 
 
 def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, Tensor]]:
     """Make the log density of the product of all runs' posteriors, for the package posteriors; return the function.
 
-    The function takes stacked parameters and a batch for each run. It returns the sum over the runs, in nats of the
-    whole data, and each run's value, (run,). It raises UsageError for a network that torch.vmap can't map over runs.
+    The function takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the
+    whole data, and each run's value, (run,). For a network that torch.vmap can't map over runs it raises UsageError.
     """
     log_posterior_of_each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture
 
-    def of_all(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sum_of_log_posteriors(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
         with explain_vmap_errors(
             architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"
         ):
             by_run = log_posterior_of_each(params, batch)
         return by_run.sum(), by_run
 
-    return of_all
+    return sum_of_log_posteriors

@@ -25,7 +25,7 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import seed_torch
 
 Tensors = dict[str, Tensor]
-FIRST_SEED = 1_000_000  # seed of the first mode: no published member has this seed or a larger one
+FIRST_SEED = 1_000_000  # Seed of the first mode: no published member has this seed or a larger one.
 
 
 def read_modes(path: Path) -> Tensors:
@@ -37,8 +37,8 @@ def read_modes(path: Path) -> Tensors:
     try:
         return load_file(path)
     except SafetensorError as error:
-        do = "Delete it: the modes are then trained again"
-        raise DamagedError(f"modes {path}", expected="a safetensors file", found=str(error), do=do) from error
+        advice = "Delete it: the modes are then trained again"
+        raise DamagedError(f"modes {path}", expected="a safetensors file", found=str(error), do=advice) from error
 
 
 def train_modes(
@@ -54,11 +54,12 @@ def train_modes(
     Args:
         recipe: recipe of the members.
         images: training images.
-        runs: members.
+        runs: number of members.
         device: device to train on.
-        description: description of the members, for errors.
-        gradient: function that takes recipe and seeds and returns the function of a step's gradients; None for the
-            recipe's own.
+        description: description of the members, for error texts.
+        gradient: function that takes a recipe and seeds, and returns the function that computes a step's gradients;
+            None
+            for the recipe's function.
 
     Raises:
         UsageError: a training loss was not finite.
@@ -66,20 +67,20 @@ def train_modes(
     width = 1 if recipe.stack_width == 1 else runs
     recipe = replace(recipe, stack_width=width, snapshots=(), eval_every=0)
     stacks: list[Tensors] = []
-    for first in range(0, runs, width):
-        ids = range(FIRST_SEED + first, FIRST_SEED + first + width)
+    for first_run in range(0, runs, width):
+        ids = range(FIRST_SEED + first_run, FIRST_SEED + first_run + width)
         state = initial_state(recipe, ids).to(device)
         for _ in train_epochs(recipe, ids, state, images, None if gradient is None else gradient(recipe, ids)):
             pass
         if bool((state.failed_step >= 0).any()):
             raise UsageError(description, expected="finite losses", found="others", do="Lower lr of the recipe")
-        final = stored_tensors(recipe, state.params, state.buffers, state.averages, images)
-        stacks.append({name: final[name].detach().cpu() for name in (*state.params, *state.buffers)})
+        final_tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, images)
+        stacks.append({name: final_tensors[name].detach().cpu() for name in (*state.params, *state.buffers)})
     return {name: torch.cat([stack[name] for stack in stacks]).contiguous() for name in stacks[0]}
 
 
 def tied_names(network: nn.Module) -> dict[str, str]:
-    """Find tied parameters; return further name in the state dict -> first name, under which it is trained and drawn.
+    """Find tied parameters; return further name in the state dict -> first name, under which the parameter is trained.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> net[1].weight = net[0].weight
@@ -99,9 +100,9 @@ def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> 
         build: function that builds the network from torch's generator; the generator's state is restored.
         device: device that the network is built on.
     """
-    built: list[Tensors] = []
+    buffers_of_builds: list[Tensors] = []
     for seed in (0, 1):
         with seed_torch(seed, device):
-            built.append(dict(build().named_buffers()))
-    fixed = [name for name in built[0] if not is_counter(name) and not is_statistic(name)]
-    return next((name for name in fixed if not torch.equal(built[0][name], built[1][name])), "")
+            buffers_of_builds.append(dict(build().named_buffers()))
+    fixed = [name for name in buffers_of_builds[0] if not is_counter(name) and not is_statistic(name)]
+    return next((name for name in fixed if not torch.equal(buffers_of_builds[0][name], buffers_of_builds[1][name])), "")

@@ -2,9 +2,9 @@
 
 Training minimises the mean cross-entropy plus weight_decay/2 · |θ|². Multiplied by the number N of images, this loss is
 minus the log of the likelihood times an iid Gaussian prior of precision N · weight_decay, as in Laurent, Aldea &
-Franchi 2024. If a recipe smooths labels, only its modes are trained so: the likelihood is that of the labels
-themselves. AdamW shrinks the weights apart from the loss, so its modes are minima of another sum; the prior has the
-same precision.
+Franchi 2024. If a recipe smooths labels, its modes are trained with smoothed labels, but the likelihood is that of
+the labels themselves. AdamW shrinks the weights apart from the loss, so its modes are minima of another function; the
+prior has the same precision.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
 """
@@ -31,14 +31,14 @@ from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.methods.modes import Tensors, find_random_buffer, read_modes, tied_names, train_modes
-from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.optimizers import first_scaling
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-FORWARD_BATCH = 500  # number of inputs per forward pass
+FORWARD_BATCH = 500  # Number of inputs in a forward pass.
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Problem:
     Args:
         recipe: recipe of the network; training by it gives the modes.
         images: the training images, labelled.
-        held_out: images for a search of settings, which are not in `images`; None for none.
+        held_out: images for a search of settings, which are not in `images`; None if there are none.
         folder: folder where trained modes are stored for other methods; None to store none.
         device: device to compute on.
     """
@@ -58,7 +58,9 @@ class Problem:
     held_out: ImageData | None = None
     folder: Path | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (it can't be changed)
-    _trained_modes: dict[int, Tensors] = field(default_factory=dict, init=False, repr=False)  # runs -> their modes
+    _trained_modes: dict[int, Tensors] = field(
+        default_factory=dict, init=False, repr=False
+    )  # Number of runs -> their modes.
 
     def __post_init__(self) -> None:
         self._functional, self._random_buffer  # noqa: B018 (built now: random initialisation can't be mapped by torch.vmap)
@@ -85,15 +87,15 @@ class Problem:
                 found=f"{recipe.weight_decay:g}",
             )
         images = recipe.split("train")
-        left = len(images) - held_out
-        if held_out < 0 or left < recipe.batch_size:
+        remaining_count = len(images) - held_out
+        if held_out < 0 or remaining_count < recipe.batch_size:
             raise UsageError(
                 f"images held out of {images.name!r}",
                 expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
                 found=f"{held_out:,}",
             )
-        held_images = _select_images(images, slice(left, None)) if held_out else None
-        return cls(recipe, _select_images(images, slice(0, left)), held_images, folder, torch.device(device))
+        held_images = _select_images(images, slice(remaining_count, None)) if held_out else None
+        return cls(recipe, _select_images(images, slice(0, remaining_count)), held_images, folder, torch.device(device))
 
     @property
     def count(self) -> int:
@@ -131,7 +133,7 @@ class Problem:
         module = self.network().to(self.device)
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
-            norm.track_running_stats = False  # the norm always uses batch statistics and stores none
+            norm.track_running_stats = False  # The norm always uses batch statistics and stores none.
         return module.requires_grad_(False)
 
     @cached_property
@@ -148,11 +150,12 @@ class Problem:
             )
 
     def forward(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Run one network; return logits (batch, class). Norms use batch statistics. Works under torch.func.
+        """Run one network; return logits (batch, class). Norms use batch statistics; the function works under
+        torch.func.
 
         Args:
             params: parameters by name.
-            inputs: (batch, channel, height, width).
+            inputs: preprocessed images, (batch, channel, height, width).
 
         Raises:
             UsageError: some buffers are random when the network is built.
@@ -164,8 +167,10 @@ class Problem:
     def log_prior(self, params: Mapping[str, Tensor]) -> Tensor:
         """Return log p(params) in nats, including the constant."""
         parameter_count = sum(p.numel() for p in params.values())
-        square = torch.stack([p.square().sum() for p in params.values()]).sum()
-        return -self.prior_precision / 2 * square + parameter_count / 2 * math.log(self.prior_precision / (2 * math.pi))
+        squared_norm = torch.stack([p.square().sum() for p in params.values()]).sum()
+        return -self.prior_precision / 2 * squared_norm + parameter_count / 2 * math.log(
+            self.prior_precision / (2 * math.pi)
+        )
 
     def log_posterior(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Estimate log p(params, all labels | all inputs) from a batch; return it in nats, and the batch's logits.
@@ -187,7 +192,7 @@ class Problem:
         Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
-            size: number of images of a batch, all images at most.
+            size: number of images of a batch; batches are never larger than the data set.
             seeds: seed of the order of images in each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
@@ -208,7 +213,8 @@ class Problem:
     def modes(self, runs: int) -> tuple[Tensors, Tensors]:
         """Train members of the recipe, one for each run; return their parameters and buffers, (run, *shape).
 
-        The members' seeds are 1,000,000 and up. They are trained once and stored in the folder; the result is a copy.
+        The members' seeds are 1,000,000 and up. Members are trained once and stored in the folder; the result is a
+        copy.
 
         Args:
             runs: number of runs.
@@ -222,7 +228,7 @@ class Problem:
 
     def _load_or_train_modes(self, runs: int) -> Tensors:
         """Read modes from the folder, or train and store them there; return their states."""
-        path = None if self.folder is None else self.folder / f"modes-{self._key(runs)}.safetensors"
+        path = None if self.folder is None else self.folder / f"modes-{self._modes_key(runs)}.safetensors"
         if path is not None and path.is_file():
             return read_modes(path)
         modes = train_modes(self.recipe, self.images, runs, self.device, f"modes of recipe {self.recipe.name!r}")
@@ -232,7 +238,7 @@ class Problem:
         return modes
 
     def trained_state(self, runs: int) -> StackState:
-        """Return the modes as a state from which training can continue: zero momentum, epoch 0."""
+        """Return the modes as a training state with zero momentum at epoch 0, from which training can continue."""
         params, buffers = self.modes(runs)
         return StackState(
             params=params,
@@ -243,14 +249,14 @@ class Problem:
             scaling={name: t.to(self.device) for name, t in first_scaling(self.recipe, runs).items()},
         )
 
-    def _key(self, runs: int) -> str:
-        facts = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    def _modes_key(self, runs: int) -> str:
+        hashed_values = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
+        return hashlib.sha256(json.dumps(hashed_values).encode()).hexdigest()[:12]
 
     def _split_states(self, stacked_tensors: Tensors) -> tuple[Tensors, Tensors]:
         parameter_names = [
             name for name, _ in self.network().named_parameters()
-        ]  # noise is drawn in this order of tensors, which differs from the order in a file
+        ]  # Noise is drawn in this order of tensors, which differs from the order in a file.
         on_device = {name: tensor.to(self.device) for name, tensor in stacked_tensors.items()}
         return {n: on_device[n] for n in parameter_names}, {
             n: t for n, t in on_device.items() if n not in parameter_names
@@ -261,8 +267,8 @@ class Problem:
         """Further names of tied parameters in a state dict -> first name."""
         return tied_names(self.network())
 
-    def whole(self, stacked_tensors: Mapping[str, Tensor]) -> Tensors:
-        """Add all names of tied parameters, which are trained and drawn under the first name; return name -> tensor."""
+    def add_tied_names(self, stacked_tensors: Mapping[str, Tensor]) -> Tensors:
+        """Add the further names of tied parameters, which are trained under their first name; return name -> tensor."""
         return {**stacked_tensors, **{name: stacked_tensors[first] for name, first in self.tied_names.items()}}
 
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
@@ -279,14 +285,16 @@ class Problem:
                 network is built.
         """
         self._check_buffers()
-        stacked_tensors = self.whole({name: tensor.detach().float().cpu() for name, tensor in params.items()})
+        stacked_tensors = self.add_tied_names({name: tensor.detach().float().cpu() for name, tensor in params.items()})
         draws = len(next(iter(stacked_tensors.values())))
         skeleton = self.network().eval()
         for name, tensor in skeleton.state_dict().items():
             if name not in stacked_tensors and not is_counter(name):
                 stacked_tensors[name] = tensor.expand(draws, *tensor.shape).clone()
         if self.has_norms:
-            stacked_tensors = reestimate(skeleton, stacked_tensors, list(torch.split(self.inputs.cpu(), FORWARD_BATCH)))
+            stacked_tensors = reestimate_statistics(
+                skeleton, stacked_tensors, list(torch.split(self.inputs.cpu(), FORWARD_BATCH))
+            )
         return {name: tensor.contiguous() for name, tensor in stacked_tensors.items()}
 
 

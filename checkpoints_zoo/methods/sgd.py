@@ -20,7 +20,7 @@ from checkpoints_zoo.training.seeds import derive_seed
 
 
 def continue_training(
-    problem: Problem, runs: int, seed: int, *, schedule: str, lr: float, after: Sequence[int]
+    problem: Problem, runs: int, seed: int, *, schedule: str, lr: float, epochs_after_mode: Sequence[int]
 ) -> dict[int, Tensors]:
     """Continue the training of the modes by SGD; return epoch -> parameters and buffers, (run, *shape).
 
@@ -31,24 +31,24 @@ def continue_training(
         problem: problem whose modes are trained further.
         runs: number of runs.
         seed: seed of the order in which each run sees the images.
-        schedule: "constant", or "cosine-restarts" with a cycle up to each of the epochs.
-        lr: highest rate.
-        after: numbers of epochs since the mode at which a copy is returned, rising; 0 for the mode itself.
+        schedule: "constant", or or "cosine-restarts" with one cycle up to each epoch of `epochs_after_mode`.
+        lr: highest learning rate.
+        epochs_after_mode: rising numbers of epochs since the mode, at which copies are returned; 0 for the mode itself.
 
     Raises:
         UsageError: a training loss was not finite.
     """
-    first, one_by_one = problem.recipe.epochs, problem.recipe.stack_width == 1
-    at = [first + epoch for epoch in after]
+    first_epoch, trains_singly = problem.recipe.epochs, problem.recipe.stack_width == 1
+    epochs = [first_epoch + epoch for epoch in epochs_after_mode]
     recipe = replace(
         problem.recipe,
         schedule=schedule,
         lr=lr,
         schedule_unit="step",
-        milestones=tuple(sorted({first, *at[:-1]})) if schedule == "cosine-restarts" else (),
-        epochs=at[-1],
-        snapshots=tuple(at[:-1]),
-        stack_width=1 if one_by_one else runs,
+        milestones=tuple(sorted({first_epoch, *epochs[:-1]})) if schedule == "cosine-restarts" else (),
+        epochs=epochs[-1],
+        snapshots=tuple(epochs[:-1]),
+        stack_width=1 if trains_singly else runs,
         warmup_epochs=0,
         averaging="none",
         eval_every=0,
@@ -57,11 +57,11 @@ def continue_training(
         epsilon=Recipe.epsilon,
     )
     ids, modes = [derive_seed(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
-    size = 1 if one_by_one else runs
-    parts: list[dict[int, Tensors]] = []
+    size = 1 if trains_singly else runs
+    stacks: list[dict[int, Tensors]] = []
     for start in range(0, runs, size):
         state = _copy_runs(modes, slice(start, start + size))
-        state.epoch, state.snapshots[first] = first, _copy_state(state)
+        state.epoch, state.snapshots[first_epoch] = first_epoch, _copy_state(state)
         for _ in train_epochs(recipe, ids[start : start + size], state, problem.images):
             pass
         if bool((state.failed_step >= 0).any()):
@@ -71,9 +71,9 @@ def continue_training(
                 found="others",
                 do="Lower the rate",
             )
-        parts.append({**state.snapshots, at[-1]: _copy_state(state)})
-    names = [name for name in parts[0][first] if not is_counter(name)]
-    return {e - first: {name: torch.cat([part[e][name] for part in parts]) for name in names} for e in at}
+        stacks.append({**state.snapshots, epochs[-1]: _copy_state(state)})
+    names = [name for name in stacks[0][first_epoch] if not is_counter(name)]
+    return {e - first_epoch: {name: torch.cat([part[e][name] for part in stacks]) for name in names} for e in epochs}
 
 
 def _copy_state(state: StackState) -> Tensors:
@@ -83,14 +83,14 @@ def _copy_state(state: StackState) -> Tensors:
 def _copy_runs(modes: StackState, runs: slice) -> StackState:
     """Copy some runs of a stack, because training changes tensors in place."""
 
-    def of(tensors: Tensors) -> Tensors:
+    def copy_tensors(tensors: Tensors) -> Tensors:
         return {name: tensor[runs].clone() for name, tensor in tensors.items()}
 
     return StackState(
-        of(modes.params),
-        of(modes.momentum),
-        of(modes.buffers),
+        copy_tensors(modes.params),
+        copy_tensors(modes.momentum),
+        copy_tensors(modes.buffers),
         modes.loss[runs].clone(),
         modes.failed_step[runs].clone(),
-        scaling=of(modes.scaling),
+        scaling=copy_tensors(modes.scaling),
     )

@@ -1,8 +1,8 @@
 """Stochastic-gradient Markov chains from a mode: SGLD, SGHMC, and SGHMC with a cyclical step size, by posteriors.
 
 Settings are those of SGD. A step is `lr` times the gradient of the *mean* loss, so that rates are comparable with
-SGD's, and `friction` is 1 − momentum. The package posteriors takes the log density of all N images: there SGLD's lr is
-lr / N, SGHMC's lr is h = √(lr / N), and its alpha is friction / h. With `temperature` T the chains sample
+SGD's, and `friction` is 1 − momentum. The package posteriors takes the log density of all N images: in its terms SGLD's
+lr is lr / N, SGHMC's lr is h = √(lr / N), and its alpha is friction / h. With `temperature` T the chains sample
 p(θ | images)^(1/T); T = 1 is the Bayes posterior of the problem's prior and likelihood.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape).
@@ -20,7 +20,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop.optional_packages import import_optional
 from checkpoints_zoo.methods.chains import run_chains
-from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
+from checkpoints_zoo.methods.method import POSTERIORS_REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.problem import Problem
 
 
@@ -30,7 +30,7 @@ class Sgld:
 
     Args:
         lr: learning rate, N · ε.
-        temperature: T.
+        temperature: the temperature T.
         burn_in: discarded steps at the start; the first draw is taken `thinning` steps later.
         thinning: number of steps between two draws.
         batch_size: number of images per step; each run has its own images.
@@ -39,7 +39,7 @@ class Sgld:
     name: ClassVar[str] = "sgld"
     title: ClassVar[str] = "Stochastic-gradient Langevin dynamics"
     source: ClassVar[str] = "Welling & Teh 2011, Bayesian learning via stochastic gradient Langevin dynamics"
-    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    needs: ClassVar[tuple[str, ...]] = (POSTERIORS_REQUIREMENT,)
     independent: ClassVar[bool] = False
 
     lr: float = 0.03
@@ -51,7 +51,7 @@ class Sgld:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode; return its draws, `thinning` steps apart. See `Method.fit`."""
         check_settings(self, runs, draws)
-        sgld: Any = import_optional("posteriors.sgmcmc.sgld", REQUIREMENT)
+        sgld: Any = import_optional("posteriors.sgmcmc.sgld", POSTERIORS_REQUIREMENT)
         transform = sgld.build(log_posterior(problem), lr=self.lr / problem.count, temperature=self.temperature)
         state = transform.init(problem.modes(runs)[0])
         recorded_steps = [self.burn_in + self.thinning * (draw + 1) for draw in range(draws)]
@@ -67,7 +67,8 @@ class Sgld:
 class Sghmc:
     """Stochastic-gradient Hamiltonian Monte Carlo.
 
-    θ ← θ + h m, m ← (1 − friction) m + h ∇log p(θ) + N(0, 2 friction T), both from the θ and m of the step before.
+    θ ← θ + h m, m ← (1 − friction) m + h ∇log p(θ) + N(0, 2 friction T), where both right sides have the θ and m of the
+    step before.
     The step is explicit: it is stable if lr · (largest curvature of the mean loss) < friction.
 
     Args:
@@ -79,7 +80,7 @@ class Sghmc:
     name: ClassVar[str] = "sghmc"
     title: ClassVar[str] = "Stochastic-gradient Hamiltonian Monte Carlo"
     source: ClassVar[str] = "Chen, Fox & Guestrin 2014, Stochastic gradient Hamiltonian Monte Carlo (arXiv 1402.4102)"
-    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    needs: ClassVar[tuple[str, ...]] = (POSTERIORS_REQUIREMENT,)
     independent: ClassVar[bool] = False
 
     lr: float = 0.03
@@ -90,9 +91,10 @@ class Sghmc:
     batch_size: int = 32
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Run a chain from each mode, at rest; return its draws, `thinning` steps apart. See `Method.fit`."""
+        """Run a chain from each mode, without initial momentum; return its draws, `thinning` steps apart. See
+        `Method.fit`."""
         check_settings(self, runs, draws)
-        sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", REQUIREMENT)
+        sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", POSTERIORS_REQUIREMENT)
         step = math.sqrt(self.lr / problem.count)
         transform = sghmc.build(
             log_posterior(problem), lr=step, alpha=self.friction / step, temperature=self.temperature, momenta=0.0
@@ -112,9 +114,9 @@ class Sghmc:
 
 @dataclass(frozen=True)
 class CyclicalSghmc:
-    """SGHMC with a step size that falls by a cosine in each cycle: without noise to a new mode, then with noise.
+    """SGHMC with a step size that falls by a cosine in each cycle: steps without noise to a new mode, then with noise.
 
-    Step k of a cycle of C has the rate lr/2 · (cos(π k / C) + 1); while k / C is below `exploring` no noise is added
+    Step k of a cycle of C has the rate lr/2 · (cos(π k / C) + 1); while k / C is below `exploring`, no noise is added
     (Zhang et al. 2020, algorithm 1 and equation 1). Draws are spread evenly over the remaining steps of each cycle; the
     last step gives a draw.
 
@@ -131,7 +133,7 @@ class CyclicalSghmc:
     source: ClassVar[str] = (
         "Zhang et al. 2020, Cyclical stochastic gradient MCMC for Bayesian deep learning (arXiv 1902.03932)"
     )
-    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    needs: ClassVar[tuple[str, ...]] = (POSTERIORS_REQUIREMENT,)
     independent: ClassVar[bool] = False
 
     lr: float = 0.03
@@ -150,27 +152,27 @@ class CyclicalSghmc:
         """
         return self.lr / 2 * (math.cos(math.pi * (step % self.steps) / self.steps) + 1)
 
-    def kept(self, draws: int) -> list[int]:
-        """Return after how many steps each draw is taken.
+    def draw_steps(self, draws: int) -> list[int]:
+        """Return the numbers of steps after which draws are taken.
 
         Raises:
             UsageError: a cycle has more draws than steps with noise.
 
-        >>> CyclicalSghmc(cycles=2, steps=10, exploring=0.6).kept(4)
+        >>> CyclicalSghmc(cycles=2, steps=10, exploring=0.6).draw_steps(4)
         [8, 10, 18, 20]
         """
-        cycles, first = min(self.cycles, draws), math.ceil(self.exploring * self.steps)
+        cycles, first_noisy_step = min(self.cycles, draws), math.ceil(self.exploring * self.steps)
         draws_per_cycle = [draws // cycles + (cycle < draws % cycles) for cycle in range(cycles)]
-        noisy = self.steps - first
-        if draws_per_cycle[0] > noisy:
+        noisy_steps = self.steps - first_noisy_step
+        if draws_per_cycle[0] > noisy_steps:
             raise UsageError(
                 f"draws of {self.name} in a cycle",
-                expected=f"at most {noisy:,}, the steps with noise",
+                expected=f"at most {noisy_steps:,}, the steps with noise",
                 found=f"{draws_per_cycle[0]:,}",
                 do="Make cycles longer, or take more of them",
             )
         return [
-            cycle * self.steps + first + noisy * (draw + 1) // count
+            cycle * self.steps + first_noisy_step + noisy_steps * (draw + 1) // count
             for cycle, count in enumerate(draws_per_cycle)
             for draw in range(count)
         ]
@@ -178,24 +180,27 @@ class CyclicalSghmc:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode through all cycles; return its draws. See `Method.fit`."""
         check_settings(self, runs, draws)
-        sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", REQUIREMENT)
+        sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", POSTERIORS_REQUIREMENT)
         density = log_posterior(problem)
 
         def update(state: Any, batch: Batch) -> tuple[Any, Tensor]:
-            at = int(state.step)
-            step, exploring = math.sqrt(self.rate(at) / problem.count), at % self.steps < self.exploring * self.steps
+            step_number = int(state.step)
+            step_size = math.sqrt(self.rate(step_number) / problem.count)
+            is_exploring = step_number % self.steps < self.exploring * self.steps
             state_and_position: tuple[Any, Tensor] = sghmc.update(
                 state,
                 batch,
                 density,
-                lr=step,
-                alpha=self.friction / step,  # each step loses the same share of the momentum, as in the paper
-                temperature=0.0 if exploring else self.temperature,
+                lr=step_size,
+                alpha=self.friction / step_size,  # Each step loses the same share of the momentum, as in the paper.
+                temperature=0.0 if is_exploring else self.temperature,
             )
             return state_and_position
 
         state = sghmc.init(problem.modes(runs)[0], momenta=0.0)
-        return run_chains(problem, self.name, update, state, self.kept(draws), self.batch_size, seed, self.friction)
+        return run_chains(
+            problem, self.name, update, state, self.draw_steps(draws), self.batch_size, seed, self.friction
+        )
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:

@@ -50,12 +50,16 @@ class Snapshot:
             UsageError: a setting is out of its range, or a loss was not finite.
         """
         check_settings(self, runs, draws)
-        after = range(0, draws * self.cycle, self.cycle)
+        epochs_after_mode = range(0, draws * self.cycle, self.cycle)
         ends = list(
-            continue_training(problem, runs, seed, schedule="cosine-restarts", lr=self.lr, after=after).values()
+            continue_training(
+                problem, runs, seed, schedule="cosine-restarts", lr=self.lr, epochs_after_mode=epochs_after_mode
+            ).values()
         )
         stacked = {name: torch.stack([end[name] for end in ends], 1) for name in ends[0]}  # (run, draw, *shape)
-        return [Run(problem.whole({name: tensor[run] for name, tensor in stacked.items()})) for run in range(runs)]
+        return [
+            Run(problem.add_tied_names({name: tensor[run] for name, tensor in stacked.items()})) for run in range(runs)
+        ]
 
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:

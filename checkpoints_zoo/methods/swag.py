@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from checkpoints_zoo.interop.optional_packages import import_optional
-from checkpoints_zoo.methods.method import Range, Run, check_settings, whole_number
+from checkpoints_zoo.methods.method import Run, SettingRange, check_settings, whole_number_range
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgd import continue_training
@@ -21,9 +21,12 @@ class Swag:
     """A Gaussian with mean, variance and a low-rank covariance of SGD's weights (Maddox et al. 2019).
 
     From each mode, SGD continues at a constant rate; torch-uncertainty's `SWAG` collects the weights after each epoch,
-    and draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), y and z standard normal, D the
-    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). That class draws a new y for
-    each tensor, so tensors are independent; in the paper all tensors share one y. Running statistics are estimated anew
+    and draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), where y and z are standard
+    normal and D has the
+    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). torch-uncertainty draws a new
+    y
+    for each tensor, so tensors are independent; in the paper all tensors share one y. Running statistics are estimated
+    anew
     for each draw.
 
     Args:
@@ -62,39 +65,39 @@ class Swag:
         Raises:
             UsageError: torch-uncertainty is not installed, a setting is out of its range, or a loss was not finite.
         """
-        rank = Range(
+        rank = SettingRange(
             f"a whole number from 2 to epochs, {self.epochs}",
-            lambda value: whole_number(2).fits(value) and value <= self.epochs,
+            lambda value: whole_number_range(2).allows(value) and value <= self.epochs,
         )
         check_settings(self, runs, draws, max_num_models=rank)
         weights = continue_training(
-            problem, runs, seed, schedule="constant", lr=self.lr, after=range(1, self.epochs + 1)
+            problem, runs, seed, schedule="constant", lr=self.lr, epochs_after_mode=range(1, self.epochs + 1)
         )
         with torch.random.fork_rng(devices=[]):
             return [self._draw(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
 
     def _draw(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
-        gathered = self.gather(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
+        fitted_swag = self.collect_weights(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
         by_name: dict[str, list[torch.Tensor]] = {}
         for draw in range(draws):
-            drawn = gathered.sample(self.scale, seed=derive_seed(seed, f"swag {run} {draw}"))
-            for name, parameter in drawn.named_parameters():
+            network = fitted_swag.sample(self.scale, seed=derive_seed(seed, f"swag {run} {draw}"))
+            for name, parameter in network.named_parameters():
                 by_name.setdefault(name, []).append(parameter.detach())
         return Run(problem.finish({name: torch.stack(tensors) for name, tensors in by_name.items()}))
 
-    def gather(self, problem: Problem, weights: Sequence[Mapping[str, torch.Tensor]]) -> Any:
+    def collect_weights(self, problem: Problem, weights: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         """Pass weights to torch-uncertainty's `SWAG` one after another; return the object, ready to draw.
 
         Args:
-            problem: the network.
+            problem: problem whose network has these weights.
             weights: sets of weights in order, each with parameters (and buffers) by name.
 
         Raises:
-            UsageError: no torch-uncertainty.
+            UsageError: torch-uncertainty is not installed.
         """
-        kind = import_optional("torch_uncertainty.methods.swag", *self.needs).SWAG
+        swag_class = import_optional("torch_uncertainty.methods.swag", *self.needs).SWAG
         network = problem.network()
-        swag = kind(
+        swag = swag_class(
             network,
             cycle_start=0,
             cycle_length=1,
@@ -102,7 +105,7 @@ class Swag:
             diag_covariance=self.diag_covariance,
             max_num_models=self.max_num_models,
             var_clamp=self.var_clamp,
-            num_estimators=0,  # otherwise `SWAG` would draw networks after each epoch
+            num_estimators=0,  # Otherwise `SWAG` would draw networks after each epoch.
         )
         with torch.no_grad():
             for epoch, tensors in enumerate(weights, 1):

@@ -16,25 +16,26 @@ from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.interop.optional_packages import import_optional
-from checkpoints_zoo.methods.method import REQUIREMENT, Batch, Run, check_settings, log_posterior
+from checkpoints_zoo.methods.method import POSTERIORS_REQUIREMENT, Batch, Run, check_settings, log_posterior
 from checkpoints_zoo.methods.modes import Tensors
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.seeds import derive_seed, seed_torch
 
-LAST = 100  # number of last steps from which the bound is estimated
+BOUND_STEPS = 100  # Number of last steps from which the bound is estimated.
 
 
 @dataclass(frozen=True)
 class MeanField:
     """The Gaussian with independent parameters that maximises E[log p(θ, labels)] + temperature · entropy.
 
-    At temperature 1 this is the evidence lower bound of the problem's prior and likelihood; at lower temperatures the
+    At temperature 1 this objective is the evidence lower bound of the problem's prior and likelihood; at lower
+    temperatures the
     Gaussian is narrower (a cold posterior). Gradients are by reparameterisation, sticking the landing (Roeder et al.
     2017). The optimizer is Adam with a rate that falls to 0 by a cosine.
 
     Args:
         lr: Adam's learning rate in the first step, for means and for logs of standard deviations.
-        steps: of Adam.
+        steps: number of steps of Adam.
         init_log_sd: initial log of all standard deviations.
         temperature: factor of the entropy.
         samples: number of samples of the Gaussian in each step.
@@ -55,14 +56,14 @@ class MeanField:
     source: ClassVar[str] = (
         "Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, Weight uncertainty in neural networks (arXiv 1505.05424)"
     )
-    needs: ClassVar[tuple[str, ...]] = (REQUIREMENT,)
+    needs: ClassVar[tuple[str, ...]] = (POSTERIORS_REQUIREMENT,)
     independent: ClassVar[bool] = False
 
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
-        """Fit a Gaussian from each mode, all together, and draw from it; return the runs in order.
+        """Fit one Gaussian from each mode, all at the same time, and draw networks; return the runs in order.
 
-        A run's facts: `elbo`, E[log p(θ, labels) − log q(θ)] in nats, the mean over the last 100 steps: a bound
-        of the log evidence whatever the temperature. `mean_sd`, the mean standard deviation of the parameters.
+        A run's facts: `elbo` is E[log p(θ, labels) − log q(θ)] in nats, the mean over the last 100 steps, which is a
+        bound of the log evidence at every temperature; `mean_sd` is the mean standard deviation of the parameters.
 
         Args:
             problem: the network and its training images.
@@ -75,48 +76,50 @@ class MeanField:
                 to infinity.
         """
         check_settings(self, runs, draws)
-        vi: Any = import_optional("posteriors.vi.diag", REQUIREMENT)
-        torchopt: Any = import_optional("torchopt", REQUIREMENT)
+        vi: Any = import_optional("posteriors.vi.diag", POSTERIORS_REQUIREMENT)
+        torchopt: Any = import_optional("torchopt", POSTERIORS_REQUIREMENT)
         density = log_posterior(problem)
 
-        def seen(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+        def log_posterior_and_params(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
             total, by_run = density(params, batch)
-            return total, (by_run, params)  # posteriors offers no other way to get the samples
+            return total, (by_run, params)  # The package posteriors offers no other way to get the samples.
 
         transform = vi.build(
-            seen,
-            torchopt.adam(lr=self._rate),
+            log_posterior_and_params,
+            torchopt.adam(lr=self._learning_rate),
             temperature=self.temperature,
             n_samples=self.samples,
             init_log_sds=self.init_log_sd,
         )
-        means = self._means(problem, runs, seed)
+        means = self._initial_means(problem, runs, seed)
         batches = problem.batches(self.batch_size, [derive_seed(seed, f"vi run {run}") for run in range(runs)])
         bounds: list[Tensor] = []
         with seed_torch(derive_seed(seed, "vi noise"), problem.device):
             state = transform.init(means)
             for step in range(self.steps):
-                before = state
-                state, (by_run, sampled) = transform.update(state, next(batches))
-                if step >= self.steps - LAST:
-                    bounds.append((by_run - _log_density(before, sampled)).view(-1, runs).mean(0))
-            drawn = vi.sample(state, (draws,))
+                previous_state = state
+                state, (by_run, samples) = transform.update(state, next(batches))
+                if step >= self.steps - BOUND_STEPS:
+                    bounds.append((by_run - _log_density(previous_state, samples)).view(-1, runs).mean(0))
+            drawn_params = vi.sample(state, (draws,))
         elbo = torch.stack(bounds).double().mean(0).cpu()
-        spread = torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()
+        mean_deviations = (
+            torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()
+        )
         if not bool(elbo.isfinite().all()):
             raise UsageError("Gaussian of vi", expected="a finite bound", found="another", do="Lower lr")
         return [
             Run(
-                problem.finish({name: tensor[:, run] for name, tensor in drawn.items()}),
-                {"elbo": float(elbo[run]), "mean_sd": float(spread[run])},
+                problem.finish({name: tensor[:, run] for name, tensor in drawn_params.items()}),
+                {"elbo": float(elbo[run]), "mean_sd": float(mean_deviations[run])},
             )
             for run in range(runs)
         ]
 
-    def _rate(self, step_count: Tensor) -> Tensor:
+    def _learning_rate(self, step_count: Tensor) -> Tensor:
         return self.lr / 2 * ((math.pi * step_count / self.steps).cos() + 1)
 
-    def _means(self, problem: Problem, runs: int, seed: int) -> Tensors:
+    def _initial_means(self, problem: Problem, runs: int, seed: int) -> Tensors:
         """Return the initial means of the Gaussians, (run, *shape)."""
         if self.start == "mode":
             return {name: tensor.detach().clone() for name, tensor in problem.modes(runs)[0].items()}
@@ -133,11 +136,11 @@ class MeanField:
         return [cls(lr=lr, temperature=t) for lr in (0.003, 0.01) for t in (0.03, 0.1, 0.3, 1.0)]
 
 
-def _log_density(state: Any, sampled: Tensors) -> Tensor:
-    """Return log q of samples ([sample,] run, *shape) under each run's Gaussian, nats, ([sample,] run)."""
+def _log_density(state: Any, samples: Tensors) -> Tensor:
+    """Return the log density of samples ([sample,] run, *shape) under each run's Gaussian, in nats, ([sample,] run)."""
     total: Any = 0.0
     for name, mean in state.params.items():
         log_sd = state.log_sd_diag[name]
-        log_densities = -((sampled[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
+        log_densities = -((samples[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
         total = total + log_densities.flatten(log_densities.ndim - mean.ndim + 1).sum(-1)
     return cast(Tensor, total)

@@ -51,7 +51,7 @@ def check_memory(
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device in bytes, None if it is unknown."""
+    """Return the free memory of a device in bytes, or None if the free memory is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -61,13 +61,13 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def free_if_short(needed: int, device: torch.device | None = None) -> int | None:
+def free_if_short(needed_bytes: int, device: torch.device | None = None) -> int | None:
     """Return the number of free bytes of a device (the CPU by default) if they are fewer than needed.
 
     None means that the needed bytes are free, or that the free memory is unknown.
     """
     free = free_bytes(torch.device("cpu") if device is None else device)
-    return free if free is not None and needed > free else None
+    return free if free is not None and needed_bytes > free else None
 
 
 def fits_easily(nbytes: int, device: torch.device) -> bool:
@@ -77,20 +77,20 @@ def fits_easily(nbytes: int, device: torch.device) -> bool:
 
 
 @contextmanager
-def one_thread(when: bool = True) -> Iterator[None]:
+def one_thread(is_small: bool = True) -> Iterator[None]:
     """Let torch compute on one thread while the `with` block runs, because a second thread slows down work on small
     tensors.
 
     On a busy machine a second thread costs much more, because every operation waits until it is scheduled. The number
-    of threads belongs to the whole process; at its end, the block restores it.
+    of threads belongs to the whole process; it is restored at the end of the block.
 
     Args:
-        when: whether to use one thread, because the tensors are small; if false, nothing changes.
+        is_small: whether the tensors are small, so that one thread is used; if false, nothing changes.
     """
-    threads = torch.get_num_threads()
-    if when:
+    thread_count = torch.get_num_threads()
+    if is_small:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(thread_count)

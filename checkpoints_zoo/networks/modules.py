@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.layout import Layout, compare_shapes, finite_problems, is_counter, is_statistic
+from checkpoints_zoo.formats.layout import Layout, compare_shapes, is_counter, is_statistic, tensors_not_finite
 from checkpoints_zoo.formats.text import nearest_name
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
@@ -37,24 +37,29 @@ TRACE_ERRORS = (
 )  # fmt: skip
 
 # Descriptions may come from anyone: these bounds keep a damaged description from taking all memory.
-_MAX_ARGUMENT = 65_536
-_MAX_LENGTH = 1_024
+_MAX_ARGUMENT_VALUE = 65_536
+_MAX_LIST_LENGTH = 1_024
 
 Build = Callable[[], nn.Module]
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _MAX_ARGUMENT
+def _is_whole_number(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_ARGUMENT_VALUE
 
 
 _ARGUMENT_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "int": (f"a whole number in 1-{_MAX_ARGUMENT}", _is_whole),
-    "int | None": (f"a whole number in 1-{_MAX_ARGUMENT}, or none", lambda value: value is None or _is_whole(value)),
+    "int": (f"a whole number in 1-{_MAX_ARGUMENT_VALUE}", _is_whole_number),
+    "int | None": (
+        f"a whole number in 1-{_MAX_ARGUMENT_VALUE}, or none",
+        lambda value: value is None or _is_whole_number(value),
+    ),
     "bool": ("true or false", lambda value: type(value) is bool),
     "tuple[int, ...]": (
-        f"a list of at most {_MAX_LENGTH:,} whole numbers in 1-{_MAX_ARGUMENT}",
+        f"a list of at most {_MAX_LIST_LENGTH:,} whole numbers in 1-{_MAX_ARGUMENT_VALUE}",
         lambda value: (
-            isinstance(value, (list, tuple)) and len(value) <= _MAX_LENGTH and all(_is_whole(v) for v in value)
+            isinstance(value, (list, tuple))
+            and len(value) <= _MAX_LIST_LENGTH
+            and all(_is_whole_number(v) for v in value)
         ),
     ),
 }
@@ -111,12 +116,12 @@ def build_skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
         UsageError: `build` is not a function, or does not return a module.
     """
     module = build_module(build, name)
-    saved = module.state_dict(keep_vars=True)
+    state_dict = module.state_dict(keep_vars=True)
     # Tensors outside the state dict, such as position tables, need their values, so build the module with memory.
     if unsaved_tensors(module):
         module = build()
     try:
-        check_tensors({n: tuple(t.shape) for n, t in saved.items()}, layout, f"architecture for {name}")
+        check_tensors({n: tuple(t.shape) for n, t in state_dict.items()}, layout, f"architecture for {name}")
     except LayoutError as error:
         error.do = "Give the architecture with which these members were trained"
         raise
@@ -150,12 +155,12 @@ def build_module(build: Build, name: str) -> nn.Module:
     return module
 
 
-def check_module(module: nn.Module, thing: str) -> None:
+def check_module(module: nn.Module, name_in_errors: str) -> None:
     """Check that a module is a network whose state dict contains only dense tensors.
 
     Args:
         module: any.
-        thing: name of the module in error texts.
+        name_in_errors: name of the module in error texts.
 
     Raises:
         UsageError: the module is a wrapper for several devices, a tensor has no shape or is not dense, or there is
@@ -163,11 +168,11 @@ def check_module(module: nn.Module, thing: str) -> None:
     """
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         found = type(module).__name__
-        raise UsageError(thing, expected="the network itself", found=found, do="Give its `.module`")
-    check_state(module.state_dict(keep_vars=True), thing)
+        raise UsageError(name_in_errors, expected="the network itself", found=found, do="Give its `.module`")
+    check_state(module.state_dict(keep_vars=True), name_in_errors)
 
 
-def check_state(state: Mapping[str, Any], thing: str) -> None:
+def check_state(state: Mapping[str, Any], name_in_errors: str) -> None:
     """Check that a state dict contains only dense tensors.
 
     Raises:
@@ -187,7 +192,7 @@ def check_state(state: Mapping[str, Any], thing: str) -> None:
             )
         else:
             continue
-        raise UsageError(thing, expected="a state dict of dense tensors", found=found, do=do, tensor=name)
+        raise UsageError(name_in_errors, expected="a state dict of dense tensors", found=found, do=do, tensor=name)
 
 
 def unsaved_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -218,7 +223,7 @@ def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.
     return member if device.type == "cpu" else member.to(device)
 
 
-_IMMUTABLE = (
+_IMMUTABLE_TYPES = (
     bool, int, float, str, bytes, type(None), torch.dtype, torch.device, type(torch.relu), type(build_skeleton),
 )  # fmt: skip
 
@@ -238,7 +243,8 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         elif type(value) in (dict, OrderedDict) and not value:
             value = type(value)()
         elif not (
-            isinstance(value, _IMMUTABLE) or (type(value) is tuple and all(isinstance(v, _IMMUTABLE) for v in value))
+            isinstance(value, _IMMUTABLE_TYPES)
+            or (type(value) is tuple and all(isinstance(v, _IMMUTABLE_TYPES) for v in value))
         ):
             value = copy.deepcopy(value, memo)
         twin.__dict__[name] = value
@@ -276,9 +282,9 @@ def superseded_names(module: nn.Module) -> set[str]:
 
 def shared_names(module: nn.Module) -> set[str]:
     """Return the names of a state dict whose tensor has more than one name."""
-    first = first_names(module)
-    uses = Counter(first.values())
-    return {name for name in first if uses[first[name]] > 1}
+    first_name_of = first_names(module)
+    use_counts = Counter(first_name_of.values())
+    return {name for name in first_name_of if use_counts[first_name_of[name]] > 1}
 
 
 def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
@@ -324,7 +330,7 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
         if t.nbytes:
             target = torch.frombuffer(member, dtype=TORCH_DTYPES[t.dtype], count=state[t.name].numel(), offset=t.offset)
             target.copy_(state[t.name].detach().reshape(-1))
-    if bad := finite_problems(layout, member):
+    if bad := tensors_not_finite(layout, member):
         raise DamagedError(
             f"tensor {bad[0]!r}",
             expected=f"values that are finite as {next(t.dtype for t in layout.tensors if t.name == bad[0])}",
@@ -335,18 +341,18 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
     return member
 
 
-def check_tensors(found: Mapping[str, tuple[int, ...]], layout: Layout, thing: str) -> None:
+def check_tensors(shapes_by_name: Mapping[str, tuple[int, ...]], layout: Layout, name_in_errors: str) -> None:
     """Check that tensors have the names and shapes of a layout; counters are ignored.
 
     Raises:
         LayoutError: some tensors are missing, extra or have another shape; the error names them.
     """
     expected_shapes = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
-    found = {n: s for n, s in found.items() if not is_counter(n)}
-    names, phrase = compare_shapes(found, expected_shapes)
+    shapes_by_name = {n: s for n, s in shapes_by_name.items() if not is_counter(n)}
+    names, phrase = compare_shapes(shapes_by_name, expected_shapes)
     if names:
         raise LayoutError(
-            thing,
+            name_in_errors,
             expected=f"the layout's {len(expected_shapes)} tensors by name and shape",
             found=phrase,
             tensor=names[0],
@@ -365,15 +371,18 @@ def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
     """Return the dtype that inputs of a module with the given tensors must have: the dtype of its weights outside
     norms."""
     norms = norm_tensor_names(state)
-    floats = [n for n, t in state.items() if t.is_floating_point()]
-    return state[next((n for n in floats if n not in norms), floats[0])].dtype if floats else torch.float32
+    float_names = [n for n, t in state.items() if t.is_floating_point()]
+    return (
+        state[next((n for n in float_names if n not in norms), float_names[0])].dtype if float_names else torch.float32
+    )
 
 
 def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the tensors of layers with running statistics to the dtype in which these layers compute; return all
     tensors.
 
-    This is the dtype of the inputs, or float32 if the inputs are in half precision: torch allows no other combination.
+    These layers compute in the dtype of the inputs, or in float32 if the inputs are in half precision: torch allows no
+        other combination.
     """
     norms, dtype = norm_tensor_names(state), norm_dtype(input_dtype(state))
     return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in state.items()}
@@ -384,7 +393,7 @@ def norm_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
-_tracing = Lock()
+_trace_lock = Lock()
 
 
 class Tracer(fx.Tracer):
@@ -396,13 +405,13 @@ class Tracer(fx.Tracer):
         super().__init__()
         self.thread = get_ident()
 
-    def record(self, module: nn.Module) -> fx.Graph:
+    def record_graph(self, module: nn.Module) -> fx.Graph:
         """Trace a module and return the graph of its operations.
 
         Raises:
             One of the errors in TRACE_ERRORS: the module can't be traced.
         """
-        with _tracing:
+        with _trace_lock:
             return self.trace(module)
 
     def call_module(

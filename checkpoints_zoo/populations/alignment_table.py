@@ -15,8 +15,8 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Params = dict[str, Tensor]
-_BATCH = 1 << 28  # Bytes of members that are read at once.
-PANEL = (4.6, 4.0)  # Inches.
+_BYTES_AT_ONCE = 1 << 28  # Bytes of members that are read at once.
+PANEL_SIZE = (4.6, 4.0)  # Width and height of a panel in inches.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Alignment(Printed):
+class Alignment(PrintedResult):
     """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
 
     Args:
         collection: name of the collection.
         to: description of the reference that members are aligned to.
         keys: id and epoch of each member.
-        sizes: group -> units.
-        transpositions: group -> (member), the number of transpositions (NoT) of the permutation that aligns it.
-        before, after: (member), squared distance to the reference before and after alignment; running statistics do
-            not count. If the reference is the mean, `before` is to the mean of the stored members, and `after` to the
+        sizes: group -> number of its units.
+        transpositions: group -> number of transpositions (NoT) of the permutation that aligns each member, (member,).
+        before, after: squared distance of each member to the reference before and after alignment, (member,); running
+            statistics do not count. If the reference is the mean, `before` is to the mean of the stored members, and
+            `after` to the
             mean of the aligned members.
     """
 
@@ -73,8 +74,8 @@ class Alignment(Printed):
     @property
     def total(self) -> Tensor:
         """Total number of transpositions over all groups, (member)."""
-        none = torch.zeros(len(self), dtype=torch.int64)
-        return sum(self.transpositions.values(), start=none)
+        zeros = torch.zeros(len(self), dtype=torch.int64)
+        return sum(self.transpositions.values(), start=zeros)
 
     @property
     def expected(self) -> float:
@@ -118,9 +119,11 @@ class Alignment(Printed):
             lines: losses before and after alignment, for a third panel.
 
         Raises:
-            UsageError: a path without the suffix .png, or a file that can't be written.
+            UsageError: the path does not end in .png, or the file can't be written.
         """
-        return save(lambda: draw(self, lines), path_of(path), f"{self.collection}: aligned to {self.to}")
+        return save_figure(
+            lambda: draw_alignment(self, lines), check_picture_path(path), f"{self.collection}: aligned to {self.to}"
+        )
 
 
 def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:
@@ -146,13 +149,13 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
 
 
 def measure_alignment(aligned: Collection) -> Alignment:
-    """Measure an alignment that a view already holds, without matching again; see `alignment`.
+    """Measure an alignment that a view already has, without matching members again; see `alignment`.
 
     Args:
         aligned: members that `Collection.align` returned, or some of them.
 
     Raises:
-        UsageError: members whose view does not end in an alignment.
+        UsageError: the last step of the members' view is no alignment.
         SelectionError, DamagedError, LayoutError, NetworkError: as in `alignment`.
     """
     step = aligned._view.steps[-1] if aligned._view.steps else None
@@ -164,23 +167,23 @@ def measure_alignment(aligned: Collection) -> Alignment:
             do="Give members.align(...)",
         )
     members, table = aligned._without_last_step(), aligned.symmetry_table
-    size = members._members_within(_BATCH)
+    size = members._members_within(_BYTES_AT_ONCE)
 
     def aligned_batches() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
-        for at, (_, params) in enumerate(members.batches(size)):
-            keys = members._keys[at * size : (at + 1) * size]
-            changed, element = step(table, keys, params)
-            yield params, changed, element.permutations
+        for batch_number, (_, params) in enumerate(members.batches(size)):
+            keys = members._keys[batch_number * size : (batch_number + 1) * size]
+            aligned_params, element = step(table, keys, params)
+            yield params, aligned_params, element.permutations
 
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
         if isinstance(step, Aligned):
-            stored = reference = dict(step.target())
+            stored_reference = reference = dict(step.read_reference())
         else:
-            stored, reference = _mean_weights(aligned_batches(), len(members))
+            stored_reference, reference = _mean_weights(aligned_batches(), len(members))
         before, after, counts = [], [], []
-        for params, changed, permutations in aligned_batches():
-            before.append(squared_distance(table, params, stored))
-            after.append(squared_distance(table, changed, reference))
+        for params, aligned_params, permutations in aligned_batches():
+            before.append(squared_distance(table, params, stored_reference))
+            after.append(squared_distance(table, aligned_params, reference))
             counts.append({name: transpositions(p) for name, p in permutations.items()})
     return Alignment(
         collection=members.name,
@@ -196,22 +199,22 @@ def measure_alignment(aligned: Collection) -> Alignment:
 def _mean_weights(
     aligned_batches: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], members: int
 ) -> tuple[Params, Params]:
-    """Return the mean of the members as stored, and aligned; name -> (*shape), float64."""
+    """Return the mean weights of the stored members and of the aligned members, name -> (*shape) float64."""
     sums: list[Params] = [{}, {}]
-    for params, changed, _ in aligned_batches:
-        for total, part in zip(sums, (params, changed), strict=True):
+    for params, aligned_params, _ in aligned_batches:
+        for total, part in zip(sums, (params, aligned_params), strict=True):
             for name, tensor in part.items():
                 total[name] = total.get(name, torch.zeros(())) + tensor.double().sum(0)
-    stored, aligned = ({name: tensor / members for name, tensor in total.items()} for total in sums)
-    return stored, aligned
+    stored_reference, aligned = ({name: tensor / members for name, tensor in total.items()} for total in sums)
+    return stored_reference, aligned
 
 
-def draw(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
-    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
+def draw_alignment(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
+    """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
     from matplotlib.figure import Figure
 
     panels = 3 if lines else 2
-    figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(PANEL_SIZE[0] * panels, PANEL_SIZE[1]), dpi=DPI, layout="constrained")
     title = f"{result.collection}: {len(result)} member{'s' * (len(result) != 1)} aligned to {result.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(1, panels)

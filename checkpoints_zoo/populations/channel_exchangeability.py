@@ -18,13 +18,13 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import align_columns
-from checkpoints_zoo.populations.independent_units import draw_one_a_unit, unit_numbers
+from checkpoints_zoo.populations.independent_units import draw_one_member_per_unit, unit_numbers
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.table import Group
 
-_BATCH = 1 << 28  # Bytes of members that are read at once.
-_ENTRIES = 1 << 22  # Number of simulated counts that are in memory at once.
+_BYTES_AT_ONCE = 1 << 28  # Bytes of members that are read at once.
+_MOST_COUNTS = 1 << 22  # Number of simulated counts that are in memory at once.
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class LayerTest:
     Args:
         name: name of the layer: its group in the symmetry table.
         tensor: name of the compared weights: the first tensor that writes the layer's units.
-        units: (member, block), the unit with the largest weight. A layer is one block, unless symmetries never exchange
+        units: unit with the largest weight, (member, block). A layer is one block, unless symmetries never exchange
             some of its units (a grouped kernel on the network's inputs); then each block is tested alone.
-        counts: (unit), how many members have their largest weight in the unit.
+        counts: number of members whose largest weight is in each unit, (unit,).
         chi_squared: Pearson's statistic against equal counts, summed over blocks.
         freedom: degrees of freedom of `chi_squared`. If counts are small, `chi_squared` does not follow the
             chi-squared distribution.
@@ -83,9 +83,9 @@ class Corollary:
         rows = [("layer", "units", "most often", "chi²", "freedom", "p", "p (Holm)")]
         for layer in self.layers:
             top = int(layer.counts.argmax())
-            often = f"unit {top}: {int(layer.counts[top])} of {len(self.ids)}"
+            most_often = f"unit {top}: {int(layer.counts[top])} of {len(self.ids)}"
             figures = (f"{layer.chi_squared:.4g}", str(layer.freedom), f"{layer.p:.2g}", f"{layer.adjusted:.2g}")
-            rows.append((layer.name, str(len(layer.counts)), often, *figures))
+            rows.append((layer.name, str(len(layer.counts)), most_often, *figures))
         head = f"Which unit holds a layer's largest weight, over {len(self.ids)} members"
         return f"{head}: p = {self.p:.2g} for all layers\n\n{align_columns(rows)}"
 
@@ -94,8 +94,8 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
     """Test each layer: is its largest weight equally often in each of its units? Return the p-values.
 
     Args:
-        members: members of one architecture, one snapshot of each. Of draws, one of each run is
-            tested, chosen at random, as draws of one run depend on each other. At least two members or runs are needed.
+        members: members of one architecture, one snapshot of each; at least two members or runs. Of draws, one draw of
+            each run is tested, chosen at random, because draws of one run depend on each other.
         seed, simulations: same arguments as in `check_layers`.
 
     Raises:
@@ -120,24 +120,26 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         )
     numbers = unit_numbers(members)[0]
     if len(set(numbers)) < 2:
-        do = "Select draws of several runs: draws of one run share its start"
+        advice = "Select draws of several runs: draws of one run share its start"
         found = f"{len(members)} of {len(set(numbers))} run"
-        raise UsageError(f"draws of {members.name}", expected="two runs or more", found=found, do=do)
-    members = members.take(sorted(draw_one_a_unit(numbers, seed)))
+        raise UsageError(f"draws of {members.name}", expected="two runs or more", found=found, do=advice)
+    members = members.take(sorted(draw_one_member_per_unit(numbers, seed)))
     parts: dict[str, list[Tensor]] = {}
-    for _, params in members.batches(members._members_within(_BATCH)):
+    for _, params in members.batches(members._members_within(_BYTES_AT_ONCE)):
         for name, values in largest_weights(table, params).items():
             parts.setdefault(name, []).append(values)
-    largest_of = {name: torch.cat(values) for name, values in parts.items()}
-    return _test_layers(table, largest_of, members.ids, seed, simulations)
+    largest_weights_by_group = {name: torch.cat(values) for name, values in parts.items()}
+    return _test_layers(table, largest_weights_by_group, members.ids, seed, simulations)
 
 
 def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000) -> Corollary:
     """Test stacked parameters as `corollary` tests a collection; return the p-values.
 
-    The statistic is Pearson's. Its null distribution is simulated: with many units and few members, counts are too
-    small for the chi-squared distribution. Ties between the statistic and simulated ones are broken at random; so p is
-    exactly uniform if channels are exchangeable, for any number of members, units and simulations.
+    The statistic is Pearson's. The null distribution of the statistic is simulated: with many units and few members,
+    counts are too
+    small for the chi-squared distribution. Ties between the statistic and simulated statistics are broken at random; so
+    p
+    is exactly uniform if channels are exchangeable, for any number of members, units and simulations.
 
     Args:
         table: symmetry table of the network.
@@ -156,7 +158,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
 
 
 def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Find the largest weight of each unit in the first kernel that writes it; return group -> (member, unit).
+    """Find the largest weight of each unit in the first kernel that writes the unit; return group -> (member, unit).
 
     Args:
         table: symmetry table of the network.
@@ -193,14 +195,14 @@ def _test_layers(
     for i, (name, unit_values) in enumerate(values.items()):
         rng = np.random.default_rng([seed % 2**64, i])
         group = table.groups[name]
-        units = _largest_units(unit_values, _orbits(table, group), rng)
+        units = _largest_units(unit_values, _block_numbers(table, group), rng)
         blocks = units.shape[1]
         counts = torch.bincount(units.flatten(), minlength=group.size)
         units_per_block = group.size // blocks
         statistic = int(counts.square().sum())
-        simulated = _simulate(len(ids), blocks, units_per_block, simulations, rng)
+        simulated_statistics = _simulate(len(ids), blocks, units_per_block, simulations, rng)
         # The rank among equal values is drawn at random, so that the statistic's rank, and p, are uniform.
-        above, ties = int((simulated > statistic).sum()), int((simulated == statistic).sum())
+        above, ties = int((simulated_statistics > statistic).sum()), int((simulated_statistics == statistic).sum())
         p = (above + rng.random() * (ties + 1)) / (simulations + 1)
         chi_squared = statistic * units_per_block / len(ids) - len(ids) * blocks
         freedom = blocks * (units_per_block - 1)
@@ -210,22 +212,22 @@ def _test_layers(
     return Corollary(tuple(ids), layers, simulations, seed)
 
 
-def _orbits(table: Table, group: Group) -> Tensor:
-    """Number the blocks of units that symmetries never exchange with each other; return each unit's block, (unit)."""
+def _block_numbers(table: Table, group: Group) -> Tensor:
+    """Number the blocks of units that symmetries never exchange with each other; return each unit's block, (unit,)."""
     blocks = torch.arange(group.blocks)
     if group.mover is not None:
-        blocks = _orbits(table, table.groups[group.mover])
+        blocks = _block_numbers(table, table.groups[group.mover])
     return blocks.repeat_interleave(group.size // group.blocks)
 
 
-def _largest_units(values: Tensor, orbits: Tensor, rng: np.random.Generator) -> Tensor:
-    """Find the unit with the largest value in each orbit, ties broken at random; return (member, orbit)."""
-    chance = torch.from_numpy(rng.random(values.shape))
+def _largest_units(values: Tensor, block_numbers: Tensor, rng: np.random.Generator) -> Tensor:
+    """Find the unit with the largest value in each block, ties broken at random; return (member, block)."""
+    random_values = torch.from_numpy(rng.random(values.shape))
     result = []
-    for orbit in range(int(orbits.max()) + 1):
-        within = torch.where(orbits == orbit, values.double(), -torch.inf)
-        top = within == within.amax(1, keepdim=True)
-        result.append(torch.where(top, chance, -1.0).argmax(1))
+    for block in range(int(block_numbers.max()) + 1):
+        block_values = torch.where(block_numbers == block, values.double(), -torch.inf)
+        is_largest = block_values == block_values.amax(1, keepdim=True)
+        result.append(torch.where(is_largest, random_values, -1.0).argmax(1))
     return torch.stack(result, 1)
 
 
@@ -234,15 +236,16 @@ def _simulate(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Draw a unit for each member, all units equally probable; return the sum of squared counts of each simulation.
 
-    Pearson's statistic is this sum times units / members, less a constant; as a whole number it has exact ties.
+    Pearson's statistic is the sum of squared counts times units / members, less a constant; as a whole number the sum
+    has exact ties.
     """
     sums = np.zeros(simulations, np.int64)
-    step = max(1, _ENTRIES // max(units, members))
+    step = max(1, _MOST_COUNTS // max(units, members))
     for start in range(0, simulations, step):
         rows = min(step, simulations - start)
         for _ in range(blocks):
-            drawn = rng.integers(units, size=(rows, members)) + units * np.arange(rows)[:, None]
-            counts = np.bincount(drawn.ravel(), minlength=rows * units).reshape(rows, units)
+            drawn_units = rng.integers(units, size=(rows, members)) + units * np.arange(rows)[:, None]
+            counts = np.bincount(drawn_units.ravel(), minlength=rows * units).reshape(rows, units)
             sums[start : start + rows] += np.square(counts).sum(1)
     return sums
 

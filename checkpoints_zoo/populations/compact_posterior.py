@@ -1,7 +1,7 @@
 """The compact posterior: how much of an ensemble a diagonal Gaussian over weights keeps, before and after alignment.
 
-After Xiao, Liu & Bamler 2023 (arXiv 2401.00611). The Gaussians are fitted to all members and to random halves of them;
-the figures of the halves give the intervals.
+The method is that of Xiao, Liu & Bamler 2023 (arXiv 2401.00611). The Gaussians are fitted to all members and to random
+halves of them; the figures of the halves give the intervals.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, panels_figure, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED, check_picture_path, panels_figure, save_figure
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
-from checkpoints_zoo.populations.gaussian import RULES, Gaussian, fit_subsets
+from checkpoints_zoo.populations.gaussian import PRUNING_RULES, Gaussian, fit_subsets
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
 
 if TYPE_CHECKING:
@@ -33,43 +33,45 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROWS = {
+ROW_MEANINGS = {
     "agreement": "share of inputs given the same class as by the ensemble, 0..1",
     "total_variation": "distance to the ensemble's probabilities, 0..1",
     "sample_accuracy": "mean test accuracy of the samples, 0..1",
     "mean_accuracy": "test accuracy of the network of the means, 0..1",
 }
-LEVELS = tuple(i / 20 for i in range(20))  # default shares of pruned weights
-MOST_SAMPLES = 100  # by default
+DEFAULT_LEVELS = tuple(i / 20 for i in range(20))  # Default shares of pruned weights.
+MOST_SAMPLES = 100  # Largest default number of networks drawn from each Gaussian.
 
-PANEL = (4.6, 3.9)  # inches of a panel
-COLOURS = {"members": GREY, "q_d": RED, "q_r": BLUE}
-NAMES = {"members": "members", "q_d": "$q_d$, before alignment", "q_r": "$q_r$, after alignment"}
-SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
+PANEL_SIZE = (4.6, 3.9)  # Width and height of a panel in inches.
+COLUMN_COLOURS = {"members": GREY, "q_d": RED, "q_r": BLUE}
+COLUMN_NAMES = {"members": "members", "q_d": "$q_d$, before alignment", "q_r": "$q_r$, after alignment"}
+COLUMN_SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Compact(Printed):
+class Compact(PrintedResult):
     """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
 
     Args:
         collection, citation: name of the members' collection, and text that cites it.
         to: reference of the alignment: "member 0", or "the mean".
         data: name and fingerprint of the images evaluated on.
-        inputs, members, samples, splits, seed: numbers of each, and the seed of the samples and splits.
-        statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
+        inputs, members, samples, splits, seed: numbers of inputs, members, samples and splits; seed of samples and
+            splits.
+        statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
         statistics_images: number of images that running statistics are estimated on.
-        table: column ("members", "q_d", "q_r") -> row of `ROWS` -> Interval: against the ensemble of all members, which
-            the Gaussians were fitted to; low and high by a jackknife over members. The column "members" has no row of
+        table: column ("members", "q_d", "q_r") -> row of `ROW_MEANINGS` -> Interval of the comparison with the ensemble
+            of all members, to which the Gaussians were fitted; low and high are from a jackknife over members. The
+            column "members" has no row of
             the mean's accuracy.
-        held_out: the same figures for "agreement" and "total_variation", with Gaussians that are fitted to one random
-            half of the members and compared with the ensemble of the other half: mean over the splits; 95 % of the
-            splits lie between low and high.
+        held_out: column -> "agreement" and "total_variation" of Gaussians that are fitted to a random half of the
+            members and compared with the ensemble of the other half (mean over the splits; 95 % of the splits lie
+            between low and high).
         ensemble_accuracy: accuracy of the ensemble of all members.
-        gain: accuracy of q_r's mean minus that of q_d's.
+        gain: accuracy of q_r's mean minus accuracy of q_d's mean.
         q_d, q_r: Gaussians fitted before and after alignment.
         levels: shares of weights pruned, 0..1.
-        pruning: rule of `Gaussian.pruned` -> "q_d", "q_r" -> accuracy of the pruned means at each level.
+        pruning: rule of `Gaussian.pruned` -> "q_d" or "q_r" -> accuracy of the pruned means at each level.
         drawing: accuracies of the members and of the samples, for the picture.
     """
 
@@ -114,7 +116,11 @@ class Compact(Printed):
         return f"{text_table(rows)}\n\n{self.members:,} members, {self.samples:,} samples, {measured}."
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with one row per figure: of, figure, value, low, high, held_out."""
+        """Return a table with one row for each figure.
+
+        Columns: `of` ("members", "q_d" or "q_r"), `figure`, `value`, `low`, `high`, and `held_out`, whether the figure
+        comes from the held-out comparison.
+        """
         import pandas as pd
 
         rows = [
@@ -126,7 +132,7 @@ class Compact(Printed):
         return pd.DataFrame(rows)
 
     def values(self) -> dict[str, Any]:
-        """Return the figures as JSON values; the standard deviations as quantiles."""
+        """Return the figures as JSON values, with quantiles of the standard deviations."""
         names = (
             "collection", "citation", "to", "data", "inputs", "members", "samples", "splits", "seed", "statistics",
             "statistics_images",
@@ -163,9 +169,11 @@ class Compact(Printed):
             path: path of the PNG file; its folder is created. The file is written under a temporary name and renamed.
 
         Raises:
-            UsageError: a path without the suffix .png, or a file that can't be written.
+            UsageError: the path does not end in .png, or the file can't be written.
         """
-        return save(lambda: draw(self), path_of(path), f"{self.collection}: compact posterior")
+        return save_figure(
+            lambda: draw_compact(self), check_picture_path(path), f"{self.collection}: compact posterior"
+        )
 
 
 def fit_compact_posterior(
@@ -176,7 +184,7 @@ def fit_compact_posterior(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -188,7 +196,7 @@ def fit_compact_posterior(
     Args:
         members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
-        to: id of the member that the others are aligned to, or "mean"; None for the first.
+        to: id of the member that the others are aligned to, or "mean"; None for the first member.
         samples: number of networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: number of random halves of the members from which the intervals are computed.
         seed: seed of the samples and the splits.
@@ -196,7 +204,7 @@ def fit_compact_posterior(
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
         device: torch device on which the networks run, in float32.
-        batch: images a forward pass, at most.
+        batch: largest number of images in a forward pass.
 
     Raises:
         UsageError: there are fewer than two members, the images lack labels or have other classes, or a number is out
@@ -228,15 +236,21 @@ def fit_compact_posterior(
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
         subsets = [torch.arange(len(members)), *jackknife_subsets(len(members), splits, seed)]
         probs = predictions.logits(members, evaluator.test.data, evaluator.device, batch=batch).double().softmax(-1)
-        fitted = {"q_d": fit_gaussians(members, evaluator, subsets), "q_r": fit_gaussians(aligned, evaluator, subsets)}
-        measured = measure_subsets(evaluator, probs, subsets, fitted, sample_count, seed)
-        pruning = {rule: {name: pruned(evaluator, q[0], levels, rule) for name, q in fitted.items()} for rule in RULES}
+        gaussians = {
+            "q_d": fit_gaussians(members, evaluator, subsets),
+            "q_r": fit_gaussians(aligned, evaluator, subsets),
+        }
+        measured = measure_subsets(evaluator, probs, subsets, gaussians, sample_count, seed)
+        pruning = {
+            rule: {name: pruned_accuracies(evaluator, q[0], levels, rule) for name, q in gaussians.items()}
+            for rule in PRUNING_RULES
+        }
     figures = jackknife_intervals(measured, len(members), splits, seed)
     return Compact(
         collection=members.name,
         citation=members.citation,
         to="the mean" if target == "mean" else f"member {target}",
-        data=arguments.image_key(evaluator.test.data),
+        data=arguments.report_image_name(evaluator.test.data),
         inputs=len(evaluator.test.data),
         members=len(members),
         samples=sample_count,
@@ -245,14 +259,14 @@ def fit_compact_posterior(
         statistics=evaluator.statistics,
         statistics_images=evaluator.statistics_images,
         table={
-            column_name: {row: figures[column_name, row] for row in ROWS if (column_name, row) in figures}
-            for column_name in ("members", *fitted)
+            column_name: {row: figures[column_name, row] for row in ROW_MEANINGS if (column_name, row) in figures}
+            for column_name in ("members", *gaussians)
         },
         held_out=held_out_figures(measured[1:]),
         ensemble_accuracy=figures["ensemble", "accuracy"],
         gain=figures["gain", "accuracy"],
-        q_d=fitted["q_d"][0],
-        q_r=fitted["q_r"][0],
+        q_d=gaussians["q_d"][0],
+        q_r=gaussians["q_r"][0],
         levels=tuple(levels),
         pruning=pruning,
         drawing=measured[0].accuracies,
@@ -260,12 +274,12 @@ def fit_compact_posterior(
 
 
 def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[Tensor]) -> list[Gaussian]:
-    """Fit a Gaussian to each of some subsets of the members, which are read once; return them.
+    """Fit a Gaussian to each of some subsets of the members, which are read once; return the Gaussians.
 
     Args:
         members: stored or aligned members.
         evaluator: evaluator of networks of the members' architecture.
-        subsets: positions of two members or more each.
+        subsets: positions of the members in each subset, two or more.
     """
     is_in_subset = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(is_in_subset, subsets, strict=True):
@@ -315,22 +329,25 @@ class SubsetFigures:
         held_out = torch.ones(len(probs), dtype=torch.bool)
         held_out[subset] = False
         ensemble, labels = probs[subset].mean(0), evaluator.labels
-        of_members = (probs[subset].argmax(-1) == labels).double().mean(-1)
-        self.accuracies = {"members": tuple(of_members.tolist())}
+        member_accuracies = (probs[subset].argmax(-1) == labels).double().mean(-1)
+        self.accuracies = {"members": tuple(member_accuracies.tolist())}
         self.figures = {
-            "members": {**_distances_to_ensemble(ensemble, ensemble), "sample_accuracy": float(of_members.mean())}
+            "members": {
+                **_distances_to_ensemble(ensemble, ensemble),
+                "sample_accuracy": float(member_accuracies.mean()),
+            }
         }
         self.ensemble_accuracy = float(metrics.accuracy(ensemble, labels, check=False))
-        others = probs[held_out].mean(0) if held_out.any() else ensemble
-        self.held_out = {"members": _distances_to_ensemble(ensemble, others)}
+        held_out_ensemble = probs[held_out].mean(0) if held_out.any() else ensemble
+        self.held_out = {"members": _distances_to_ensemble(ensemble, held_out_ensemble)}
         for name, q in networks.items():
             self.accuracies[name] = tuple(q.accuracies.tolist())
             accuracies = {"sample_accuracy": float(q.accuracies.mean()), "mean_accuracy": q.mean_accuracy}
             self.figures[name] = {**_distances_to_ensemble(q.probs, ensemble), **accuracies}
-            self.held_out[name] = _distances_to_ensemble(q.probs, others)
+            self.held_out[name] = _distances_to_ensemble(q.probs, held_out_ensemble)
 
     @property
-    def flat(self) -> dict[tuple[str, str], float]:
+    def flat_figures(self) -> dict[tuple[str, str], float]:
         """Return the figures by column and row, the ensemble's accuracy, and the gain of the mean's accuracy."""
         gain = self.figures["q_r"]["mean_accuracy"] - self.figures["q_d"]["mean_accuracy"]
         flat = {
@@ -343,24 +360,25 @@ def measure_subsets(
     evaluator: Evaluator,
     probs: Tensor,
     subsets: Sequence[Tensor],
-    fitted: Mapping[str, Sequence[Gaussian]],
+    gaussians: Mapping[str, Sequence[Gaussian]],
     samples: int,
     seed: int,
 ) -> list[SubsetFigures]:
-    """Sample the Gaussians fitted to each subset of the members, and compare them with its ensemble; return figures.
+    """Sample the Gaussians fitted to each subset of the members, and compare them with the subset's ensemble; return
+    figures.
 
     Args:
-        evaluator: evaluates networks.
+        evaluator: evaluator of networks on the test images.
         probs: class probabilities of the members, (member, input, class).
-        subsets: positions of members.
-        fitted: name -> one Gaussian per subset; all names get the same noise, each subset its own noise.
+        subsets: positions of the members in each subset.
+        gaussians: name -> one Gaussian per subset; all names get the same noise, each subset its own noise.
         samples: number of networks drawn from each Gaussian.
         seed: seed of the noise.
     """
-    noise = {name: torch.Generator().manual_seed(seed) for name in fitted}
+    noise = {name: torch.Generator().manual_seed(seed) for name in gaussians}
     measured = []
     for i, subset in enumerate(subsets):
-        networks = {name: evaluate_gaussian(evaluator, q[i], samples, noise[name]) for name, q in fitted.items()}
+        networks = {name: evaluate_gaussian(evaluator, q[i], samples, noise[name]) for name, q in gaussians.items()}
         measured.append(SubsetFigures(subset, probs, networks, evaluator))
     return measured
 
@@ -371,8 +389,8 @@ def evaluate_gaussian(
     """Evaluate samples of a Gaussian and the network of its mean weights; return probabilities and accuracies.
 
     Args:
-        evaluator: evaluates networks.
-        q: the Gaussian.
+        evaluator: evaluator of networks on the test images.
+        q: Gaussian to evaluate.
         samples: number of samples.
         generator: random generator of the noise.
     """
@@ -386,46 +404,50 @@ def evaluate_gaussian(
     return GaussianPredictions(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
 
 
-def pruned(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
+def pruned_accuracies(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
     """Return the accuracy of a Gaussian's pruned means at each level, with running statistics estimated anew."""
-    at, accuracies = 0, []
+    start, accuracies = 0, []
     for count in _batch_sizes(q, len(levels)):
-        accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[at : at + count], by))).tolist()
-        at += count
+        accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[start : start + count], by))).tolist()
+        start += count
     return tuple(accuracies)
 
 
 def _batch_sizes(q: Gaussian, sample_count: int) -> list[int]:
     """Return how many networks are made at a time, so that their bytes fit into `STACK_BYTES`."""
     samples_per_batch = max(1, STACK_BYTES // max(1, 4 * sum(mean.numel() for mean in q.mean.values())))
-    return [min(samples_per_batch, sample_count - at) for at in range(0, sample_count, samples_per_batch)]
+    return [min(samples_per_batch, sample_count - start) for start in range(0, sample_count, samples_per_batch)]
 
 
 def jackknife_intervals(
     measured: Sequence[SubsetFigures], members: int, splits: int, seed: int
 ) -> dict[tuple[str, str], Interval]:
-    """Return the figures of all members with jackknife intervals from those of the subsets.
+    """Return the figures of all members, with jackknife intervals from the figures of the subsets.
 
     Args:
         measured: figures of all members, followed by the figures of each subset of `jackknife_subsets`.
         members, splits, seed: same arguments as in `jackknife_subsets`.
     """
-    spread = iter(measured)
+    next_figures = iter(measured)
     results = metrics.jackknife(
-        lambda _: torch.tensor(list(next(spread).flat.values()), dtype=torch.float64), members, seed, splits
+        lambda _: torch.tensor(list(next(next_figures).flat_figures.values()), dtype=torch.float64),
+        members,
+        seed,
+        splits,
     )
-    return {key: _cut_to_range(key, x) for key, x in zip(measured[0].flat, results, strict=True)}
+    return {key: _cut_to_range(key, x) for key, x in zip(measured[0].flat_figures, results, strict=True)}
 
 
 def _cut_to_range(key: tuple[str, str], interval: Interval) -> Interval:
-    """Cut an interval at the figure's range: 0..1, and for a difference -1..1."""
+    """Cut an interval at the figure's range, 0..1 (-1..1 for a difference); return it."""
     if interval.low is None or interval.high is None:
         return interval
     return replace(interval, low=max(interval.low, -1.0 if key[0] == "gain" else 0.0), high=min(interval.high, 1.0))
 
 
 def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
-    """Return figures against the ensemble of the other half: means over splits, and the range of 95 % of the splits."""
+    """Return figures of one half against the ensemble of the other: means over splits, and ranges of 95 % of the
+    splits."""
     if not splits:
         return {}
     by_column: dict[str, dict[str, Interval]] = {}
@@ -445,11 +467,11 @@ def _distances_to_ensemble(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
     }
 
 
-def draw(result: Compact) -> Figure:
-    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
+def draw_compact(result: Compact) -> Figure:
+    """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
     counts = f"{result.members} members, aligned to {result.to}; {result.samples} samples"
     figure = panels_figure(
-        3, PANEL, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"
+        3, PANEL_SIZE, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"
     )
     grid = figure.add_gridspec(1, 3)
     _draw_sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": result.q_d.sigmas, "q_r": result.q_r.sigmas})
@@ -463,48 +485,51 @@ def _draw_sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
 
     values = {name: s.double().cpu().numpy() for name, s in sigmas.items()}
     edges = np.linspace(0, max(float(s.max()) for s in values.values()) or 1.0, 41).tolist()
-    top = 0.0
+    highest_bar = 0.0
     for name, s in values.items():
         heights, *_ = axes.hist(
-            s, edges, histtype="stepfilled", facecolor=(COLOURS[name], 0.3), edgecolor=COLOURS[name], linewidth=1.4,
-            label=f"{NAMES[name]}: median {np.median(s):.3g}",
+            s, edges, histtype="stepfilled", facecolor=(COLUMN_COLOURS[name], 0.3),
+            edgecolor=COLUMN_COLOURS[name], linewidth=1.4,
+            label=f"{COLUMN_NAMES[name]}: median {np.median(s):.3g}",
         )  # fmt: skip
-        top = max(top, float(np.max(heights)))
-    axes.set(title="Standard deviations", xlabel="σ of a weight", ylabel="weights", ylim=(0, top * 1.35))
+        highest_bar = max(highest_bar, float(np.max(heights)))
+    axes.set(title="Standard deviations", xlabel="σ of a weight", ylabel="weights", ylim=(0, highest_bar * 1.35))
     axes.set_xlim(0, None)
     axes.legend(loc="upper right")
 
 
 def _draw_accuracies(axes: Axes, result: Compact) -> None:
     edges = [5.0 * i for i in range(21)]
-    top = 0.0
+    highest_bar = 0.0
     for name, accuracies in result.drawing.items():
         shares = [100 * a for a in accuracies]
-        row_label = SYMBOLS[name] if name == "members" else f"samples of {SYMBOLS[name]}"
+        row_label = COLUMN_SYMBOLS[name] if name == "members" else f"samples of {COLUMN_SYMBOLS[name]}"
         weights = [1 / len(shares)] * len(shares)
         heights, *_ = axes.hist(
-            shares, edges, weights=weights, histtype="stepfilled", facecolor=(COLOURS[name], 0.3),
-            edgecolor=COLOURS[name], linewidth=1.4,
+            shares, edges, weights=weights, histtype="stepfilled", facecolor=(COLUMN_COLOURS[name], 0.3),
+            edgecolor=COLUMN_COLOURS[name], linewidth=1.4,
             label=f"{row_label}: mean {sum(shares) / len(shares):.1f} %",
         )  # fmt: skip
-        top = max(top, float(max(heights)))
+        highest_bar = max(highest_bar, float(max(heights)))
     for name in ("q_d", "q_r"):
         mean = 100 * result.table[name]["mean_accuracy"].value
-        text = f"mean of {SYMBOLS[name]}: {mean:.1f} %"
-        axes.axvline(mean, ymax=0.6, color=COLOURS[name], linewidth=2, linestyle="--", label=text)
-    axes.set(title="Accuracies", xlabel="test accuracy (%)", ylabel="share", xlim=(0, 100), ylim=(0, top * 1.75))
-    axes.set_yticks([i / 5 for i in range(6) if i / 5 <= top * 1.2])
+        text = f"mean of {COLUMN_SYMBOLS[name]}: {mean:.1f} %"
+        axes.axvline(mean, ymax=0.6, color=COLUMN_COLOURS[name], linewidth=2, linestyle="--", label=text)
+    axes.set(
+        title="Accuracies", xlabel="test accuracy (%)", ylabel="share", xlim=(0, 100), ylim=(0, highest_bar * 1.75)
+    )
+    axes.set_yticks([i / 5 for i in range(6) if i / 5 <= highest_bar * 1.2])
     axes.legend(loc="upper left")
 
 
 def _draw_pruning(axes: Axes, result: Compact) -> None:
     levels = [100 * level for level in result.levels]
-    words = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
+    rule_texts = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
     for rule, style in (("sigma", "-"), ("snr", ":")):
         for name, accuracies in result.pruning[rule].items():
             percentages: Sequence[float] = [100 * a for a in accuracies]
-            label = f"mean of {SYMBOLS[name]}, {words[rule]}"
-            axes.plot(levels, percentages, style, color=COLOURS[name], marker="o", markersize=3, label=label)
+            label = f"mean of {COLUMN_SYMBOLS[name]}, {rule_texts[rule]}"
+            axes.plot(levels, percentages, style, color=COLUMN_COLOURS[name], marker="o", markersize=3, label=label)
     axes.set(title="Pruning", xlabel="weights set to 0 (%)", ylabel="test accuracy (%)", ylim=(0, 135))
     axes.set_yticks(range(0, 101, 20))
     axes.legend(loc="upper right", ncols=2, fontsize=7.5)

@@ -1,6 +1,6 @@
 """MMD² between two sets of weights, by layer and in total, with a permutation test; NS is MMD² without symmetries.
 
-The unbiased estimate of Gretton et al., A kernel two-sample test (2012), equation 3, with Gaussian kernels
+The estimate is the unbiased one of Gretton et al., A kernel two-sample test (2012), equation 3, with Gaussian kernels
 exp(-(d / bandwidth)²) of L2 distances and Laplace kernels exp(-d / bandwidth) of L1 distances, ten bandwidths each, as
 Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; it has
 no unit and is not scaled. The paper does not say how its column "MMD" is scaled, nor how kernels are combined.
@@ -21,18 +21,18 @@ from torch import nn
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.selection import parse_citation
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import superseded_names
 from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
     ALL_TENSORS,
+    BandwidthGrid,
     Blocks,
     Distances,
-    Grid,
-    Stacked,
+    StackedTensors,
     choose_groups,
     choose_kernels,
     estimate_mmd2,
@@ -45,10 +45,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-WIDTH, ROW, LEAST, MOST = 9.4, 0.24, 2.2, 14.0  # inches: of the figure, a group, and the figure's height
-LEVEL = 0.05  # of the test, marked in the picture
+FIGURE_WIDTH, ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = (
+    9.4,
+    0.24,
+    2.2,
+    14.0,
+)  # In inches; LEAST_HEIGHT and MOST_HEIGHT bound the figure's height.
+TEST_LEVEL = 0.05  # Level of the test, marked in the picture.
 
-Groups = str | Mapping[str, Sequence[str]]  # "layer", "tensor", or name -> names of tensors
+TensorGroups = str | Mapping[str, Sequence[str]]  # "layer", "tensor", or name -> names of tensors
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,10 @@ class Discrepancy:
     Args:
         weights: number of weights in the group.
         kernels: (name, bandwidth) of each kernel.
-        values: MMD² with each kernel, unbiased: it may be below 0.
-        value: mean of these values, which is the MMD² of the mean kernel.
-        p_value: p-value of the permutation test: share of permutations at least as far apart. None if a set
-            has fewer than two independent units, or if both have one in common: see `mmd`.
+        values: MMD² with each kernel; an unbiased estimate may be below 0.
+        value: mean of `values`, which is the MMD² of the mean kernel.
+        p_value: p-value of the permutation test: share of permutations with a statistic at least as large. None
+            if a set has fewer than two independent units, or if both sets share a unit (see `mmd`).
     """
 
     weights: int
@@ -72,14 +77,14 @@ class Discrepancy:
 
 
 @dataclass(frozen=True, repr=False)
-class MMD(Printed):
+class MMD(PrintedResult):
     """MMD² of two sets of members, group by group of their tensors.
 
     Args:
         first, second: citations of the two sets of members, "" if there is none.
         members: number of members in each set.
         permutations: number of permutations of the test.
-        groups: name -> Discrepancy; "all" is all weights together.
+        groups: group of tensors -> Discrepancy; the group "all" has all weights.
     """
 
     first: str
@@ -107,7 +112,7 @@ class MMD(Printed):
         return self.groups[ALL_TENSORS].p_value
 
     def __getitem__(self, group: str) -> Discrepancy:
-        """Return a group.
+        """Return the discrepancy of a group of tensors.
 
         Raises:
             UsageError: there is no such group of tensors.
@@ -125,7 +130,8 @@ class MMD(Printed):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per group and kernel: group, weights, kernel, bandwidth, mmd2; then the group's mean and p."""
+        """Return one row per group and kernel: group, weights, kernel, bandwidth, mmd2; then mean and p-value of the
+        group."""
         import pandas as pd
 
         rows = [
@@ -144,9 +150,9 @@ class MMD(Printed):
         """Draw MMD² and p-values of all groups into a PNG; return its path.
 
         Raises:
-            UsageError: a path without the suffix .png, or a file that can't be written.
+            UsageError: the path does not end in .png, or the file can't be written.
         """
-        return save(lambda: draw(self), path_of(path), title(self))
+        return save_figure(lambda: draw_mmd(self), check_picture_path(path), figure_title(self))
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the comparison, such as its members and settings, as JSON values."""
@@ -155,7 +161,7 @@ class MMD(Printed):
 
 
 @dataclass(frozen=True, repr=False)
-class NS(Printed):
+class NS(PrintedResult):
     """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
 
     Args:
@@ -172,49 +178,49 @@ class NS(Printed):
 
     def _one_line(self) -> str:
         first, second = self.mmd.members
-        removed = f"scale={self.scale!r}, permute={self.permute!r}, streams={self.streams}"
-        return f"{first} and {second} members, mmd={self.mmd.value:.4g}, ns={self.ns.value:.4g}, {removed}"
+        removal_text = f"scale={self.scale!r}, permute={self.permute!r}, streams={self.streams}"
+        return f"{first} and {second} members, mmd={self.mmd.value:.4g}, ns={self.ns.value:.4g}, {removal_text}"
 
     def to_text(self) -> str:
         """Return a table with one row per group of tensors, before and after removing symmetries."""
         sets = (
             f"{self.mmd.members[0]:,} against {self.mmd.members[1]:,} members; {self.mmd.permutations:,} permutations."
         )
-        removed = f"NS: symmetries removed by scale={self.scale}, permute={self.permute}, streams={self.streams}."
-        return f"{text_table(self.rows(), 60)}\n\n{sets}\n{removed}"
+        removal_text = f"NS: symmetries removed by scale={self.scale}, permute={self.permute}, streams={self.streams}."
+        return f"{text_table(self.rows(), 60)}\n\n{sets}\n{removal_text}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per group: the columns of `mmd`, and ns_mmd2 and ns_p_value without symmetries."""
-        both = zip(self.mmd.rows(), self.ns.rows(), strict=True)
-        return [{**row, "ns_mmd2": other["mmd2"], "ns_p_value": other["p_value"]} for row, other in both]
+        row_pairs = zip(self.mmd.rows(), self.ns.rows(), strict=True)
+        return [{**row, "ns_mmd2": other["mmd2"], "ns_p_value": other["p_value"]} for row, other in row_pairs]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a DataFrame; those of single kernels are in `mmd.to_frame()` and `ns.to_frame()`."""
+        """Return the rows as a DataFrame; rows of single kernels are in `mmd.to_frame()` and `ns.to_frame()`."""
         import pandas as pd
 
         return pd.DataFrame(self.rows())
 
     def to_json(self) -> str:
         """Return all but single kernels as JSON text."""
-        canonical = {"scale": self.scale, "permute": self.permute, "streams": self.streams}
-        return json.dumps({**self.mmd.facts(), **canonical, "groups": self.rows()}, indent=1)
+        canonical_options = {"scale": self.scale, "permute": self.permute, "streams": self.streams}
+        return json.dumps({**self.mmd.facts(), **canonical_options, "groups": self.rows()}, indent=1)
 
     def plot(self, path: str | Path) -> Path:
         """Draw MMD² and p-values of all groups, before and after removing symmetries, into a PNG; return its path.
 
         Raises:
-            UsageError: a path without the suffix .png, or a file that can't be written.
+            UsageError: the path does not end in .png, or the file can't be written.
         """
-        return save(lambda: draw(self.mmd, self.ns), path_of(path), title(self.mmd))
+        return save_figure(lambda: draw_mmd(self.mmd, self.ns), check_picture_path(path), figure_title(self.mmd))
 
 
 def mmd(
     first: Collection,
     second: Collection | None = None,
     *,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     permutations: int = 999,
-    grid: Grid = "pooled",
+    grid: BandwidthGrid = "pooled",
     widths: Mapping[str, Sequence[float]] | None = None,
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
@@ -235,9 +241,9 @@ def mmd(
     Args:
         first, second: sets of members of one architecture, two or more each; canonical or aligned views stay so.
             Without a second set, units of the first set at even positions are compared with its units at odd positions
-            (if it is one unit, its members are). Running statistics are not compared.
+            (if the first set is one unit, its members are compared). Running statistics are not compared.
         groups: "layer" (tensors of a module together), "tensor", or name -> names of tensors.
-        permutations: B.
+        permutations: the number B of permutations.
         grid: the pairs that bandwidths are taken from. "pooled": all pairs, which permutations do not change. "cross":
             pairs of one member of each set, at most 500 of either, as in the paper's code. "second": pairs within the
             second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
@@ -277,9 +283,9 @@ def ns(
     scale: str | None = "unit-norm",
     permute: str | None = "first",
     streams: bool = False,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     permutations: int = 999,
-    grid: Grid = "pooled",
+    grid: BandwidthGrid = "pooled",
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
     seed: int = 0,
@@ -308,7 +314,7 @@ def distances_between(
     first: Collection,
     second: Collection,
     *,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
 ) -> dict[str, Distances]:
@@ -334,7 +340,7 @@ def _check_sets(first: Collection, second: Collection | None) -> tuple[Collectio
     """Return both sets; without a second set, the units of the first set at even and at odd positions.
 
     Raises:
-        UsageError: a set has fewer than two members, or is nothing that has weights.
+        UsageError: a set has fewer than two members, or is no collection.
     """
     for members in (first, *([] if second is None else [second])):
         arguments.check_collection(members, "sets of members, whose weights are compared")
@@ -351,8 +357,8 @@ def _check_counts(counts: Sequence[int]) -> None:
 
 def _parameter_names(skeleton: nn.Module) -> list[str]:
     """Return the names of the parameters; if several names share one tensor, only the last name, as in an ensemble."""
-    tensors, dropped = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
-    return [name for name, t in tensors.items() if isinstance(t, nn.Parameter) and name not in dropped]
+    tensors, superseded = skeleton.state_dict(keep_vars=True), superseded_names(skeleton)
+    return [name for name, t in tensors.items() if isinstance(t, nn.Parameter) and name not in superseded]
 
 
 def _read_in_blocks(
@@ -361,7 +367,7 @@ def _read_in_blocks(
     """Return a function that reads the members of both sets in blocks, starting at a position."""
     size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
-    def read_blocks(start: int) -> Iterator[Stacked]:
+    def read_blocks(start: int) -> Iterator[StackedTensors]:
         for members in (first, second):
             if start < len(members):
                 for _, params in members[start:].batches(size, device):
@@ -378,7 +384,7 @@ def compare_blocks(
     groups: Mapping[str, Sequence[str]],
     citations: tuple[str, str],
     permutations: int,
-    grid: Grid,
+    grid: BandwidthGrid,
     widths: Mapping[str, Sequence[float]] | None,
     device: str | torch.device,
     seed: int,
@@ -390,7 +396,7 @@ def compare_blocks(
         counts: number of members of each set.
         exchange: units that the permutation test exchanges; None for no test.
         groups: name -> names of tensors.
-        citations: texts that cite the two sets; "" for none.
+        citations: texts that cite the two sets, "" if there is none.
         permutations, grid, widths, device, seed: same arguments as in `mmd`.
 
     Raises:
@@ -428,8 +434,8 @@ def _check_finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
     return by_group
 
 
-def draw(before: MMD, after: MMD | None = None) -> Figure:
-    """Draw MMD² and p-values, one row per group of tensors; return the figure, with a label on each axes that names it.
+def draw_mmd(before: MMD, after: MMD | None = None) -> Figure:
+    """Draw MMD² and p-values, one row per group of tensors; return the figure, whose axes have labels.
 
     Args:
         before: MMD of the weights as they are stored.
@@ -439,10 +445,10 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     names = list(before.groups)
-    height = min(MOST, LEAST + ROW * len(names))
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=spaced)
-    figure.suptitle(title(before), fontsize=12, fontweight="bold", parse_math=False)
+    height = min(MOST_HEIGHT, LEAST_HEIGHT + ROW_HEIGHT * len(names))
+    layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(FIGURE_WIDTH, height), dpi=DPI, layout=layout_engine)
+    figure.suptitle(figure_title(before), fontsize=12, fontweight="bold", parse_math=False)
     test = f"p: {before.permutations:,} permutations; not adjusted for many layers"
     note = (
         f"MMD²: unbiased, mean over kernels. {'No p: too few independent units' if before.p_value is None else test}."
@@ -458,7 +464,7 @@ def draw(before: MMD, after: MMD | None = None) -> Figure:
     return figure
 
 
-def _drawn_results(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
+def _results_to_draw(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
     """Return the results that are drawn, each with its colour, marker and label."""
     stored = (before, RED, "s", "as stored")
     return [stored] if after is None else [stored, (after, BLUE, "o", "symmetries removed")]
@@ -474,13 +480,13 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
         height: height of the figure in inches.
     """
     names = list(before.groups)
-    for result, colour, marker, label in _drawn_results(before, after):
+    for result, colour, marker, label in _results_to_draw(before, after):
         values = [result.groups[name].value for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set(xlabel="MMD²")
     axes.locator_params(axis="x", nbins=6)
-    _name_rows(axes, names, height)
+    _label_rows(axes, names, height)
 
 
 def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
@@ -489,15 +495,15 @@ def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
     Args: same arguments as in `draw_discrepancies`.
     """
     names = list(before.groups)
-    for result, colour, marker, label in _drawn_results(before, after):
+    for result, colour, marker, label in _results_to_draw(before, after):
         values = [math.nan if (p := result.groups[name].p_value) is None else p for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
-    axes.axvline(LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {LEVEL:g}")
+    axes.axvline(TEST_LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {TEST_LEVEL:g}")
     axes.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
     axes.tick_params(axis="y", labelleft=False)
 
 
-def title(result: MMD) -> str:
+def figure_title(result: MMD) -> str:
     """Return a title that names the two compared sets."""
     citations = [parse_citation(citation) for citation in (result.first, result.second)]
     names = ["" if citation is None else citation.name for citation in citations]
@@ -510,17 +516,17 @@ def title(result: MMD) -> str:
 def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     """Put the title of a panel above its axes, and the legend between title and axes."""
     axes.set_title(title, pad=22)
-    key = axes.legend(
+    legend_box = axes.legend(
         handles=lines, loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=2, borderaxespad=0.2, handletextpad=0.4
     )
-    key.set_in_layout(False)
+    legend_box.set_in_layout(False)
 
 
-def _name_rows(axes: Axes, names: Sequence[str], height: float) -> None:
+def _label_rows(axes: Axes, names: Sequence[str], height: float) -> None:
     """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
-    every = -(-len(names) // max(1, int((height - LEAST) / 0.16)))
+    label_step = -(-len(names) // max(1, int((height - LEAST_HEIGHT) / 0.16)))
     # The last row, all weights together, always gets a label.
-    labelled_rows = [i for i in range(len(names)) if (len(names) - 1 - i) % every == 0]
+    labelled_rows = [i for i in range(len(names)) if (len(names) - 1 - i) % label_step == 0]
     axes.set_yticks(labelled_rows, [names[i] for i in labelled_rows], parse_math=False, fontsize=8.5)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.8)

@@ -39,7 +39,7 @@ class Pairs:
     """Two figures of every pair of members, (member, member), float64 on the CPU, symmetric with a zero diagonal.
 
     Args:
-        information: H((p + q) / 2) - (H(p) + H(q)) / 2 in nats, mean over inputs.
+        information: mutual information H((p + q) / 2) - (H(p) + H(q)) / 2 in nats, mean over inputs.
         disagreement: share of inputs whose arg-max differs (if values are equal, the first class counts).
         inputs: number of inputs over which figures are averaged.
     """
@@ -61,7 +61,7 @@ def compare_pairs(
 ) -> Pairs:
     """Compare all pairs of members on all inputs, in one pass; return their mutual information and disagreement.
 
-    The error of an information is below 1e-6 nats. Products are float32, sums float64.
+    The error of a pair's mutual information is below 1e-6 nats. Products are float32, sums float64.
 
     Args:
         predictions: logits or probabilities (member, input, class) of any float dtype; or blocks of inputs, each with
@@ -100,12 +100,14 @@ class _PairSums:
 
     def __init__(self, members: int, classes: int, device: torch.device) -> None:
         self.classes, self.device = classes, device
-        self.embedding = embedding(classes).to(device)
+        self.embedding = find_embedding(classes).to(device)
         # Apple's Metal backend has no float64.
-        self.place = torch.device("cpu") if device.type == "mps" else device
+        self.sum_device = torch.device("cpu") if device.type == "mps" else device
         shape = (members, members)
-        self.products, self.agreed = (torch.zeros(shape, dtype=torch.float64, device=self.place) for _ in range(2))
-        self.rows = CACHED_PROBABILITIES if device.type == "cpu" else 64 * CACHED_PROBABILITIES
+        self.products, self.agreements = (
+            torch.zeros(shape, dtype=torch.float64, device=self.sum_device) for _ in range(2)
+        )
+        self.values_at_once = CACHED_PROBABILITIES if device.type == "cpu" else 64 * CACHED_PROBABILITIES
 
     def add(self, piece: Tensor, kind: Kind) -> None:
         """Add the predictions for further inputs, (member, input, class)."""
@@ -115,52 +117,52 @@ class _PairSums:
         )
         votes = torch.zeros(members, inputs, classes, dtype=torch.float32, device=self.device)
         centre: Tensor | None = None
-        step = max(1, self.rows // (inputs * classes))
-        for at in range(0, members, step):
-            values = piece[at : at + step].to(self.device)
+        step = max(1, self.values_at_once // (inputs * classes))
+        for start in range(0, members, step):
+            values = piece[start : start + step].to(self.device)
             values = values if values.dtype == torch.float64 else values.float()
-            votes[at : at + step].scatter_(-1, values.argmax(-1, keepdim=True), 1.0)
+            votes[start : start + step].scatter_(-1, values.argmax(-1, keepdim=True), 1.0)
             probs = (values.softmax(-1) if kind == "logits" else values).float()
-            _check_values(probs, at, kind)
-            embedded = self.embedding(probs.reshape(-1)).view(len(values), -1)
+            _check_values(probs, start, kind)
+            embedded_probs = self.embedding(probs.reshape(-1)).view(len(values), -1)
             # Distances do not depend on the subtracted centre; a centre near the members makes their rounding small.
-            centre = embedded.mean(0) if centre is None else centre
-            torch.sub(embedded, centre, out=vectors[at : at + step])
+            centre = embedded_probs.mean(0) if centre is None else centre
+            torch.sub(embedded_probs, centre, out=vectors[start : start + step])
         self._multiply(vectors, self.products)
-        self._multiply(votes.view(members, -1), self.agreed)
+        self._multiply(votes.view(members, -1), self.agreements)
 
     def _multiply(self, vectors: Tensor, total: Tensor) -> None:
-        """Add vectors @ vectors.T: the upper triangle, and some pairs below it that blocks of members contain."""
+        """Add vectors @ vectors.T to a sum: the upper triangle, and pairs below it that blocks of members contain."""
         for part in torch.split(vectors, PRODUCT_DEPTH, dim=1):
-            for at in range(0, len(part), PRODUCT_MEMBERS):
-                product = torch.mm(part[at : at + PRODUCT_MEMBERS], part[at:].T)
-                total[at : at + PRODUCT_MEMBERS, at:] += product.to(self.place)
+            for start in range(0, len(part), PRODUCT_MEMBERS):
+                product = torch.mm(part[start : start + PRODUCT_MEMBERS], part[start:].T)
+                total[start : start + PRODUCT_MEMBERS, start:] += product.to(self.sum_device)
 
     def means(self, inputs: int) -> tuple[Tensor, Tensor]:
         """Return the complete matrices of mean divergences and disagreements, on the CPU."""
-        products, agreed = ((t.triu() + t.triu(1).T).cpu() / inputs for t in (self.products, self.agreed))
+        products, agreements = ((t.triu() + t.triu(1).T).cpu() / inputs for t in (self.products, self.agreements))
         norms = products.diagonal()
         information = (norms[:, None] + norms - 2 * products).clamp_(min=0).fill_diagonal_(0)
-        return information, (1 - agreed).fill_diagonal_(0)
+        return information, (1 - agreements).fill_diagonal_(0)
 
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
     """Compute float32 products in full float32, whatever precision the caller has allowed elsewhere."""
-    allowed = torch.get_float32_matmul_precision()
+    caller_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(allowed)
+        torch.set_float32_matmul_precision(caller_precision)
 
 
 def _check_shape(block: Tensor, earlier_shape: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the (members, classes) of a block.
+    """Return the numbers of members and classes of a block.
 
     Raises:
-        UsageError: the block has none, or other numbers than the earlier blocks.
+        UsageError: the block has another shape than (member, input, class), or than the earlier blocks.
     """
     shape = f"{str(block.dtype).removeprefix('torch.')} of shape {tuple(block.shape)}"
     if block.ndim != 3 or not block.is_floating_point() or block.shape[0] < 2 or block.shape[2] < 2:
@@ -187,12 +189,12 @@ def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
     """
     totals = probs.sum(-1)
     if kind == "logits":
-        wrong, expected = ~totals.isfinite().all(-1), "finite logits, or −inf for a probability of 0"
+        is_wrong, expected = ~totals.isfinite().all(-1), "finite logits, or −inf for a probability of 0"
     else:
-        off = ((totals - 1).abs() > SUM_TOLERANCE) | (probs.amin(-1) < 0) | ~totals.isfinite()
-        wrong, expected = off.any(-1), "no negative one, and a sum of 1 over the classes"
-    if bool(wrong.any()):
-        member = first + int(wrong.nonzero()[0, 0])
+        is_off = ((totals - 1).abs() > SUM_TOLERANCE) | (probs.amin(-1) < 0) | ~totals.isfinite()
+        is_wrong, expected = is_off.any(-1), "no negative one, and a sum of 1 over the classes"
+    if bool(is_wrong.any()):
+        member = first + int(is_wrong.nonzero()[0, 0])
         found = f"others for the member at position {member}"
         do = "" if kind == "logits" else "Logits need kind='logits'"
         raise UsageError(kind, expected=expected, found=found, do=do)
@@ -203,7 +205,7 @@ class Embedding:
     """Maps a probability to a vector, so that squared distances of vectors are divergences.
 
     Args:
-        table: vectors (row, component) in float32 of the probabilities 2^-octaves (1 + i / 2^FINER), up to 1.
+        table: vectors (row, component) in float32 of the probabilities 2^-octaves (1 + i / 2^TABLE_BITS), up to 1.
         octaves: number of octaves below 1 that the table covers; smaller probabilities get the first row.
         bound: the largest error of a divergence, in nats, over all pairs of distributions.
     """
@@ -216,7 +218,7 @@ class Embedding:
         """Look up probabilities in the table; return their vectors (probability, component).
 
         Args:
-            probs: (probability), float32.
+            probs: probabilities, (probability,) float32.
         """
         # A float32's bits are linear in its value within an octave: the upper bits give the row, the lower bits the
         # position between two rows.
@@ -233,7 +235,7 @@ class Embedding:
 
 
 @lru_cache(maxsize=8)
-def embedding(classes: int) -> Embedding:
+def find_embedding(classes: int) -> Embedding:
     """Find the fewest components for which every divergence is within the tolerance; return the embedding.
 
     The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
@@ -241,41 +243,41 @@ def embedding(classes: int) -> Embedding:
     Args:
         classes: number of classes, whose probabilities sum to one.
     """
-    top = math.ceil(math.log2(classes / TOLERANCE))
+    highest_exponent = math.ceil(math.log2(classes / TOLERANCE))
     # The scales s run from s·p near 0 to s·p above 0 for the smallest probability; the two ends count double.
-    s = 2.0 ** np.arange(-20, top + 1)
+    s = 2.0 ** np.arange(-20, highest_exponent + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
 
-    def functions(p: Array) -> Array:
+    def scaled_functions(p: Array) -> Array:
         values: Array = -np.expm1(-np.outer(p, s)) * np.sqrt(width) / 2
         return values
 
-    octaves = top + 8
+    octaves = highest_exponent + 8
     rows = np.arange((octaves << TABLE_BITS) + 2)
-    at = 2.0 ** ((rows >> TABLE_BITS) - octaves) * (1 + (rows & ((1 << TABLE_BITS) - 1)) / (1 << TABLE_BITS))
+    table_probs = 2.0 ** ((rows >> TABLE_BITS) - octaves) * (1 + (rows & ((1 << TABLE_BITS) - 1)) / (1 << TABLE_BITS))
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)
     p = grid.double().numpy()
-    table, whole = functions(at), functions(p)
-    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # fewer components are never enough
+    table, exact_vectors = scaled_functions(table_probs), scaled_functions(p)
+    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # Fewer components are never enough.
         weight = 1 / np.sqrt(p + 1 / classes)
-        for _ in range(3):  # reweighting lowers the largest error: rows with larger errors get larger weights
-            axes = np.linalg.svd(whole * weight[:, None], full_matrices=False)[2][:components]
-            missed = ((whole - whole @ axes.T @ axes) ** 2).sum(1) * weight**2
-            weight = weight * np.maximum(missed / missed.max(), 1e-3) ** 0.25
+        for _ in range(3):  # Rows with larger errors get larger weights.
+            axes = np.linalg.svd(exact_vectors * weight[:, None], full_matrices=False)[2][:components]
+            squared_errors = ((exact_vectors - exact_vectors @ axes.T @ axes) ** 2).sum(1) * weight**2
+            weight = weight * np.maximum(squared_errors / squared_errors.max(), 1e-3) ** 0.25
         result = Embedding(torch.tensor(table @ axes.T, dtype=torch.float32), octaves, math.inf)
-        bound = _largest_error(result(grid).double().numpy(), p, classes)
+        bound = _largest_divergence_error(result(grid).double().numpy(), p, classes)
         if bound <= TOLERANCE:
             break
     return replace(result, bound=bound)
 
 
-def _largest_error(vectors: Array, p: Array, classes: int) -> float:
+def _largest_divergence_error(vectors: Array, p: Array, classes: int) -> float:
     """Return the largest error of a divergence that is computed by the vectors, over a grid of probabilities."""
     x, y = p[:, None], p[None]
     z = x + y
-    plog = [-a * np.log(np.where(a > 0, a, 1)) for a in (z / 2, x, y)]
-    exact = plog[0] - (plog[1] + plog[2]) / 2
+    entropy_terms = [-a * np.log(np.where(a > 0, a, 1)) for a in (z / 2, x, y)]
+    exact = entropy_terms[0] - (entropy_terms[1] + entropy_terms[2]) / 2
     norms = (vectors**2).sum(1)
     divergences = norms[:, None] + norms - 2 * vectors @ vectors.T
     return float(2 * (np.abs(divergences - exact) / (z / 2 + 1 / classes)).max())

@@ -1,7 +1,7 @@
 """A diagonal Gaussian over the weights of a network: fitted to members, sampled, pruned.
 
-The compact representation of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
-members that were aligned to one of them. Running statistics are not fitted, since they are no weights. They are
+The Gaussians are those of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
+members that were aligned to one of them. Running statistics are not fitted, since they are no weights, but
 estimated anew for every network drawn from a Gaussian (see `statistics`).
 """
 
@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import is_statistic
 
 Params = Mapping[str, Tensor]
-RULES = ("sigma", "snr")
+PRUNING_RULES = ("sigma", "snr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,42 +53,43 @@ class Gaussian:
             count: number of samples.
             generator: torch generator on the CPU, also if the Gaussian is on another device.
         """
-        drawn: dict[str, list[Tensor]] = {name: [] for name in self.mean}
+        draws: dict[str, list[Tensor]] = {name: [] for name in self.mean}
         for _ in range(count):
             for name, mean in self.mean.items():
                 noise = torch.randn(mean.shape, generator=generator).to(mean.device)
-                drawn[name].append(mean + self.std[name] * noise)
-        return self._with_fixed_tensors({name: torch.stack(values) for name, values in drawn.items()}, count)
+                draws[name].append(mean + self.std[name] * noise)
+        return self._with_fixed_tensors({name: torch.stack(values) for name, values in draws.items()}, count)
 
     def pruned(self, levels: Sequence[float], by: str = "sigma") -> dict[str, Tensor]:
         """Set shares of the weights to 0 and keep the others' means; return the networks, name -> (level, *shape).
 
-        The weights of all tensors are ranked together; among equal ones the first is kept.
+        The weights of all tensors are ranked together; among equal weights the first is kept.
 
         Args:
             levels: shares of weights that are set to 0, in 0..1, one share per network.
-            by: rule that selects the kept weights. "sigma" keeps those with the lowest standard deviations, as the
-                paper does; "snr" those with the largest |mean| / standard deviation (Blundell et al. 2015, arXiv
+            by: rule that selects the kept weights. "sigma" keeps weights with the lowest standard deviations, as
+                the paper does; "snr" keeps weights with the largest |mean| / standard deviation (Blundell et al. 2015,
+                arXiv
                 1505.05424, section 5.1).
 
         Raises:
             UsageError: a level is out of its range, or the rule is unknown.
 
-        >>> one = {"w": torch.tensor([1.0, 8.0])}
-        >>> gaussian = Gaussian(one, {"w": torch.tensor([0.5, 1.0])}, {})
+        >>> means = {"w": torch.tensor([1.0, 8.0])}
+        >>> gaussian = Gaussian(means, {"w": torch.tensor([0.5, 1.0])}, {})
         >>> gaussian.pruned([0.5])["w"], gaussian.pruned([0.5], by="snr")["w"]
         (tensor([[1., 0.]]), tensor([[0., 8.]]))
         """
         for level in levels:
             if not 0 <= level <= 1:
                 raise UsageError("pruning level", expected="a share from 0 to 1", found=repr(level))
-        if by not in RULES:
-            raise UsageError("rule of pruning", expected=f"one of {', '.join(RULES)}", found=repr(by))
-        keys = self.sigmas
+        if by not in PRUNING_RULES:
+            raise UsageError("rule of pruning", expected=f"one of {', '.join(PRUNING_RULES)}", found=repr(by))
+        ranking_values = self.sigmas
         if by == "snr":
             means = torch.cat([mean.flatten() for mean in self.mean.values()])
-            keys = -(means.abs() / keys).nan_to_num(nan=0.0, posinf=torch.inf)
-        order = keys.argsort(stable=True)
+            ranking_values = -(means.abs() / ranking_values).nan_to_num(nan=0.0, posinf=torch.inf)
+        order = ranking_values.argsort(stable=True)
         is_kept = torch.zeros(len(levels), len(order), dtype=torch.bool, device=order.device)
         for row, level in zip(is_kept, levels, strict=True):
             row[order[: len(order) - round(level * len(order))]] = True
@@ -106,7 +107,7 @@ class Gaussian:
 def fit_gaussian(stacked: Params) -> Gaussian:
     """Fit mean and variance of every weight over the members of a stack; return the Gaussian.
 
-    The variance is unbiased: sums are divided by members - 1. It has no lower limit.
+    The variance is unbiased: sums are divided by members - 1. The variance has no lower limit.
 
     Args:
         stacked: parameters and buffers, name -> (member, *shape), of two members or more.
@@ -125,13 +126,13 @@ def fit_gaussian(stacked: Params) -> Gaussian:
 def fit_subsets(
     batches: Iterable[Params], subsets: Tensor, device: str | torch.device = "cpu", excluded: Collection[str] = ()
 ) -> list[Gaussian]:
-    """Fit a Gaussian to each of many subsets of members that are read once; return them.
+    """Fit a Gaussian to each of many subsets of members, which are read once; return the Gaussians.
 
     Args:
         batches: batches of stacked members in order, each name -> (member, *shape).
         subsets: whether each member is in each subset, (subset, member) bool; two members or more in each.
         device: torch device of the sums, which are float64.
-        leave: names of tensors that are left out, since they are tied to a tensor that is not.
+        excluded: names of tensors that are left out, because they are tied to another tensor.
 
     Raises:
         UsageError: a subset has fewer than two members, or integer tensors differ between members.
@@ -140,21 +141,21 @@ def fit_subsets(
     if min(sizes) < 2:
         expected = "two or more: one has no variance"
         raise UsageError("members to fit a Gaussian to", expected=expected, found=str(min(sizes)), do="Select more")
-    first: dict[str, Tensor] = {}
+    first_values: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
     squares: dict[str, Tensor] = {}
-    at = 0
+    start = 0
     for stacked in batches:
         member_count = len(next(iter(stacked.values())))
-        members_of_subsets = subsets[:, at : at + member_count].to(device, torch.float64)
-        at += member_count
+        members_of_subsets = subsets[:, start : start + member_count].to(device, torch.float64)
+        start += member_count
         for name, tensor in stacked.items():
             if name in excluded:
                 continue
             values = tensor.to(device)
-            center = first.setdefault(name, values[0].clone())
+            center = first_values.setdefault(name, values[0].clone())
             if not tensor.is_floating_point() or is_statistic(name):
-                _check_same(name, values, center)
+                _check_equal_integers(name, values, center)
                 continue
             # Sums are of differences from the first member, since sums of squares of values far from 0 would lose
             # digits.
@@ -165,14 +166,14 @@ def fit_subsets(
     for i, size in enumerate(sizes):
         mean, std = {}, {}
         for name, total in sums.items():
-            center, shift = first[name], total[i] / size
+            center, shift = first_values[name], total[i] / size
             variance = (squares[name][i] - size * shift.square()).clamp(min=0) / (size - 1)
             mean[name] = (center.double() + shift.view(center.shape)).float()
             std[name] = variance.sqrt().view(center.shape).float()
-        gaussians.append(Gaussian(mean, std, {name: t for name, t in first.items() if name not in sums}))
+        gaussians.append(Gaussian(mean, std, {name: t for name, t in first_values.items() if name not in sums}))
     return gaussians
 
 
-def _check_same(name: str, values: Tensor, center: Tensor) -> None:
+def _check_equal_integers(name: str, values: Tensor, center: Tensor) -> None:
     if not values.is_floating_point() and not (values == center).all():
         raise UsageError(f"tensor {name!r}", expected="the same integers in all members", found="others", tensor=name)

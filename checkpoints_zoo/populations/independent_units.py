@@ -15,35 +15,36 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.populations.kernels import (
+    BandwidthGrid,
     Distances,
-    Grid,
     choose_kernels,
     draw_permutations,
     permutation_test,
 )
 
-INDEPENDENT = "independent"  # value of the column `method` in the rows of independent members
+INDEPENDENT_METHOD = "independent"  # Value of the column `method` in the rows of independent members.
 
 
 def unit_numbers(*sets: Collection) -> list[list[int]]:
     """Number the independent units of some sets of members; return each member's number, set by set.
 
-    Rows with the method "independent", or without a method, are units by member: its snapshots are one unit. Other rows
-    are units by the column `run`; draws without a run are one unit. Members with the same content hash are one unit. A
+    Rows with the method "independent", or without a method, are grouped by member: all snapshots of a member are one
+    unit. Other rows are grouped by the column `run`; draws without a run are one unit. Members with the same content
+    hash are one unit. A
     unit has the same number in all sets.
 
     >>> import checkpoints_zoo as zoo
     >>> unit_numbers(zoo.load("convnet-digits", n=3), zoo.load("convnet-digits", members="2-3"))
     [[0, 1, 2], [2, 3]]
     """
-    names: list[tuple[Hashable, Hashable]] = []  # for each member, the name of its unit and its content hash
+    names: list[tuple[Hashable, Hashable]] = []  # Name of the unit and content hash of each member.
     for members in sets:
         rows = members.rows.select(["method", "member", "run", "sha256"]).to_pylist()
         collection_key = (members.source.label, members.name)
         for row in rows:
-            drawn = row["method"] not in (None, INDEPENDENT)
+            is_draw = row["method"] not in (None, INDEPENDENT_METHOD)
             unit: Hashable = (
-                (*collection_key, row["method"], row["run"]) if drawn else (*collection_key, None, row["member"])
+                (*collection_key, row["method"], row["run"]) if is_draw else (*collection_key, None, row["member"])
             )
             names.append((unit, unit if row["sha256"] is None else row["sha256"]))
     parents: dict[Hashable, Hashable] = {}
@@ -56,9 +57,9 @@ def unit_numbers(*sets: Collection) -> list[list[int]]:
     for unit, content in names:
         parents[root(content)] = root(unit)
     numbers: dict[Hashable, int] = {}
-    flat = [numbers.setdefault(root(unit), len(numbers)) for unit, _ in names]
+    unit_of_member = [numbers.setdefault(root(unit), len(numbers)) for unit, _ in names]
     ends = [sum(map(len, sets[: at + 1])) for at in range(len(sets))]
-    return [flat[end - len(members) : end] for end, members in zip(ends, sets, strict=True)]
+    return [unit_of_member[end - len(members) : end] for end, members in zip(ends, sets, strict=True)]
 
 
 def positions_by_unit(numbers: Sequence[int]) -> list[list[int]]:
@@ -85,8 +86,8 @@ def split_by_unit(members: Collection) -> tuple[Collection, Collection]:
     return members.take(even), members.take(odd)
 
 
-def draw_one_a_unit(numbers: Sequence[int], seed: int) -> list[int]:
-    """Draw one member of each unit at random; return their positions. A unit with one member always gives this member.
+def draw_one_member_per_unit(numbers: Sequence[int], seed: int) -> list[int]:
+    """Draw one member of each unit at random; return the positions of these members.
 
     Args:
         numbers: unit number of each member.
@@ -105,7 +106,7 @@ class Exchange:
     member of each unit takes part, drawn at random.
 
     Args:
-        positions: positions in both sets joined of the members that are compared; members of a unit are neighbours.
+        positions: positions of the compared members in the joined sets; members of a unit are neighbours.
         first, second: number of exchanged units in each set.
         size: number of members in each unit.
     """
@@ -138,7 +139,7 @@ class Exchange:
         if len(sizes) == 1:
             selected_positions = [[position for unit in of_set for position in unit] for of_set in units]
         else:
-            selected_positions = [sorted(draw_one_a_unit(numbers, seed)) for numbers in sets]
+            selected_positions = [sorted(draw_one_member_per_unit(numbers, seed)) for numbers in sets]
         positions = torch.tensor(
             [*selected_positions[0], *(len(first) + position for position in selected_positions[1])]
         )
@@ -158,7 +159,7 @@ class Exchange:
     def test(
         self,
         distances: Distances,
-        grid: Grid,
+        grid: BandwidthGrid,
         widths: Mapping[str, Sequence[float]] | None,
         permutations: int,
         seed: int,
@@ -172,6 +173,8 @@ class Exchange:
             seed: seed of the permutations.
         """
         at = self.positions.to(distances.l2.device)
-        part = Distances(distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1)))
-        kernels = choose_kernels(part, self.first * self.size, grid, widths)
-        return permutation_test(part, kernels, self.draw_permutations(permutations, seed).to(at.device))
+        compared_distances = Distances(
+            distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1))
+        )
+        kernels = choose_kernels(compared_distances, self.first * self.size, grid, widths)
+        return permutation_test(compared_distances, kernels, self.draw_permutations(permutations, seed).to(at.device))

@@ -16,22 +16,21 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 
-Stacked = Mapping[str, Tensor]
-Blocks = Callable[
-    [int], Iterable[Stacked]
-]  # Function that yields members in blocks from a position on, always in the same order.
-Grid = Literal["pooled", "cross", "second"]
+StackedTensors = Mapping[str, Tensor]
+# Function that yields members in blocks from a position on, always in the same order.
+Blocks = Callable[[int], Iterable[StackedTensors]]
+BandwidthGrid = Literal["pooled", "cross", "second"]
 
-ALL_TENSORS = "all"  # name of the group of all tensors
+ALL_TENSORS = "all"  # Name of the group of all tensors.
 KERNELS = ("gaussian", "laplace")
-BANDWIDTHS = 10  # Number of bandwidths of each kernel.
-MAX_PAIRED = 500  # Number of members of each set from which the paper's code takes bandwidths.
+BANDWIDTH_COUNT = 10  # Number of bandwidths of each kernel.
+MOST_PAIRED_MEMBERS = 500  # Number of members of each set from which the paper's code takes bandwidths.
 
 FLOAT64_COLUMNS = 1 << 14  # Number of weights that are converted to float64 at once.
 FLOAT32_SUM = 1 << 11  # Number of absolute differences that are summed in float32.
-ROUNDING = 64 * 2.2e-16  # Share of the squared norms: a smaller squared distance is rounding, and is set to 0.
-TIE_TOLERANCE = 1e-9  # Standardised statistics that differ by less are equal up to rounding.
-FLAT_TOLERANCE = 1e-12  # Share of a kernel's largest value: a smaller standard deviation of MMD² is rounding.
+ROUNDING_SHARE = 64 * 2.2e-16  # A squared distance below this share of the squared norms is set to 0.
+TIE_TOLERANCE = 1e-9  # Standardised statistics that differ by less than this are equal up to rounding.
+FLAT_TOLERANCE = 1e-12  # A standard deviation of MMD² below this share of the kernel is rounding.
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ def measure_distances(
     """Measure the distances of all pairs of members; return them by group, and for all groups' tensors as "all".
 
     Args:
-        blocks: function that yields the members in blocks from a position on. Two blocks and the next one are in memory
-            at once; k blocks of members are read k / 2 times each.
+        blocks: function that yields the members in blocks from a position on. Three blocks are in memory at once;
+            if there are k blocks, each is read about k / 2 times.
         members: number of members.
-        groups: name -> names of its tensors; a tensor may be in several.
+        groups: name -> names of its tensors; a tensor may be in several groups.
         device: torch device for the computation; it needs float64.
 
     Raises:
@@ -67,48 +66,50 @@ def measure_distances(
     distances = {
         name: torch.zeros(2, members, members, dtype=torch.float64, device=device) for name in [*groups, ALL_TENSORS]
     }
-    every = list(dict.fromkeys(name for names in groups.values() for name in names))
-    of_tensor = {name: [g for g, names in groups.items() if name in names] + [ALL_TENSORS] for name in every}
+    all_names = list(dict.fromkeys(name for names in groups.values() for name in names))
+    groups_of_tensor = {name: [g for g, names in groups.items() if name in names] + [ALL_TENSORS] for name in all_names}
     shapes: dict[str, torch.Size] = {}
     row = 0
-    for first in blocks(0):
-        shapes = shapes or {name: first[name].shape[1:] for name in every if name in first}
-        rows, column = slice(row, row + len(first[every[0]])), row
-        for second in chain([first], blocks(rows.stop)):
-            _check_shapes(second, every, shapes)
-            columns = slice(column, column + len(second[every[0]]))
-            for name in every:
-                a, b = (block[name].to(device).flatten(1) for block in (first, second))
-                both = _pair_distances(a, b)
-                for group in of_tensor[name]:
-                    distances[group][:, rows, columns] += both
+    for row_block in blocks(0):
+        shapes = shapes or {name: row_block[name].shape[1:] for name in all_names if name in row_block}
+        rows, column = slice(row, row + len(row_block[all_names[0]])), row
+        for column_block in chain([row_block], blocks(rows.stop)):
+            _check_shapes(column_block, all_names, shapes)
+            columns = slice(column, column + len(column_block[all_names[0]]))
+            for name in all_names:
+                a, b = (block[name].to(device).flatten(1) for block in (row_block, column_block))
+                l2_and_l1 = _pair_distances(a, b)
+                for group in groups_of_tensor[name]:
+                    distances[group][:, rows, columns] += l2_and_l1
             column = columns.stop
         row = rows.stop
-    weights = {name: sum(shapes[n].numel() for n in names) for name, names in [*groups.items(), (ALL_TENSORS, every)]}
-    halves = {name: both.triu(1) for name, both in distances.items()}
+    weights = {
+        name: sum(shapes[n].numel() for n in names) for name, names in [*groups.items(), (ALL_TENSORS, all_names)]
+    }
+    halves = {name: l2_and_l1.triu(1) for name, l2_and_l1 in distances.items()}
     return {name: Distances(weights[name], *(half + half.transpose(1, 2))) for name, half in halves.items()}
 
 
-def _pair_distances(a: Tensor, b: Tensor) -> Tensor:
+def _pair_distances(first_rows: Tensor, second_rows: Tensor) -> Tensor:
     """Return squared L2 and L1 distances of rows, (2, member, member), float64."""
-    result = torch.zeros(2, len(a), len(b), dtype=torch.float64, device=a.device)
-    for at in range(0, a.shape[1], FLOAT64_COLUMNS):
-        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (a, b))
+    result = torch.zeros(2, len(first_rows), len(second_rows), dtype=torch.float64, device=first_rows.device)
+    for at in range(0, first_rows.shape[1], FLOAT64_COLUMNS):
+        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (first_rows, second_rows))
         # The first member is the origin: differences of float32 values are exact in float64.
         origin = wide_a[:1].clone()
         wide_a, wide_b = wide_a - origin, wide_b - origin
         norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
-        squared = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
-        result[0] += squared.masked_fill(squared < ROUNDING * norms, 0)
-    kind = torch.float64 if a.dtype == torch.float64 else torch.float32
-    for at in range(0, a.shape[1], FLOAT32_SUM):
-        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (a, b))
+        squared_distances = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
+        result[0] += squared_distances.masked_fill(squared_distances < ROUNDING_SHARE * norms, 0)
+    kind = torch.float64 if first_rows.dtype == torch.float64 else torch.float32
+    for at in range(0, first_rows.shape[1], FLOAT32_SUM):
+        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (first_rows, second_rows))
         result[1] += torch.cdist(short_a, short_b, p=1)
     return result
 
 
-def _check_shapes(block: Stacked, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
-    """Check that a block's tensors are those of the first one.
+def _check_shapes(block: StackedTensors, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
+    """Check that a block has the same tensors as the first block.
 
     Raises:
         LayoutError: the tensors differ.
@@ -157,11 +158,11 @@ def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str
     return names_by_group
 
 
-def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
+def bandwidths(distances: Tensor, count: int = BANDWIDTH_COUNT) -> Tensor:
     """Choose bandwidths as MMDAgg does; return a geometric grid (bandwidth), float64.
 
-    The grid goes from half the smallest distance to twice the largest. A smallest one below 0.1 is replaced by the 5 %
-    quantile, no less than 0.1; a largest one below 0.3 by 0.3.
+    The grid goes from half the smallest distance to twice the largest. A smallest distance below 0.1 is replaced by the
+    5 % quantile (at least 0.1), a largest distance below 0.3 by 0.3.
 
     Args:
         distances: distances between members, (pair).
@@ -170,16 +171,16 @@ def bandwidths(distances: Tensor, count: int = BANDWIDTHS) -> Tensor:
     >>> bandwidths(torch.tensor([1.0, 2.0, 4.0]), count=3).tolist()
     [0.5, 2.0, 8.0]
     """
-    ordered = distances.flatten().double().sort().values
-    smallest = float(ordered[0])
+    sorted_distances = distances.flatten().double().sort().values
+    smallest = float(sorted_distances[0])
     if smallest < 0.1:
-        smallest = max(float(ordered[int(0.05 * len(ordered))]), 0.1)
-    low, high = smallest / 2, 2 * max(float(ordered[-1]), 0.3)
+        smallest = max(float(sorted_distances[int(0.05 * len(sorted_distances))]), 0.1)
+    low, high = smallest / 2, 2 * max(float(sorted_distances[-1]), 0.3)
     return torch.tensor([low * (high / low) ** (i / max(1, count - 1)) for i in range(count)], dtype=torch.float64)
 
 
 def choose_kernels(
-    distances: Distances, first: int, grid: Grid, widths: Mapping[str, Sequence[float]] | None
+    distances: Distances, first: int, grid: BandwidthGrid, widths: Mapping[str, Sequence[float]] | None
 ) -> tuple[tuple[str, float], ...]:
     """Return (kernel, bandwidth) of all kernels.
 
@@ -195,11 +196,11 @@ def choose_kernels(
     if grid not in ("pooled", "cross", "second"):
         raise UsageError("grid of bandwidths", expected="'pooled', 'cross' or 'second'", found=repr(grid)[:80])
     members = len(distances.l2)
-    upper = torch.triu_indices(members, members, 1, device=distances.l2.device)
+    upper_pairs = torch.triu_indices(members, members, 1, device=distances.l2.device)
     kernels_and_widths = []
     for kernel, matrix in zip(KERNELS, (distances.l2.sqrt(), distances.l1), strict=True):
-        across = matrix[: min(first, MAX_PAIRED), first : first + MAX_PAIRED]
-        inside = upper if grid != "second" else upper[:, upper[0] >= first]
+        across = matrix[: min(first, MOST_PAIRED_MEMBERS), first : first + MOST_PAIRED_MEMBERS]
+        inside = upper_pairs if grid != "second" else upper_pairs[:, upper_pairs[0] >= first]
         pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
         kernels_and_widths += [(kernel, width) for width in bandwidths(pairs).tolist()]
     return tuple(kernels_and_widths)
@@ -218,7 +219,8 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
 def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and the others, without bias; return it (choice), float64.
 
-    The estimate is the mean of k over pairs within each set (without pairs of a member with itself), minus twice the
+    The estimate is the mean of the kernel over pairs within each set (without pairs of a member with itself), minus
+    twice the
     mean over pairs between the sets.
 
     Args:
@@ -289,7 +291,7 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
         spread = float(estimates.std(correction=0))
         # A kernel with the same value for all pairs, up to rounding, holds no information.
         differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
-        standard = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
-        largest = torch.maximum(largest, standard)
+        standardised = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
+        largest = torch.maximum(largest, standardised)
     reached_count = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
     return (1 + reached_count) / len(largest)

@@ -17,7 +17,7 @@ from checkpoints_zoo.collection.collection import Collection, Member
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
@@ -29,7 +29,7 @@ Params = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Barriers(Printed):
+class Barriers(PrintedResult):
     """Loss and accuracy on the lines (1 − λ)·first + λ·second between pairs of members.
 
     Args:
@@ -38,10 +38,10 @@ class Barriers(Printed):
         losses: mean negative log-likelihood, nats, (pair, point).
         accuracies: accuracies in 0..1, (pair, point).
         stored: losses of the two ends with their stored running statistics, nats, (pair, 2); without running statistics
-            they equal the ends of `losses`.
+            these losses equal the ends of `losses`.
         data: name and fingerprint of the images evaluated on.
         inputs: number of inputs.
-        statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
+        statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
         statistics_images: number of images that running statistics are estimated on.
     """
 
@@ -76,9 +76,9 @@ class Barriers(Printed):
 
     @property
     def mean(self) -> Interval:
-        """Mean of the barriers, with its bootstrap interval over the pairs, or given the shared member."""
+        """Mean of the barriers, with a bootstrap interval over the pairs (given the member that all pairs share)."""
         mean = bootstrap_mean(self.barriers)
-        return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # a barrier is 0 or more
+        return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))  # A barrier is 0 or more.
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per pair and point: first, second, lambda, loss, accuracy."""
@@ -120,7 +120,7 @@ def barrier(
     """Measure the loss on straight lines between members; return the losses of all lines.
 
     `barrier(members)` measures the lines from one member of a collection to all others, `barrier(a, b)` the line
-    between two members. `barrier(members)` is before alignment, `barrier(members.align(to=0))` after it.
+    between two members. `barrier(members)` measures before alignment, `barrier(members.align(to=0))` after alignment.
 
     The barrier is the largest loss of the points minus the mean of the two ends (Ainsworth et al. 2023, Git Re-Basin,
     arXiv 2209.04836). Running statistics of batch norm are estimated anew at every point, the ends included, so that
@@ -135,12 +135,12 @@ def barrier(
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
         device: torch device on which the networks run, in float32.
-        batch: images of a forward pass, at most.
+        batch: largest number of images in a forward pass.
 
     Raises:
         UsageError: the images lack labels or have other classes, there are fewer than two points or members, or the
             members have different networks.
-        MemberNotFound: no member with the id `to`.
+        MemberNotFound: there is no member with the id `to`.
         DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -160,14 +160,14 @@ def barrier(
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
     pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
-    return _measure_lines(evaluator, pairs, _ends_of_lines(members, start, evaluator.device), points)
+    return _measure_lines(evaluator, pairs, _read_line_ends(members, start, evaluator.device), points)
 
 
 def _check_ends(first: object, second: object, to: int | None) -> None:
     """Check that the arguments are two members, or a collection alone.
 
     Raises:
-        UsageError: the arguments are something else.
+        UsageError: the arguments are neither two members nor a collection alone.
     """
     found = type(second).__name__
     if isinstance(first, Member):
@@ -204,8 +204,8 @@ def _read_both_ends(first: Member, second: Member, device: torch.device) -> tupl
     return start, end
 
 
-def _ends_of_lines(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
-    """Yield the weights of both ends of each line, from one member to each of the others in order."""
+def _read_line_ends(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
+    """Yield the weights of both ends of each line from one member to each other member, in order."""
     reference, keys = _read_weights(start, device), iter(members._keys)
     for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):
         for i in range(len(next(iter(stacked.values())))):
@@ -221,11 +221,12 @@ def _read_weights(member: Member, device: torch.device) -> dict[str, Tensor]:
 def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
     """Return the networks (1 − λ)·first + λ·second, stacked: name -> (point, *shape); the two ends are exact.
 
-    Running statistics are interpolated like weights and have to be estimated anew: see `statistics.reestimate`.
+    Running statistics are interpolated like weights and have to be estimated anew: see
+    `statistics.reestimate_statistics`.
 
     Args:
         first, second: tensors of the two networks, name -> (*shape).
-        lambdas: (point,).
+        lambdas: positions on the line, (point,).
 
     Raises:
         UsageError: integer tensors differ.
@@ -265,8 +266,8 @@ def _measure_lines(
             accuracies.append(torch.cat([evaluator.accuracies(part) for part in parts]))
             ends = losses[-1][[0, -1]]
             if evaluator.training is not None:
-                both = {name: torch.stack([first[name], second[name]]) for name in first}
-                ends = evaluator.losses(evaluator.log_probs(both, anew=False))
+                both_ends = {name: torch.stack([first[name], second[name]]) for name in first}
+                ends = evaluator.losses(evaluator.log_probs(both_ends, reestimated=False))
             stored.append(ends)
     return Barriers(
         pairs=tuple(pairs),
@@ -274,7 +275,7 @@ def _measure_lines(
         losses=torch.stack(losses),
         accuracies=torch.stack(accuracies),
         stored=torch.stack(stored),
-        data=arguments.image_key(evaluator.test.data),
+        data=arguments.report_image_name(evaluator.test.data),
         inputs=len(evaluator.test.data),
         statistics=evaluator.statistics,
         statistics_images=evaluator.statistics_images,

@@ -14,7 +14,16 @@ import torch
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, histogram_edges, path_of, save
+from checkpoints_zoo.evaluation.drawing import (
+    BLUE,
+    DPI,
+    GREEN,
+    GREY,
+    RED,
+    check_picture_path,
+    histogram_edges,
+    save_figure,
+)
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, one_thread
 from checkpoints_zoo.symmetry.canonical import mass
@@ -24,8 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BATCH = 1 << 28  # Bytes of members that are read at once.
-PANEL = (4.8, 4.0)  # inches
+_BYTES_AT_ONCE = 1 << 28  # Bytes of members that are read at once.
+PANEL_SIZE = (4.8, 4.0)  # Width and height of a panel in inches.
 
 
 def minimal_mass(
@@ -62,13 +71,13 @@ def minimal_mass(
     tied = modules.superseded_names(module)
     parts = []
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and torch_device.type == "cpu"):
-        for _, params in members.batches(members._members_within(_BATCH), torch_device):
+        for _, params in members.batches(members._members_within(_BYTES_AT_ONCE), torch_device):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join_masses(parts, members.ids, parts[0].held)
 
 
 @dataclass(frozen=True)
-class MassAt:
+class EpochMass:
     """The mass of members after one epoch.
 
     Args:
@@ -89,7 +98,7 @@ class MassAt:
     residual: float
 
 
-def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, ...]:
+def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[EpochMass, ...]:
     """Gather snapshots by epoch; return how mass, minimum and excess change along training.
 
     Args:
@@ -102,16 +111,28 @@ def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[MassAt, 
     _check_epochs(masses, epochs)
     result = []
     for epoch in sorted(set(epochs)):
-        at = [i for i, e in enumerate(epochs) if e == epoch]
-        excess = masses.excess[at]
-        trained, minimum, mean = (float(values[at].mean()) for values in (masses.before, masses.after, masses.excess))
+        positions_of_epoch = [i for i, e in enumerate(epochs) if e == epoch]
+        excess = masses.excess[positions_of_epoch]
+        trained, minimum, mean = (
+            float(values[positions_of_epoch].mean()) for values in (masses.before, masses.after, masses.excess)
+        )
         bounds = float(excess.min()), float(excess.max())
-        result.append(MassAt(int(epoch), len(at), trained, minimum, mean, *bounds, float(masses.residual[at].max())))
+        result.append(
+            EpochMass(
+                int(epoch),
+                len(positions_of_epoch),
+                trained,
+                minimum,
+                mean,
+                *bounds,
+                float(masses.residual[positions_of_epoch].max()),
+            )
+        )
     return tuple(result)
 
 
 def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
-    """Find each member's last snapshot; return their positions.
+    """Find each member's last snapshot; return the positions of these snapshots.
 
     Raises:
         UsageError: the number of epochs differs from the number of snapshots.
@@ -126,19 +147,19 @@ def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
 
 def select_masses(masses: MinimalMass, positions: Sequence[int]) -> MinimalMass:
     """Return the masses of some members or snapshots."""
-    at = list(positions)
+    selected = list(positions)
     return dataclasses.replace(
         masses,
-        ids=tuple(masses.ids[i] for i in at),
-        before=masses.before[at],
-        after=masses.after[at],
-        unbounded=masses.unbounded[at],
-        residual=masses.residual[at],
-        converged=masses.converged[at],
-        sweeps=masses.sweeps[at],
-        history=masses.history[:, at],
-        scales={name: values[at] for name, values in masses.scales.items()},
-        dead=tuple(masses.dead[i] for i in at),
+        ids=tuple(masses.ids[i] for i in selected),
+        before=masses.before[selected],
+        after=masses.after[selected],
+        unbounded=masses.unbounded[selected],
+        residual=masses.residual[selected],
+        converged=masses.converged[selected],
+        sweeps=masses.sweeps[selected],
+        history=masses.history[:, selected],
+        scales={name: values[selected] for name, values in masses.scales.items()},
+        dead=tuple(masses.dead[i] for i in selected),
     )
 
 
@@ -148,7 +169,7 @@ def _check_epochs(masses: MinimalMass, epochs: Sequence[int]) -> None:
 
 
 def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs: Sequence[int] | None = None) -> Path:
-    """Draw masses beside their minima into a PNG, by temporary name and rename; return its path.
+    """Draw masses beside their minima into a PNG file; return its path.
 
     Args:
         masses: masses of members, or of their snapshots.
@@ -160,7 +181,7 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
     Raises:
         UsageError: there are no members, the number of epochs is wrong, or the file can't be written.
     """
-    path = path_of(path)
+    path = check_picture_path(path)
     if not len(masses) or (epochs is not None and len(epochs) != len(masses)):
         epoch_count = "" if epochs is None else f" and {len(epochs)} epochs"
         raise UsageError(
@@ -168,18 +189,18 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
             expected="members, and an epoch of each or none",
             found=f"{len(masses)} members{epoch_count}",
         )
-    return save(lambda: draw(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
+    return save_figure(lambda: draw_mass(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
 
 
-def draw(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:
-    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
+def draw_mass(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:
+    """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     last_positions = list(range(len(masses))) if epochs is None else last_snapshots(masses, epochs)
     panels = 2 if epochs is None else 3
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(PANEL[0] * panels, PANEL[1]), dpi=DPI, layout=spaced)
+    layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(PANEL_SIZE[0] * panels, PANEL_SIZE[1]), dpi=DPI, layout=layout_engine)
     title = f"{collection_name}: {len(last_positions)} member{'s' * (len(last_positions) != 1)}".lstrip(": ")
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     if float(masses.unbounded.max()) > 0:
@@ -225,16 +246,16 @@ def draw_excess(axes: Axes, excess: Sequence[float]) -> None:
 
 def _draw_training(axes: Axes, masses: MinimalMass, epochs: Sequence[int]) -> None:
     mean = along_training(masses, epochs)
-    known = [at.epoch for at in mean]
+    epochs_with_masses = [epoch_mass.epoch for epoch_mass in mean]
     lines = (
-        (masses.before, [at.mass for at in mean], BLUE, "mass"),
-        (masses.after, [at.minimum for at in mean], GREEN, "its minimum"),
+        (masses.before, [epoch_mass.mass for epoch_mass in mean], BLUE, "mass"),
+        (masses.after, [epoch_mass.minimum for epoch_mass in mean], GREEN, "its minimum"),
     )
     for values, means, colour, label in lines:
         for member in sorted(set(masses.ids)):
             path = sorted((e, float(values[i])) for i, e in enumerate(epochs) if masses.ids[i] == member)
             axes.plot([e for e, _ in path], [v for _, v in path], color=colour, linewidth=0.8, alpha=0.3)
-        axes.plot(known, means, "o-", color=colour, linewidth=2, markersize=4, label=label)
+        axes.plot(epochs_with_masses, means, "o-", color=colour, linewidth=2, markersize=4, label=label)
     axes.set(title="Along training", xlabel="epoch", ylabel="mass (mean over members)", ylim=(0, None))
     axes.locator_params(axis="x", integer=True)
     axes.legend()

@@ -1,8 +1,8 @@
 """Mutual information of every pair of members in and out of distribution, their correlation, and disagreement.
 
-After the figure of the population in Laurent et al., A symmetry-aware exploration of Bayesian neural network
-posteriors, 2024: the mutual information of pairs varies little, and its values in and out of distribution hardly
-correlate.
+The picture follows the figure of the population in Laurent et al., A symmetry-aware exploration of Bayesian neural
+network posteriors, 2024: the mutual information of pairs varies little, and its values in and out of distribution
+hardly correlate.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, path_of, save
-from checkpoints_zoo.evaluation.figures import figure_of
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
+from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
@@ -43,25 +43,26 @@ FIGURES = {
     "disagreement_ood": ("0..1", "the same as disagreement on the out-of-distribution inputs"),
     "correlation": ("-1..1", "Pearson's, of mi_id and mi_ood over pairs"),
 }
-ROUNDING = 1e-7  # of float32
+FLOAT32_ROUNDING = 1e-7  # Relative rounding error of float32.
 
-PANEL = (4.9, 3.9)  # inches
-BARS = 40  # of a histogram, at most
-DOTS = 3000  # Largest number of pairs that are drawn as dots; more pairs are drawn as counts in hexagons.
+PANEL_SIZE = (4.9, 3.9)  # Width and height of a panel in inches.
+MOST_BARS = 40  # Largest number of bars of a histogram.
+MOST_DOTS = 3000  # Largest number of pairs that are drawn as dots; more pairs are drawn as counts in hexagons.
 
 
 @dataclass(frozen=True, repr=False)
-class Pairwise(Printed):
+class Pairwise(PrintedResult):
     """Figures of all pairs of some members, and their means with intervals.
 
     Args:
         collection: name of the collection.
         citation: text that cites the members.
         ids: ids of the members, in the order of the matrices.
-        data, ood: names and fingerprints of the images, ood "" without any.
-        inside, outside: matrices of the pairs' figures in and out of distribution; `outside` is None without images out
-            of distribution.
-        figures: name -> Interval by a jackknife over members, as pairs that share a member are not independent.
+        data, ood: names and fingerprints of the images, ood "" if there are none.
+        inside, outside: matrices of the pairs' figures in and out of distribution; `outside` is None if there are no
+            images
+            out of distribution.
+        figures: figure -> Interval by a jackknife over members, as pairs that share a member are not independent.
     """
 
     collection: str
@@ -89,12 +90,12 @@ class Pairwise(Printed):
         return len(self.ids) * (len(self.ids) - 1) // 2
 
     def __getitem__(self, figure: str) -> Interval:
-        """Return a figure.
+        """Return the interval of a figure.
 
         Raises:
             UsageError: there is no such figure.
         """
-        return figure_of(self.figures, figure)
+        return find_figure(self.figures, figure)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per pair: member_a, member_b, then mi_id, disagreement, mi_ood, disagreement_ood."""
@@ -130,15 +131,15 @@ class Pairwise(Printed):
         return write_frame(self.to_frame(), path)
 
     def plot(self, path: str | Path) -> Path:
-        """Draw histograms of both informations, one against the other, and disagreements into a PNG; return its path.
+        """Draw mutual information in and out of distribution, and disagreements, into a PNG; return its path.
 
         Raises:
-            UsageError: there is only one member, a path without the suffix .png, or a file that can't be written.
+            UsageError: there is only one member, the path does not end in .png, or the file can't be written.
         """
-        path = path_of(path)
+        path = check_picture_path(path)
         if len(self.ids) < 2:
             raise UsageError(f"picture {path}", expected="two members or more", found=f"{len(self.ids)}")
-        return save(lambda: draw(self), path, _title(self))
+        return save_figure(lambda: draw_pairwise(self), path, _title(self))
 
 
 def pairwise(
@@ -158,11 +159,11 @@ def pairwise(
         members: two members or more of a collection, or their stored predictions, which name their images.
         data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
             not used.
-        ood: images out of distribution, or the same members' stored predictions on them; None for none.
-        device, dtype: torch device and dtype of the members' networks; pairs are computed on it in float32.
-        batch: images a forward pass.
+        ood: images out of distribution, or the same members' stored predictions on them; None to leave them out.
+        device, dtype: torch device and dtype of the members' networks; pairs are computed on this device in float32.
+        batch: number of images in a forward pass.
         memory: bytes of memory for the comparison, beside the members' logits.
-        seed: seed of the bootstrap intervals.
+        seed: seed of the random subsets from which the intervals are computed.
 
     Raises:
         UsageError: there is only one member, the predictions are of other members, or the images have a size that the
@@ -187,9 +188,9 @@ def pairwise(
         if isinstance(members, Predictions):
             do = "Give the collection, to run its members on images"
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
-        ordered = images.in_order(images.of(data), members.classes)
-        pairs = compare_pairs(logits(members, ordered, device, dtype, batch), device=device, memory=memory)
-        return pairs, arguments.image_key(ordered)
+        ordered_images = images.in_order(images.of(data), members.classes)
+        pairs = compare_pairs(logits(members, ordered_images, device, dtype, batch), device=device, memory=memory)
+        return pairs, arguments.report_image_name(ordered_images)
 
     if data is not None:
         inside, data_key = compare_on(data)
@@ -209,7 +210,7 @@ def summarise_pairs(
     Args:
         inside, outside: results of `compare_pairs` for inputs in and out of distribution, of the same members.
         ids: ids of the members; None for their positions.
-        seed: seed of the bootstrap intervals.
+        seed: seed of the random subsets from which the intervals are computed.
 
     Raises:
         UsageError: the numbers of members differ.
@@ -224,7 +225,7 @@ def summarise_pairs(
     if len(counts) > 1:
         raise UsageError("members", expected="as many in each", found=" and ".join(map(str, sorted(counts))))
     names = tuple(range(len(inside)) if ids is None else ids)
-    return Pairwise("", "", names, "", "", inside, outside, _figures(_matrices(inside, outside), seed))
+    return Pairwise("", "", names, "", "", inside, outside, _compute_figures(_matrices(inside, outside), seed))
 
 
 def upper_triangle(members: int) -> tuple[Tensor, Tensor]:
@@ -240,7 +241,7 @@ def _matrices(inside: Pairs, outside: Pairs | None) -> dict[str, Tensor]:
     return matrices
 
 
-def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
+def _compute_figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     """Compute means over pairs, and the correlation; return figure -> interval."""
     members = len(next(iter(matrices.values())))
     at = upper_triangle(members)
@@ -254,16 +255,16 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     stacked = torch.stack(list(terms.values()))
     # A smaller variance comes from rounding: the figure is the same for all pairs.
     smallest_denominators = [
-        (ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices
+        (FLOAT32_ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices
     ]
 
     def figure(member_positions: Tensor) -> Tensor:
-        inclusion = torch.zeros(members, dtype=torch.float64)
-        inclusion[member_positions] = 1
+        is_included = torch.zeros(members, dtype=torch.float64)
+        is_included[member_positions] = 1
         means_among = dict(
             zip(
                 terms,
-                (stacked @ inclusion) @ inclusion / (len(member_positions) * (len(member_positions) - 1)),
+                (stacked @ is_included) @ is_included / (len(member_positions) * (len(member_positions) - 1)),
                 strict=True,
             )
         )
@@ -286,25 +287,25 @@ def _figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Interval]:
     return intervals
 
 
-def _shift_interval(interval: Interval, by: float, unit: str) -> Interval:
-    """Shift an interval; return it, cut at 0 and at the unit's largest value."""
+def _shift_interval(interval: Interval, offset: float, unit: str) -> Interval:
+    """Shift an interval by an offset; return it, cut at 0 and at the unit's largest value."""
     upper_bound = 1.0 if unit == "0..1" else math.inf
     bounds = (interval.low, interval.high)
-    low, high = (None if bound is None else min(max(0.0, bound + by), upper_bound) for bound in bounds)
-    return replace(interval, value=interval.value + by, low=low, high=high)
+    low, high = (None if bound is None else min(max(0.0, bound + offset), upper_bound) for bound in bounds)
+    return replace(interval, value=interval.value + offset, low=low, high=high)
 
 
-def draw(pairs: Pairwise) -> Figure:
-    """Draw the panels of the figure; return it, with a label on each axes that names its panel."""
+def draw_pairwise(pairs: Pairwise) -> Figure:
+    """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    across, down = (2, 1) if pairs.outside is None else (2, 2)
-    spaced = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
-    figure = Figure(figsize=(PANEL[0] * across, PANEL[1] * down + 0.6), dpi=DPI, layout=spaced)
+    columns, rows = (2, 1) if pairs.outside is None else (2, 2)
+    layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.03)
+    figure = Figure(figsize=(PANEL_SIZE[0] * columns, PANEL_SIZE[1] * rows + 0.6), dpi=DPI, layout=layout_engine)
     figure.suptitle(_title(pairs), fontsize=13, fontweight="bold", parse_math=False)
-    figure.supxlabel(_note(pairs), fontsize=8, color=GREY, parse_math=False)
-    grid = figure.add_gridspec(down, across)
+    figure.supxlabel(_note_below(pairs), fontsize=8, color=GREY, parse_math=False)
+    grid = figure.add_gridspec(rows, columns)
     inside = upper_values(pairs.inside.information)
     draw_histogram(
         figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE
@@ -324,7 +325,7 @@ def _title(pairs: Pairwise) -> str:
     return f"{pairs.collection}: {pair_count_text} of {len(pairs.ids):,} members".lstrip(": ")
 
 
-def _note(pairs: Pairwise) -> str:
+def _note_below(pairs: Pairwise) -> str:
     sets = [f"{pairs.data.split(' ')[0]}, {pairs.inside.inputs:,} inputs".lstrip(", ")]
     if pairs.outside is not None:
         sets.append(
@@ -350,10 +351,10 @@ def draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: s
     """Draw a histogram of the pairs' information, and its mean."""
     low, high = min(values), max(values)
     if high - low <= 1e-9 * max(high, 1e-9):
-        half = max(high / 20, 1e-6)
-        low, high, bars = low - half, high + half, 1
+        half_width = max(high / 20, 1e-6)
+        low, high, bars = low - half_width, high + half_width, 1
     else:
-        bars = min(BARS, max(5, round(len(values) ** 0.5)))
+        bars = min(MOST_BARS, max(5, round(len(values) ** 0.5)))
     edges = [low + (high - low) * i / bars for i in range(bars)] + [high]
     heights, *_ = axes.hist(values, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
     axes.axvline(mean.value, ymax=0.8, color=GREY, linewidth=2, label=f"mean {as_text(mean)}")
@@ -366,11 +367,11 @@ def draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: s
 
 def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], correlation: Interval) -> None:
     """Draw each pair's information in and out of distribution, and their correlation."""
-    if len(inside) <= DOTS:
+    if len(inside) <= MOST_DOTS:
         axes.plot(inside, outside, "o", color=BLUE, markersize=3.5, alpha=0.5, markeredgewidth=0)
     else:
-        counted = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
-        axes.figure.colorbar(counted, ax=axes, label="pairs", pad=0.02)
+        hexagons = axes.hexbin(inside, outside, gridsize=45, bins="log", mincnt=1, cmap="Blues", linewidths=0.1)
+        axes.figure.colorbar(hexagons, ax=axes, label="pairs", pad=0.02)
     axes.set(title="c  One against the other", xlabel="in distribution (nats)", ylabel="out of distribution (nats)")
     axes.plot([], [], " ", label=f"correlation {as_text(correlation)}")
     top = axes.get_ylim()
@@ -380,7 +381,7 @@ def draw_scatter(axes: Axes, inside: Sequence[float], outside: Sequence[float], 
 
 
 def draw_matrix(axes: Axes, pairs: Pairwise, title: str) -> None:
-    """Draw the disagreements of all pairs, members in their order."""
+    """Draw the disagreements of all pairs as a matrix, with members in the collection's order."""
     matrix = pairs.inside.disagreement.clone().fill_diagonal_(float("nan"))
     percentages = 100 * matrix[~matrix.isnan()]
     low, high = float(percentages.min()), float(percentages.max())

@@ -1,7 +1,7 @@
 """Agreement and total variation of two ensembles' predictions on the same inputs, with intervals over members.
 
-After Izmailov et al., What are Bayesian neural network posteriors really like? (2021): the mean prediction of an
-ensemble is compared with the mean prediction of another method's draws.
+The comparison is that of Izmailov et al., What are Bayesian neural network posteriors really like? (2021): the mean
+prediction of an ensemble is compared with the mean prediction of another method's draws.
 
 Axes: logits and probabilities (member, input, class).
 """
@@ -21,17 +21,17 @@ from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.figures import figure_of
+from checkpoints_zoo.evaluation.figures import find_figure
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.predictions import Predictions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BLOCK_BYTES = 1 << 24  # bytes of the mean probabilities of all subsets on a block of inputs
+BLOCK_BYTES = 1 << 24  # Bytes of the mean probabilities of all subsets on a block of inputs.
 FIGURES = {
     "agreement": ("0..1", "share of inputs to which both give the same class"),
     "total_variation": ("0..1", "half the sum over classes of |p - q|, mean over inputs"),
@@ -39,15 +39,15 @@ FIGURES = {
 
 
 @dataclass(frozen=True, repr=False)
-class PredictiveComparison(Printed):
-    """Two predictives compared with each other; a predictive is the mean of its members' probabilities.
+class PredictiveComparison(PrintedResult):
+    """Two predictive distributions compared with each other; each is the mean of its members' probabilities.
 
     Args:
-        first, second: citations of the members.
+        first, second: citations of the members of each set.
         members: number of members of each population.
         data: name and fingerprint of the images.
         inputs: number of inputs.
-        figures: "agreement" and "total_variation", with intervals over the members of both.
+        figures: "agreement" and "total_variation", with intervals over the members of both sets.
     """
 
     first: str
@@ -68,12 +68,12 @@ class PredictiveComparison(Printed):
         return f"{text_table(rows)}\n\n{sets}, on {self.data.split(' ')[0]}, {self.inputs:,} inputs."
 
     def __getitem__(self, figure: str) -> Interval:
-        """Return a figure.
+        """Return the interval of a figure.
 
         Raises:
             UsageError: there is no such figure.
         """
-        return figure_of(self.figures, figure)
+        return find_figure(self.figures, figure)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -106,16 +106,16 @@ def compare_predictives(
 ) -> PredictiveComparison:
     """Compare the ensembles of two sets of members on the same images; return agreement and total variation.
 
-    Two ensembles of one population differ too, and the fewer members they have, the more.
+    Two ensembles of one population differ too; the difference is larger for fewer members.
 
     Args:
         first, second: collections with the same classes, or stored predictions on the same images.
         data: images, as `images.of` takes them; None for a collection's own test set, or the images of stored
             predictions. Labels are not used.
         device, dtype: torch device and dtype of the members' networks.
-        batch: images a forward pass.
+        batch: number of images in a forward pass.
         subsets: number of random halves of either set from which the intervals are computed.
-        seed: seed of the permutations.
+        seed: seed of the random halves.
 
     Raises:
         UsageError: the classes differ, the predictions are on other images, or the images have a size that the members
@@ -130,7 +130,7 @@ def compare_predictives(
     """
     for members in (first, second):
         arguments.check_measurable(members)
-    seed, subsets = arguments.check_draws(seed, subsets)
+    seed, subsets = arguments.check_seed_and_subsets(seed, subsets)
     if first.classes != second.classes:
         expected, found = (", ".join(members.classes[:12]) for members in (first, second))
         raise UsageError("classes of two predictives", expected=f"{expected}, in this order", found=found)
@@ -154,7 +154,7 @@ def compare_predictives(
 def compare_logits(
     first: Tensor | Logits, second: Tensor | Logits, *, shared: bool = False, subsets: int = 100, seed: int = 0
 ) -> dict[str, Interval]:
-    """Compare two predictives by the logits of their members; return the figures with intervals.
+    """Compare two predictive distributions by the logits of their members; return the figures with intervals.
 
     A delete-half jackknife over each set's members, with all of the other set, gives two intervals. The two sets are
     independent, so the squares of their half widths add up. A set of fewer than three members gives no interval.
@@ -163,7 +163,7 @@ def compare_logits(
         first, second: logits (member, input, class), on the same inputs.
         shared: whether some members are in both sets; if so, there are no intervals.
         subsets: number of random halves of either set.
-        seed: seed of the permutations.
+        seed: seed of the random halves.
 
     Raises:
         UsageError: the numbers of inputs or classes differ.
@@ -172,8 +172,8 @@ def compare_logits(
     >>> compare_logits(logits, -logits)["agreement"].value
     0.0
     """
-    both = [InMemory(logits) if isinstance(logits, Tensor) else logits for logits in (first, second)]
-    shapes = [tuple(logits.shape) for logits in both]
+    logits_of_sets = [InMemory(logits) if isinstance(logits, Tensor) else logits for logits in (first, second)]
+    shapes = [tuple(logits.shape) for logits in logits_of_sets]
     if shapes[0][1:] != shapes[1][1:] or len(shapes[0]) != 3 or 0 in shapes[0] or 0 in shapes[1]:
         expected = "logits (member, input, class) on the same inputs and classes"
         raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
@@ -184,12 +184,13 @@ def compare_logits(
     sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in weights]
     for at in range(0, inputs, size):
         means = [
-            _mean_probabilities(logits, w, at, min(inputs, at + size)) for logits, w in zip(both, weights, strict=True)
+            _mean_probabilities(logits, w, at, min(inputs, at + size))
+            for logits, w in zip(logits_of_sets, weights, strict=True)
         ]
         # The first row of each set's subsets has all its members.
-        for total, of_subsets, whole in zip(sums, means, (means[1][0], means[0][0]), strict=True):
-            total[:, 0] += (of_subsets.argmax(-1) == whole.argmax(-1)).sum(1)
-            total[:, 1] += (of_subsets - whole).abs_().sum(-1).double().sum(1) / 2
+        for total, of_subsets, other_ensemble in zip(sums, means, (means[1][0], means[0][0]), strict=True):
+            total[:, 0] += (of_subsets.argmax(-1) == other_ensemble.argmax(-1)).sum(1)
+            total[:, 1] += (of_subsets - other_ensemble).abs_().sum(-1).double().sum(1) / 2
     first_logits, second_logits = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
     if shared:
         return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, first_logits, strict=True)}
@@ -214,11 +215,11 @@ def _member_logits(
             members.check_data(given_images)
         return _MemberLogits(members, members.data)
     data = arguments.images_of(members.description) if given_images is None else given_images
-    return _MemberLogits(InMemory(predictions.logits(members, data, *run_options)), arguments.image_key(data))
+    return _MemberLogits(InMemory(predictions.logits(members, data, *run_options)), arguments.report_image_name(data))
 
 
 def _weight_hashes(members: Collection | Predictions) -> set[object]:
-    """Return the hashes of the members' weights; without a hash, the collection's name, the id and the epoch."""
+    """Return the hashes of the members' weights; a member without a hash is named by collection, id and epoch."""
     if isinstance(members, Predictions):
         return {weights for *_, weights in members.keys}
     hashes = members.rows.column("sha256").to_pylist()
@@ -249,11 +250,11 @@ def join_intervals(parts: Sequence[Interval]) -> Interval:
     there is no joint interval.
 
     Args:
-        parts: for each set, the interval over its members with all members of the other sets.
+        parts: one interval for each set, over the members of this set with all members of the other sets.
     """
-    value, half = parts[0].value, 0.0
+    value, half_width = parts[0].value, 0.0
     for part in parts:
         if part.high is None:
             return Interval(value, None, None)
-        half = math.hypot(half, part.high - value)
-    return Interval(value, max(0.0, value - half), min(1.0, value + half))
+        half_width = math.hypot(half_width, part.high - value)
+    return Interval(value, max(0.0, value - half_width), min(1.0, value + half_width))

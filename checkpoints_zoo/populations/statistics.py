@@ -24,12 +24,14 @@ def has_statistics(skeleton: nn.Module) -> bool:
     return any(is_statistic(name) for name in skeleton.state_dict(keep_vars=True))
 
 
-def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Estimate the running statistics of stacked networks on inputs; return the stack with them, other tensors shared.
+def reestimate_statistics(
+    skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    """Estimate the running statistics of stacked networks on inputs; return the stack with the new statistics.
 
     Running means and variances become the averages, over all batches, of each batch's mean and unbiased variance.
-    Meanwhile the norms normalise by batch statistics. This is what `torch.optim.swa_utils.update_bn` does, with dropout
-    and the like off.
+    Meanwhile the norms normalise by batch statistics. `torch.optim.swa_utils.update_bn` does the same; here
+    dropout and the like are off.
 
     Args:
         skeleton: the networks' module, in eval mode; it is not changed.
@@ -41,7 +43,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
 
     >>> net = nn.Sequential(nn.BatchNorm1d(1, affine=False)).eval()
     >>> stacked = {"0.running_mean": torch.zeros(1, 1), "0.running_var": torch.zeros(1, 1)}
-    >>> networks = reestimate(net, stacked, [torch.tensor([[1.0], [3.0]])])
+    >>> networks = reestimate_statistics(net, stacked, [torch.tensor([[1.0], [3.0]])])
     >>> networks["0.running_mean"], networks["0.running_var"]
     (tensor([[2.]]), tensor([[2.]]))
     """
@@ -64,11 +66,11 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
             device = next(iter(stacked.values())).device
             statistics[name] = torch.zeros(members, dtype=torch.int64, device=device)
     for norm in _batch_norms(training):
-        norm.training, norm.momentum = True, None  # momentum None gives a cumulative average
+        norm.training, norm.momentum = True, None  # Momentum None gives a cumulative average.
     networks = modules.widen_norms({**stacked, **statistics})
     tied = modules.superseded_names(training)
     device, dtype = next(iter(networks.values())).device, modules.input_dtype(networks)
-    unsaved = {
+    unsaved_tensors = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in modules.unsaved_tensors(training).items()
     }
@@ -78,7 +80,7 @@ def reestimate(skeleton: nn.Module, stacked: Mapping[str, Tensor], inputs: Itera
             for i in range(members):
                 # The norms get views of the stack, so they write into the stack.
                 state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
-                functional_call(training, state | unsaved, (batch,))
+                functional_call(training, state | unsaved_tensors, (batch,))
             batches += 1
     if not batches:
         raise UsageError("inputs to estimate running statistics on", expected="two or more", found="none")

@@ -15,9 +15,9 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.images import ImageData, ImageInput, Preprocess
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 
-STACK_BYTES = 1 << 27  # bytes of networks that are in memory at once
+STACK_BYTES = 1 << 27  # Bytes of networks that are in memory at once.
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class InputBatches:
     """Images as batches of inputs, of about the same size; every iteration starts with the first image.
 
     Args:
-        data: the images.
+        data: images that become inputs.
         preprocess: preprocessing that turns images into inputs.
         device: torch device that inputs are moved to.
-        batch: images a batch, at most.
+        batch: largest number of images in a batch.
     """
 
     data: ImageData
@@ -49,7 +49,7 @@ class Evaluator:
         skeleton: module of the networks, without weights.
         test: labelled images to evaluate on.
         labels: labels of the test images, (input,).
-        training: images to estimate running statistics on; None for networks that have none.
+        training: images to estimate running statistics on; None for networks without running statistics.
     """
 
     skeleton: nn.Module
@@ -63,26 +63,27 @@ class Evaluator:
 
     @property
     def statistics(self) -> str:
-        """Name and fingerprint of the images that running statistics are estimated on, "" without any."""
-        return "" if self.training is None else arguments.image_key(self.training.data)
+        """Name and fingerprint of the images that running statistics are estimated on, "" if there are none."""
+        return "" if self.training is None else arguments.report_image_name(self.training.data)
 
     @property
     def statistics_images(self) -> int:
         return 0 if self.training is None else len(self.training.data)
 
-    def log_probs(self, stacked: Mapping[str, Tensor], *, anew: bool = True) -> Tensor:
+    def log_probs(self, stacked: Mapping[str, Tensor], *, reestimated: bool = True) -> Tensor:
         """Run stacked networks in float32; return log probabilities (member, input, class), float64 on the CPU.
 
         Args:
             stacked: parameters and buffers, name -> (member, …).
-            anew: whether running statistics are estimated first; otherwise the stack's running statistics are used.
+            reestimated: whether running statistics are estimated first; otherwise the stack's running statistics are
+                used.
 
         Raises:
             DamagedError: some logits are not finite.
         """
         networks = {name: t.float() if t.is_floating_point() else t for name, t in stacked.items()}
-        if anew and self.training is not None:
-            networks = reestimate(self.skeleton, networks, self.training)
+        if reestimated and self.training is not None:
+            networks = reestimate_statistics(self.skeleton, networks, self.training)
         ensemble = Ensemble(self.skeleton, networks, range(len(next(iter(networks.values())))))
         with torch.inference_mode():
             logits = torch.cat([ensemble(inputs).cpu() for inputs in self.test], dim=1)
@@ -112,10 +113,11 @@ def make_evaluator(
         statistics: images to estimate running statistics on, by name (the training split) or as `images.of` takes
             them; None for the collection's own training set.
         device: torch device on which networks run.
-        batch: images a forward pass, at most.
+        batch: largest number of images in a forward pass.
 
     Raises:
-        UsageError: images without labels, of other classes, no such device, or a batch that is none.
+        UsageError: the images lack labels or have other classes, there is no such device, or `batch` is no whole number
+            of 2 or more.
     """
     if type(batch) is not int or batch < 2:
         raise UsageError("images a batch", expected="a whole number from 2", found=repr(batch))
@@ -137,6 +139,6 @@ def make_evaluator(
 
 
 def _statistics_images(statistics: ImageInput) -> ImageData:
-    """Return images for running statistics: the training split, if they are a name alone."""
+    """Return images for running statistics: of a data set that is given by name, the training split."""
     by_name = isinstance(statistics, str) and statistics in images.DATASETS
     return images.of(statistics, split="train" if by_name else None)

@@ -21,11 +21,11 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
 from checkpoints_zoo.sources.source import FolderSource, Source, open_source
 
-LOGITS = "logits"  # Name of a member's only tensor in the shard, and key of its layout.
-DTYPES = ("F16", "F32")
+LOGITS_TENSOR = "logits"  # Name of a member's only tensor in the shard, and key of its layout.
+STORED_DTYPES = ("F16", "F32")
 
-PREDICTIONS = "predictions"
-TABLE, DESCRIPTION = "manifest.parquet", "manifest.json"
+PREDICTIONS_FOLDER = "predictions"
+MANIFEST_FILE, DESCRIPTION_FILE = "manifest.parquet", "manifest.json"
 
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -51,7 +51,7 @@ class PredictionSet:
 
     Args:
         source: the source that contains the set.
-        facts: the description of the set.
+        facts: description of the set: its images, its classes, and how the logits were computed.
         rows: the set's manifest, with one row for each snapshot, ordered by member and epoch.
     """
 
@@ -84,8 +84,10 @@ def read_set(source: Source, collection: str, name: str) -> PredictionSet:
             source.
         AccessError, NetworkError: the source is on the Hub and can't be read.
     """
-    folder = folder_of(collection, name)
-    table, description = (_find_file(source, f"{folder}/{file}", collection, name) for file in (TABLE, DESCRIPTION))
+    folder = set_folder(collection, name)
+    table, description = (
+        _find_file(source, f"{folder}/{file}", collection, name) for file in (MANIFEST_FILE, DESCRIPTION_FILE)
+    )
     facts, rows = _read_checked(table, description, (file_stamp(table), file_stamp(description)))
     if (facts.collection, facts.set) != (collection, name):
         raise FormatError(
@@ -94,31 +96,31 @@ def read_set(source: Source, collection: str, name: str) -> PredictionSet:
             found=f"{facts.collection!r:.80} and {facts.set!r:.80}",
             path=description,
         )
-    for inside in set(rows.column("path").to_pylist()):
-        if not inside.startswith(f"{folder}/"):
+    for shard_path in set(rows.column("path").to_pylist()):
+        if not shard_path.startswith(f"{folder}/"):
             expected = f"a path below {folder}/"
-            raise FormatError(f"manifest {table}", expected=expected, found=repr(inside)[:200], path=table)
+            raise FormatError(f"manifest {table}", expected=expected, found=repr(shard_path)[:200], path=table)
     return PredictionSet(source, facts, rows)
 
 
-def _find_file(source: Source, inside: str, collection: str, name: str) -> Path:
+def _find_file(source: Source, path_in_source: str, collection: str, name: str) -> Path:
     try:
-        return source.local_path(inside)
+        return source.local_path(path_in_source)
     except SourceNotFound as error:
-        # The repo or the commit is missing, not only the file.
-        if error.path not in (inside, str(source.root / inside)):
+        # If the whole repo or the commit is missing, and not only this file, the error is raised unchanged.
+        if error.path not in (path_in_source, str(source.root / path_in_source)):
             raise
         known = ", ".join(set_names(source, collection)) or "none"
-        beside = inside.endswith(DESCRIPTION)
+        beside = path_in_source.endswith(DESCRIPTION_FILE)
         raise SourceNotFound(
             f"predictions {name!r} of {collection}",
-            expected=f"{inside} beside its rows"
+            expected=f"{path_in_source} beside its rows"
             if beside
             else f"a set of source {source.display_name}, which has: {known}",
             found="no such file" if beside else "no such set",
             do="" if beside else f"`zoo-cli predict {collection} --data … --out …` makes one",
             collection=collection,
-            path=inside,
+            path=path_in_source,
         ) from error
 
 
@@ -147,18 +149,18 @@ def _check_hashes(hashes: Sequence[str], table: Path) -> None:
 
 
 def set_names(source: Source, collection: str) -> list[str]:
-    """List the sets of a collection that a source has; return their names.
+    """Return the names of a collection's sets of predictions in a source.
 
     Raises:
         AccessError, NetworkError: the source is on the Hub and can't be read.
     """
-    inside = f"{PREDICTIONS}/{catalog.check_name(collection)}"
+    inside = f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}"
     paths = [path.split("/") for path in source.list_files(inside)]
-    return sorted(parts[2] for parts in paths if len(parts) == 4 and parts[3] == TABLE)
+    return sorted(parts[2] for parts in paths if len(parts) == 4 and parts[3] == MANIFEST_FILE)
 
 
 def find_source(source: str | Path | Source) -> Source:
-    """Find a source that may have only predictions, without weights; return it.
+    """Find a source that may have only predictions, without weights; return the source.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `source.open_source`.
@@ -167,21 +169,21 @@ def find_source(source: str | Path | Source) -> Source:
         return source
     if "://" not in str(source):
         root = Path(source).expanduser().absolute()
-        if (root / PREDICTIONS).is_dir():
+        if (root / PREDICTIONS_FOLDER).is_dir():
             return FolderSource(root, root.as_uri())
     try:
         return open_source(source, "")
     except SourceNotFound as error:
         if "://" not in str(source):
-            error.expected = f"a folder with {PREDICTIONS}/COLLECTION/SET in it"
-            error.found = error.found.replace("manifests/", f"{PREDICTIONS}/")
+            error.expected = f"a folder with {PREDICTIONS_FOLDER}/COLLECTION/SET in it"
+            error.found = error.found.replace("manifests/", f"{PREDICTIONS_FOLDER}/")
             error.do = "Give the folder that `zoo-cli predict` had as --out"
         raise
 
 
-def folder_of(collection: str, name: str) -> str:
+def set_folder(collection: str, name: str) -> str:
     """Check the names of a collection and a set; return the set's folder in its source."""
-    return f"{PREDICTIONS}/{catalog.check_name(collection)}/{check_set_name(name)}"
+    return f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}/{check_set_name(name)}"
 
 
 def check_set_name(name: str) -> str:
@@ -252,92 +254,102 @@ class SetDescription:
         Raises:
             FormatError: the format is newer, a key is missing or has another type, or counts differ.
         """
-        other = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
-        kinds = {f.name: other.get(f.name, str) for f in fields(cls)}
+        other_kinds = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
+        kinds = {f.name: other_kinds.get(f.name, str) for f in fields(cls)}
         labelled = isinstance(values, dict) and values.get("labels") is not None
-        known = check_keys(values, kinds | {"labels": list if labelled else type(None)}, path)
+        values_by_key = check_keys(values, kinds | {"labels": list if labelled else type(None)}, path)
 
-        def wrong(expected: str, found: str) -> FormatError:
+        def make_error(expected: str, found: str) -> FormatError:
             return FormatError(f"description {path}", expected=expected, found=found, path=path)
 
-        classes, inputs, labels = known["classes"], known["inputs"], known["labels"]
+        classes, inputs, labels = values_by_key["classes"], values_by_key["inputs"], values_by_key["labels"]
         if not classes or not all(type(c) is str for c in classes) or inputs < 1:
-            raise wrong("the names of the classes, and at least one input", f"{len(classes)} classes, {inputs} inputs")
-        layouts = {key: Layout.from_json(layout) for key, layout in known["layouts"].items()}
+            raise make_error(
+                "the names of the classes, and at least one input", f"{len(classes)} classes, {inputs} inputs"
+            )
+        layouts = {key: Layout.from_json(layout) for key, layout in values_by_key["layouts"].items()}
         for key, layout in layouts.items():
             shapes = [(t.name, t.shape) for t in layout.tensors]
-            if shapes != [(LOGITS, (inputs, len(classes)))] or layout.dtype not in DTYPES or layout.header_nbytes:
-                expected = f"{LOGITS!r} ({inputs}, {len(classes)}) of {' or '.join(DTYPES)} in layout {key!r}"
-                raise wrong(expected, f"{layout.dtype} {shapes!r:.200}")
+            if (
+                shapes != [(LOGITS_TENSOR, (inputs, len(classes)))]
+                or layout.dtype not in STORED_DTYPES
+                or layout.header_nbytes
+            ):
+                expected = (
+                    f"{LOGITS_TENSOR!r} ({inputs}, {len(classes)}) of {' or '.join(STORED_DTYPES)} in layout {key!r}"
+                )
+                raise make_error(expected, f"{layout.dtype} {shapes!r:.200}")
         if labels is not None:
             are_valid = [type(x) is int and 0 <= x < len(classes) for x in labels]
             if len(labels) != inputs or not all(are_valid):
                 expected = f"{inputs} labels from 0 to {len(classes) - 1}"
                 found = f"{labels[are_valid.index(False)]!r:.80}" if False in are_valid else f"{len(labels)}"
-                raise wrong(expected, found)
+                raise make_error(expected, found)
         tuple_fields = {"classes": tuple(classes), "labels": None if labels is None else tuple(labels)}
-        return cls(**known | tuple_fields | {"layouts": layouts})
+        return cls(**values_by_key | tuple_fields | {"layouts": layouts})
 
-    def rounding(self) -> float:
+    def rounding_error(self) -> float:
         """Return the largest rounding error of a stored logit, as a share of the logit."""
         return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
 
 
 def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
     """Return the layout of one member's logits, (input, class)."""
-    return Layout.of([(LOGITS, dtype, (inputs, classes))])
+    return Layout.of([(LOGITS_TENSOR, dtype, (inputs, classes))])
 
 
-def weights_of(rows: pa.Table) -> dict[Key, str | None]:
+def weight_hashes(rows: pa.Table) -> dict[Key, str | None]:
     """Return (member, epoch) -> content hash of the member's weights, from a collection's manifest."""
     columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "sha256"))
     return {(member, epoch): digest for member, epoch, digest in zip(*columns, strict=True)}
 
 
 def find_problems(
-    stored: PredictionSet, weights: Mapping[Key, str | None] | None, finite: bool = True
+    stored: PredictionSet, known_hashes: Mapping[Key, str | None] | None, check_finite: bool = True
 ) -> list[Problem]:
     """Check a set's bytes against its rows, and its rows against the members' manifest; return the problems.
 
     Args:
         stored: the set of predictions to check; missing bytes are fetched from the Hub together.
-        weights: content hashes as `weights_of` returns them; None for no comparison with the members' manifest.
-        finite: whether the logits must be finite.
+        known_hashes: content hashes as `weight_hashes` returns them; None for no comparison with the members' manifest.
+        check_finite: whether the logits must be finite.
 
     Raises:
         NetworkError, AccessError, StorageError: bytes can't be read, or can't be stored on this machine.
     """
     name, rows = stored.facts.name, stored.rows
     problems = []
-    if weights is not None:
-        problems = [Problem(name, member, "weights", text) for member, text in find_other_weights(stored, weights)]
+    if known_hashes is not None:
+        problems = [
+            Problem(name, member, "weights", text) for member, text in find_changed_weights(stored, known_hashes)
+        ]
     try:
         locations = stored.locate(rows)
     except (DamagedError, SourceNotFound) as error:
         return [*problems, Problem(name, None, "bytes", str(error))]
     for location, claimed in zip(locations, rows.column("sha256").to_pylist(), strict=True):
         try:
-            errors, _ = shard_files.check_bytes(location, claimed, finite)
+            errors, _ = shard_files.check_bytes(location, claimed, check_finite)
         except (DamagedError, LayoutError, OSError) as error:
             errors = [("bytes", str(error))]
         problems += [Problem(name, location.member, kind, text) for kind, text in errors]
     return problems
 
 
-def find_other_weights(stored: PredictionSet, weights: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
+def find_changed_weights(stored: PredictionSet, known_hashes: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
     """Compare a set's rows with the members' manifest; yield (member, problem) where the weights differ."""
     columns = [stored.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256")]
-    for member, epoch, made_from in zip(*columns, strict=True):
-        if problem := _describe_weights(weights, (member, epoch), made_from):
+    for member, epoch, used_hash in zip(*columns, strict=True):
+        if problem := _describe_weights(known_hashes, (member, epoch), used_hash):
             yield member, problem
 
 
-def _describe_weights(weights: Mapping[Key, str | None], key: Key, made_from: str) -> str:
-    """Compare the hash of the weights in a row with the one in the members' manifest; return a text on the difference,
-    "" if there is none."""
-    if key not in weights:
+def _describe_weights(known_hashes: Mapping[Key, str | None], key: Key, used_hash: str) -> str:
+    """Compare the hash of the weights in a row with the hash in the members' manifest; return a text on the difference,
+    "" if the hashes are equal."""
+    if key not in known_hashes:
         return f"expected a row of the collection's manifest for epoch {key[1]}; found none."
-    known = weights[key]
-    if known is None or known == made_from:
+    known_hash = known_hashes[key]
+    if known_hash is None or known_hash == used_hash:
         return ""
-    return f"expected predictions of weights with sha256 {known[:16]}…; found them made from {made_from[:16]}…."
+    return f"expected predictions of weights with sha256 {known_hash[:16]}…; found them made from {used_hash[:16]}…."

@@ -22,11 +22,11 @@ from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.sources.source import Source
 
 GROUP_BYTES = 2**30
-FEW_IMAGES = 8  # Number of images on which a network is run twice to see whether it is random.
+FEW_IMAGES = 8  # Number of images on which a network is run twice to see whether its outputs are random.
 
 
 class Members(Protocol):
-    """The part of a `Collection` that predictions use; `checkpoints_zoo.predictions` may not import
+    """The attributes and methods of a `Collection` that predictions use; `checkpoints_zoo.predictions` may not import
     `checkpoints_zoo.collection`."""
 
     source: Source
@@ -89,14 +89,14 @@ def logits(
     return logits
 
 
-def _empty_logits(members: Members, data: ImageData, part: Tensor) -> Tensor:
-    """Allocate memory for all members' logits, in the shape and dtype of one group's; return (member, input, class).
+def _empty_logits(members: Members, data: ImageData, group_logits: Tensor) -> Tensor:
+    """Allocate memory for the logits of all members, in the dtype of one group's logits; return (member, input, class).
 
     Raises:
         TooLargeError: the logits need more memory than is free.
     """
-    shape = (len(members), *part.shape[1:])
-    needed = math.prod(shape) * part.dtype.itemsize
+    shape = (len(members), *group_logits.shape[1:])
+    needed = math.prod(shape) * group_logits.dtype.itemsize
     if (free := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"logits of {shape[0]:,} members of {members.name} on {shape[1]:,} inputs",
@@ -106,12 +106,14 @@ def _empty_logits(members: Members, data: ImageData, part: Tensor) -> Tensor:
             "members: they are read in blocks",
             collection=members.name,
         )
-    return torch.empty(shape, dtype=part.dtype)
+    return torch.empty(shape, dtype=group_logits.dtype)
 
 
-def group_size(members: Members, most: int | None = None) -> int:
-    """Return how many members `by_members` runs at a time: as many as 1 GiB holds, but at most `most`."""
-    return max(1, min(len(members), most or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes)))
+def group_size(members: Members, most_members: int | None = None) -> int:
+    """Return how many members `by_members` runs at a time: as many as 1 GiB holds, but at most `most_members`."""
+    return max(
+        1, min(len(members), most_members or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes))
+    )
 
 
 def by_members(
@@ -120,14 +122,14 @@ def by_members(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     batch: int = 512,
-    most: int | None = None,
+    most_members: int | None = None,
     execution: str | None = None,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Run members on images, group after group; yield the ids of each group and its logits (member, input, class).
 
     Args:
         members, data, device, dtype, batch: the same arguments as in `logits`.
-        most: largest number of members in a group; None for as many as 1 GiB holds.
+        most_members: largest number of members in a group; None for as many as 1 GiB holds.
         execution: name of the way in which the ensemble runs members; None for a loop on the CPU, where a member's
             logits depend on no other member, and for the ensemble's own choice on other devices.
 
@@ -140,7 +142,7 @@ def by_members(
     if batch_size is None or batch_size < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members._skeleton()
-    size = group_size(members, most)
+    size = group_size(members, most_members)
     checked = False
     for ids, stacked in members.batches(size, device, dtype):
         with torch.inference_mode():
@@ -165,7 +167,7 @@ def _check_first_member(
     """Run the first member twice on a few images, by its module's own code.
 
     Raises:
-        UsageError: the network is random in eval mode, so that its figures can't be measured again.
+        UsageError: the network is random in eval mode, so that accuracies and other measurements can't be repeated.
     """
     first_member = {name: tensor[:1] for name, tensor in stacked.items()}
     module = Ensemble(skeleton, first_member, [first_id], execution="module")

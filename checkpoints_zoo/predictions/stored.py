@@ -23,7 +23,7 @@ from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput, in_order
 from checkpoints_zoo.networks.modules import TORCH_DTYPES
 from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription
 from checkpoints_zoo.predictions.running import Members
 
 BLOCK_BYTES = 2**26  # Largest number of bytes of a block of logits in float32.
@@ -75,7 +75,7 @@ def cite_weights(label: str, commit: str, collection: str, rows: pa.Table) -> st
     return selection.cite(label, commit, collection, weights)
 
 
-def check_same(others: Predictions, members: Predictions | Members) -> Predictions:
+def check_same(predictions: Predictions, members: Predictions | Members) -> Predictions:
     """Check that predictions have the same members, with the same weights, in the same order; return the predictions.
 
     Weights are compared by their content hashes; if a manifest has none, by the names of the collections.
@@ -83,7 +83,7 @@ def check_same(others: Predictions, members: Predictions | Members) -> Predictio
     Raises:
         UsageError: the predictions are of other members, or were made with other weights.
     """
-    keys, expected = others.keys, _keys(members)
+    keys, expected = predictions.keys, _keys(members)
     collection = members.facts.collection if isinstance(members, Predictions) else members.name
     wrong = ""
     if [key[0] for key in keys] != [key[0] for key in expected]:
@@ -92,17 +92,17 @@ def check_same(others: Predictions, members: Predictions | Members) -> Predictio
         wrong = f"snapshots {selection.format_ids([key[:2] for key in keys[:100]])}"
     else:
         for (id, _, made), (_, _, known) in zip(keys, expected, strict=True):
-            if made != known if made and known else others.facts.collection != collection:
+            if made != known if made and known else predictions.facts.collection != collection:
                 wrong = f"other weights of member {id}"
                 break
     if wrong:
         raise UsageError(
-            f"predictions {others.name} for {members.name}",
+            f"predictions {predictions.name} for {members.name}",
             expected="those of the same members with the same weights, in the same order",
             found=wrong,
             do="Take both with `members.predictions(…)` from one selection of members",
         )
-    return others
+    return predictions
 
 
 def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
@@ -255,10 +255,10 @@ class Predictions:
         """Read the member at one position; return its logits (input, class) in float32 on the CPU."""
         return self._read([self._locations[at]], 0, self.shape[1])[0].float()
 
-    def _read(self, locations: Sequence[Location], begin: int, end: int) -> Tensor:
+    def _read(self, locations: Sequence[Location], start: int, end: int) -> Tensor:
         """Read some inputs of members; return their logits (member, input, class) in the stored dtype."""
         classes = self.shape[2]
-        stored = torch.empty(len(locations), end - begin, classes, dtype=self.dtype)
+        stored = torch.empty(len(locations), end - start, classes, dtype=self.dtype)
         if not stored.numel():
             return stored
         rows = stored.view(len(stored), -1).view(torch.uint8).numpy()
@@ -269,12 +269,12 @@ class Predictions:
                     files.close()
                     opened = {location.path: files.enter_context(self._open(location))}
                 dtype = TORCH_DTYPES[location.layout.tensors[0].dtype]
-                start = location.offset + location.layout.tensors[0].offset + begin * classes * dtype.itemsize
+                offset = location.offset + location.layout.tensors[0].offset + start * classes * dtype.itemsize
                 if dtype == self.dtype:
-                    read_at(opened[location.path], location, start, row.data)
+                    read_at(opened[location.path], location, offset, row.data)
                 else:  # The dtype of these members is narrower than that of others in the set.
                     narrow = torch.empty(logits.shape, dtype=dtype)
-                    read_at(opened[location.path], location, start, narrow.view(-1).view(torch.uint8).numpy().data)
+                    read_at(opened[location.path], location, offset, narrow.view(-1).view(torch.uint8).numpy().data)
                     logits.copy_(narrow)
         self._check_finite(stored, locations)
         return stored
@@ -302,7 +302,7 @@ class Predictions:
             found="others",
             do="`zoo-cli verify` says whether their file was changed; get it again, or predict again",
             member=location.member,
-            tensor=LOGITS,
+            tensor=LOGITS_TENSOR,
             path=location.path,
         )
 
@@ -372,31 +372,31 @@ class Blocks:
             yield self.predictions.block(begin, min(end, begin + self.inputs), self.dtype)
 
 
-def check_members(facts: SetDescription, members: Members) -> None:
+def check_members(description: SetDescription, members: Members) -> None:
     """Check that a set has the members' classes, in the order of their logits, and their preprocessing.
 
     Raises:
         UsageError: the set has other classes or another preprocessing.
     """
-    if facts.classes != members.classes:
+    if description.classes != members.classes:
         raise UsageError(
-            f"predictions {facts.name}",
+            f"predictions {description.name}",
             expected=f"classes {', '.join(members.classes[:12])}, in this order",
-            found=f"classes {', '.join(facts.classes[:12])}",
+            found=f"classes {', '.join(description.classes[:12])}",
             do="Predict again: the set was made from another state of the collection",
-            collection=facts.collection,
+            collection=description.collection,
         )
-    if dict(facts.preprocessing) != dict(members.description.preprocessing):
+    if dict(description.preprocessing) != dict(members.description.preprocessing):
         raise UsageError(
-            f"predictions {facts.name}",
+            f"predictions {description.name}",
             expected=f"inputs preprocessed as {dict(members.description.preprocessing)}",
-            found=f"{dict(facts.preprocessing)}",
+            found=f"{dict(description.preprocessing)}",
             do="Predict again: the set was made from another state of the collection",
-            collection=facts.collection,
+            collection=description.collection,
         )
 
 
-def check_data(facts: SetDescription, data: ImageData) -> None:
+def check_data(description: SetDescription, data: ImageData) -> None:
     """Check that a set was made on the given images: with the same pixels, labels and classes.
 
     Classes in another order are first put into the set's order by their names, as in `predict`.
@@ -404,16 +404,16 @@ def check_data(facts: SetDescription, data: ImageData) -> None:
     Raises:
         UsageError: the set was made on other images.
     """
-    data = in_order(data, facts.classes)
+    data = in_order(data, description.classes)
     expected = (f"{len(data):,} inputs", f"fingerprint {data.fingerprint}")
-    found = (f"{facts.inputs:,} inputs", f"fingerprint {facts.fingerprint}")
+    found = (f"{description.inputs:,} inputs", f"fingerprint {description.fingerprint}")
     if expected != found:
         raise UsageError(
-            f"predictions {facts.name}",
+            f"predictions {description.name}",
             expected=f"{', '.join(expected)}, as images {data.name}/{data.split} have",
-            found=f"{', '.join(found)}, of {facts.data}/{facts.split}",
+            found=f"{', '.join(found)}, of {description.data}/{description.split}",
             do="The set is on other images, or on these in another order; predict on these",
-            collection=facts.collection,
+            collection=description.collection,
         )
 
 

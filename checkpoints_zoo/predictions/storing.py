@@ -22,19 +22,19 @@ from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import pack_member
 from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, PredictionSet, SetDescription, layout_of
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
-GROUP_BYTES = 2**27  # Bytes of float32 logits that are held in memory before they are written.
-JOB_MEMBERS = 16  # Members in one job on a CPU, where a member's logits depend on no other member.
-JOBS = 16  # Smallest number of jobs, if there are that many members.
+GROUP_BYTES = 2**27  # Number of bytes of float32 logits that are held in memory before they are written.
+JOB_MEMBERS = 16  # Number of members in one job on a CPU, where a member's logits depend on no other member.
+LEAST_JOBS = 16  # Smallest number of jobs, if there are that many members.
 
 Key = tuple[int, int]
-Packed = tuple[int, bytearray]  # (position among the members, bytes of the logits as they are stored).
+PackedLogits = tuple[int, bytearray]  # Position of a member, and the bytes of its logits as they are stored.
 
 
 def predict(
@@ -53,9 +53,9 @@ def predict(
 ) -> Predictions:
     """Run members on images and store their logits in float16, together with the labels; return the predictions.
 
-    Members whose logits are in the set already are not run again, even if the earlier run was killed. The rounding
-    error of a stored logit is at most 1/2048 of it. Views that keep a member's function (canonical, aligned) change its
-    logits by rounding errors.
+    Members whose logits are stored in the set already are not run again, even if the earlier run was killed. The
+    rounding error of a stored logit is at most 1/2048 of it. Views that keep a member's function (canonical, aligned)
+    change its logits by rounding errors.
 
     Args:
         members: a collection.
@@ -91,42 +91,54 @@ def predict(
     members._skeleton()  # Refuse an empty selection or an unknown network before a folder is made.
     data_set = images.in_order(images.of(data), members.classes)
     set_name = prediction_sets.check_set_name(f"{data_set.name}-{data_set.split}" if name is None else name)
-    runner = choose_engine(workers, [str(device)] if devices is None else devices, ray, say)
+    engine = choose_engine(workers, [str(device)] if devices is None else devices, ray, say)
     if ray is None:
         for device_name in [device] if devices is None else devices:
             check_device(device_name)
     root = _output_folder(members, out)
-    folder = root / prediction_sets.folder_of(members.name, set_name)
-    facts = _describe(members, data_set, set_name, dtype)
-    with disk.writing_into(folder), disk.locked(folder / ".lock", _locked_error(folder)):
+    folder = root / prediction_sets.set_folder(members.name, set_name)
+    description = _describe(members, data_set, set_name, dtype)
+    with disk.translate_write_errors(folder), disk.hold_lock(folder / ".lock", _locked_error(folder)):
         existing_set = (
             prediction_sets.read_set(FolderSource(root, root.as_uri()), members.name, set_name)
-            if (folder / prediction_sets.TABLE).is_file()
+            if (folder / prediction_sets.MANIFEST_FILE).is_file()
             else None
         )
         hashes = _weight_hashes(members)
-        _check_existing_set(existing_set, facts, members, hashes)
-        finished = FinishedMembers(folder, facts)
-        stored = {} if existing_set is None else dict.fromkeys(_keys(existing_set))
-        missing = [i for i, key in enumerate(members._keys) if key not in stored and not finished.has(key, hashes[key])]
-        say(f"{facts.name}: {len(missing):,} of {len(members):,} members to run on {len(data_set):,} inputs …")
+        _check_existing_set(existing_set, description, members, hashes)
+        finished = FinishedMembers(folder, description)
+        stored_keys = {} if existing_set is None else dict.fromkeys(_keys(existing_set))
+        positions_to_run = [
+            i
+            for i, key in enumerate(members._keys)
+            if key not in stored_keys and not finished.has_logits(key, hashes[key])
+        ]
+        say(
+            f"{description.name}: {len(positions_to_run):,} of {len(members):,} members "
+            f"to run on {len(data_set):,} inputs …"
+        )
         for position, raw in _run_members(
-            PredictionRun(members, data_set, facts, hashes, dtype, batch), _consecutive_ranges(missing), runner
+            PredictionRun(members, data_set, description, hashes, dtype, batch),
+            _consecutive_ranges(positions_to_run),
+            engine,
         ):
             key = members._keys[position]
-            finished.store(key, hashes[key], raw)
+            finished.write_logits(key, hashes[key], raw)
         is_final_by_member = members.rows.column("final").to_pylist()
         finished_keys = sorted(
-            (key, final) for key, final in zip(members._keys, is_final_by_member, strict=True) if key not in stored
+            (key, final) for key, final in zip(members._keys, is_final_by_member, strict=True) if key not in stored_keys
         )
         finished.write_set(
-            existing_set, finished_keys, hashes, lambda rows: replace(facts, citation=_public_citation(members, rows))
+            existing_set,
+            finished_keys,
+            hashes,
+            lambda rows: replace(description, citation=_public_citation(members, rows)),
         )
     return predictions_of(members, set_name, source=root, data=data_set)
 
 
 def _output_folder(members: Members, out: str | Path | None) -> Path:
-    """Return the folder that predictions go into."""
+    """Return the folder below which predictions are stored."""
     if out is not None:
         return Path(out).expanduser().absolute()
     if not members.source.label.startswith("file:"):
@@ -147,13 +159,13 @@ def _describe(members: Members, data: ImageData, name: str, dtype: torch.dtype) 
         fingerprint=data.fingerprint, inputs=len(data), classes=classes,
         preprocessing=dict(members.description.preprocessing), computed=str(dtype).removeprefix("torch."),
         view="; ".join(str(step) for step in members._view.steps), version=version("checkpoints-zoo"), citation="",
-        layouts={LOGITS: layout_of(len(data), len(classes))}, labels=labels,
+        layouts={LOGITS_TENSOR: layout_of(len(data), len(classes))}, labels=labels,
     )  # fmt: skip
 
 
 def _public_citation(members: Members, rows: object) -> str:
     """Return a citation of the members if their source is public and all rows have hashes; else return ""."""
-    is_public = members.source.label == EMBEDDED or members.source.label.startswith(hub.SCHEME)
+    is_public = members.source.label == EMBEDDED or members.source.label.startswith(hub.ADDRESS_SCHEME)
     if not is_public or members.rows.column("sha256").null_count:
         return ""
     return cite_weights(members.source.label, members._commit, members.name, rows)
@@ -167,14 +179,14 @@ def _keys(stored: PredictionSet) -> list[Key]:
 def _weight_hashes(members: Members) -> dict[Key, str]:
     """Return the content hash of each member's weights, from its row or, if the row has none, computed from the
     bytes."""
-    claimed = members.rows.column("sha256").to_pylist()
-    if None in claimed:
-        claimed = shard_files.hash_members(members._locations())
-    return dict(zip(members._keys, claimed, strict=True))
+    hashes = members.rows.column("sha256").to_pylist()
+    if None in hashes:
+        hashes = shard_files.hash_members(members._locations())
+    return dict(zip(members._keys, hashes, strict=True))
 
 
 def _check_existing_set(
-    existing_set: PredictionSet | None, facts: SetDescription, members: Members, hashes: dict[Key, str]
+    existing_set: PredictionSet | None, description: SetDescription, members: Members, hashes: dict[Key, str]
 ) -> None:
     """Check that predictions of these members can be added to a set that exists already.
 
@@ -184,28 +196,35 @@ def _check_existing_set(
     """
     if existing_set is None:
         return
-    stored = existing_set.facts
+    existing_description = existing_set.facts
     for field in ("fingerprint", "inputs", "classes", "labels", "preprocessing", "computed", "view"):
-        if getattr(stored, field) != getattr(facts, field):
-            shown = [f"{field} {getattr(x, field)!r}" if field != "labels" else "labels" for x in (facts, stored)]
+        if getattr(existing_description, field) != getattr(description, field):
+            texts = [
+                f"{field} {getattr(x, field)!r}" if field != "labels" else "labels"
+                for x in (description, existing_description)
+            ]
             raise UsageError(
-                f"predictions {facts.name} in {existing_set.source.display_name}",
-                expected=f"none yet, or some with {shown[0]:.160}",
-                found=f"some with {'others' if field == 'labels' else shown[1]:.160}",
+                f"predictions {description.name} in {existing_set.source.display_name}",
+                expected=f"none yet, or some with {texts[0]:.160}",
+                found=f"some with {'others' if field == 'labels' else texts[1]:.160}",
                 do="Give another name, or delete the set",
-                collection=facts.collection,
+                collection=description.collection,
             )
     for key, made_from in zip(_keys(existing_set), existing_set.rows.column("weights_sha256").to_pylist(), strict=True):
         if hashes.get(key, made_from) != made_from:
-            raise weights_mismatch(facts.name, key[0], hashes[key], made_from)
+            raise weights_mismatch(description.name, key[0], hashes[key], made_from)
     origin = f"{members.source.label}@{members._commit}/"
-    if stored.citation and not stored.citation.startswith(origin) and set(_keys(existing_set)) - set(members._keys):
+    if (
+        existing_description.citation
+        and not existing_description.citation.startswith(origin)
+        and set(_keys(existing_set)) - set(members._keys)
+    ):
         raise UsageError(
-            f"predictions {facts.name} in {existing_set.source.display_name}",
+            f"predictions {description.name} in {existing_set.source.display_name}",
             expected=f"some of members of {origin}{members.name}",
-            found=f"some of {stored.citation}",
+            found=f"some of {existing_description.citation}",
             do="Select the members that it has as well, or give another name",
-            collection=facts.collection,
+            collection=description.collection,
         )
 
 
@@ -220,18 +239,19 @@ def _locked_error(folder: Path) -> LockedError:
     )
 
 
-def _run_members(work: PredictionRun, runs: Iterable[range], runner: Engine) -> Iterator[Packed]:
-    """Run the members at the given positions on an engine; yield (position, bytes of the logits) of each as soon as it
-    is done."""
-    if isinstance(runner, InProcess):  # In one process, the next group of members is read while one computes.
-        for run in runs:
-            yield from work.packed(run, runner.device)
+def _run_members(prediction_run: PredictionRun, ranges: Iterable[range], engine: Engine) -> Iterator[PackedLogits]:
+    """Run the members at the given positions on an engine; yield (position, bytes of the logits) of each member as soon
+    as it is done."""
+    if isinstance(engine, InProcess):
+        # In one process, the next group of members is read while the present group computes.
+        for positions in ranges:
+            yield from prediction_run.packed_logits(positions, engine.device)
         return
-    listed = list(runs)
-    for run in listed:
+    range_list = list(ranges)
+    for positions in range_list:
         # Fetch the members from the Hub once, before the workers start.
-        work.members[run.start : run.stop]._locations()
-    with closing(runner.run(work, work.jobs(listed, runner.device))) as results:
+        prediction_run.members[positions.start : positions.stop]._locations()
+    with closing(engine.run(prediction_run, prediction_run.divide_into_jobs(range_list, engine.device))) as results:
         for _, packed in results:
             yield from packed
 
@@ -239,10 +259,10 @@ def _run_members(work: PredictionRun, runs: Iterable[range], runner: Engine) -> 
 def _consecutive_ranges(positions: list[int]) -> Iterator[range]:
     """Join consecutive positions into ranges; yield each range."""
     start = 0
-    for at in range(1, len(positions) + 1):
-        if at == len(positions) or positions[at] != positions[at - 1] + 1:
-            yield range(positions[start], positions[at - 1] + 1)
-            start = at
+    for end in range(1, len(positions) + 1):
+        if end == len(positions) or positions[end] != positions[end - 1] + 1:
+            yield range(positions[start], positions[end - 1] + 1)
+            start = end
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,43 +271,43 @@ class PredictionRun:
 
     Args:
         members, data: the members to run and the images to run them on.
-        facts: description of the set that the logits will belong to.
+        description: description of the set to which the logits will belong.
         hashes: content hash that each member's weights must have.
         dtype, batch: the same arguments as in `predict`.
     """
 
     members: Members
     data: ImageData
-    facts: SetDescription
+    description: SetDescription
     hashes: Mapping[Key, str]
     dtype: torch.dtype
     batch: int
 
-    def __call__(self, positions: range, device: str) -> list[Packed]:
-        """Run the members at the given positions; return (position, bytes of the logits) of each."""
-        return list(self.packed(positions, device))
+    def __call__(self, positions: range, device: str) -> list[PackedLogits]:
+        """Run the members at the given positions; return (position, bytes of the logits) of each member."""
+        return list(self.packed_logits(positions, device))
 
     @property
     def members_at_once(self) -> int:
         """Return the number of members whose logits are held in memory at a time."""
-        return max(1, GROUP_BYTES // (4 * self.facts.inputs * len(self.facts.classes)))
+        return max(1, GROUP_BYTES // (4 * self.description.inputs * len(self.description.classes)))
 
-    def jobs(self, runs: Sequence[range], device: str | torch.device) -> list[Job[range]]:
+    def divide_into_jobs(self, ranges: Sequence[range], device: str | torch.device) -> list[Job[range]]:
         """Divide members into jobs that give the same bits as one process; return the jobs.
 
         On a GPU the last bits of a member's logits may depend on the group that it is run in, so the groups are those
         that one process would form.
 
         Args:
-            runs: ranges of positions of the members to run.
+            ranges: ranges of positions of the members to run.
             device: device that the jobs compute on.
         """
         jobs = []
-        count = sum(len(run) for run in runs)
-        for run in runs:
+        count = sum(len(run) for run in ranges)
+        for run in ranges:
             size = group_size(self.members[run.start : run.stop], self.members_at_once)
             if torch.device(device).type == "cpu":
-                size = min(size, JOB_MEMBERS, -(-count // JOBS))
+                size = min(size, JOB_MEMBERS, -(-count // LEAST_JOBS))
             for first in range(run.start, run.stop, size):
                 positions = range(first, min(first + size, run.stop))
                 ids = self.members.ids[positions.start], self.members.ids[positions.stop - 1]
@@ -296,24 +316,24 @@ class PredictionRun:
                 )
         return jobs
 
-    def packed(self, positions: range, device: str | torch.device) -> Iterator[Packed]:
-        """Run members and round their logits; yield (position, bytes of the logits) of each.
+    def packed_logits(self, positions: range, device: str | torch.device) -> Iterator[PackedLogits]:
+        """Run members and round their logits; yield (position, bytes of the logits) of each member.
 
         Raises:
             UsageError: the members can't take the images, or give logits of another number of classes.
             DamagedError: weights do not match their manifest rows, or logits are too large for float16.
         """
-        members, facts = self.members[positions.start : positions.stop], self.facts
+        members, description = self.members[positions.start : positions.stop], self.description
         first = 0
         for ids, logits_of_group in by_members(
             members, self.data, device, self.dtype, self.batch, self.members_at_once
         ):
-            if logits_of_group.shape[-1] != len(facts.classes):
+            if logits_of_group.shape[-1] != len(description.classes):
                 raise UsageError(
-                    f"predictions {facts.name}",
-                    expected=f"logits of {len(facts.classes)} classes, as the collection has",
+                    f"predictions {description.name}",
+                    expected=f"logits of {len(description.classes)} classes, as the collection has",
                     found=f"{logits_of_group.shape[-1]}",
-                    collection=facts.collection,
+                    collection=description.collection,
                 )
             group = members[first : first + len(ids)]
             for key, digest in zip(group._keys, shard_files.hash_members(group._locations()), strict=True):
@@ -328,115 +348,123 @@ class PredictionRun:
                     )
             for i, logits in enumerate(logits_of_group):
                 try:
-                    yield positions.start + first + i, pack_member({LOGITS: logits}, facts.layouts[LOGITS])
+                    yield (
+                        positions.start + first + i,
+                        pack_member({LOGITS_TENSOR: logits}, description.layouts[LOGITS_TENSOR]),
+                    )
                 except DamagedError as error:
-                    error.thing, error.member = f"logits of member {ids[i]} on {facts.data}/{facts.split}", ids[i]
+                    error.thing, error.member = (
+                        f"logits of member {ids[i]} on {description.data}/{description.split}",
+                        ids[i],
+                    )
                     error.do = "Leave the member out"
                     raise
             first += len(ids)
 
 
 class FinishedMembers:
-    """Files with the logits of finished members, one for each, until all are written into the shards of the set.
+    """Files with the logits of finished members, one file a member, until all logits are written into the set's shards.
 
     Args:
         folder: folder of the set; it is locked, so no other process writes to it.
-        facts: description of the set. Files of an earlier run that had another description are deleted.
+        description: description of the set. Files of an earlier run that had another description are deleted.
     """
 
-    def __init__(self, folder: Path, facts: SetDescription) -> None:
+    def __init__(self, folder: Path, description: SetDescription) -> None:
         self.folder, self.parts_folder = folder, folder / ".parts"
-        self.layout: Layout = facts.layouts[LOGITS]
-        record = self.parts_folder / "begun.json"
-        values = facts.to_json() | {"version": "", "citation": ""}
+        self.layout: Layout = description.layouts[LOGITS_TENSOR]
+        description_file = self.parts_folder / "begun.json"
+        values = description.to_json() | {"version": "", "citation": ""}
         try:
-            has_same_description = record.is_file() and catalog.read_json(record) == values
+            has_same_description = description_file.is_file() and catalog.read_json(description_file) == values
         except FormatError:
             has_same_description = False
         if not has_same_description:
             shutil.rmtree(self.parts_folder, ignore_errors=True)
-            catalog.write_json(values, record)
+            catalog.write_json(values, description_file)
         for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.
             path.unlink()
 
-    def _path(self, key: Key, weights: str) -> Path:
-        return self.parts_folder / f"{key[0]:06d}@{key[1]}-{weights}.safetensors"
+    def _path(self, key: Key, weights_hash: str) -> Path:
+        return self.parts_folder / f"{key[0]:06d}@{key[1]}-{weights_hash}.safetensors"
 
-    def has(self, key: Key, weights: str) -> bool:
+    def has_logits(self, key: Key, weights_hash: str) -> bool:
         """Say whether a complete file with a member's logits exists."""
-        path = self._path(key, weights)
+        path = self._path(key, weights_hash)
         try:
             if path.is_file():
                 shard_files.check_against_files([self._location(key, path)])
                 return True
-        except DamagedError:  # A damaged file counts as missing.
+        except DamagedError:  # A damaged file of logits counts as missing.
             path.unlink()
         return False
 
     def _location(self, key: Key, path: Path) -> Location:
         return Location(key[0], "", path, shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def store(self, key: Key, weights: str, raw: shard_files.Bytes) -> None:
+    def write_logits(self, key: Key, weights_hash: str, raw: shard_files.Bytes) -> None:
         """Write a member's logits to a file of its own, by rename."""
         written = shard_files.write_shard(self.parts_folder / ".new", 0, self.layout, [("", raw)])
-        written.replace(self._path(key, weights))
+        written.replace(self._path(key, weights_hash))
 
     def write_set(
         self,
         existing_set: PredictionSet | None,
-        finished: Sequence[tuple[Key, bool]],
-        weights: Mapping[Key, str],
-        facts: Callable[[pa.Table], SetDescription],
+        finished_keys: Sequence[tuple[Key, bool]],
+        hashes: Mapping[Key, str],
+        describe: Callable[[pa.Table], SetDescription],
     ) -> None:
         """Write the finished members into shards, and the manifest after each shard; older shards stay as they are.
 
         Args:
             existing_set: the set as it was before this run; None if there was none.
-            finished: pairs of a finished member's key (member, epoch) and whether its snapshot is final, in the order
-                of the rows.
-            weights: the hash of each member's weights.
-            facts: function that returns the description of the set, given its rows.
+            finished_keys: pairs (key, final) of finished members: key is (member, epoch), and final says whether the
+                snapshot is the last one of its run; in the order of the rows.
+            hashes: the hash of each member's weights.
+            describe: function that returns the description of the set, given its rows.
         """
         rows = [] if existing_set is None else existing_set.rows.to_pylist()
         number = 1 + max((int(Path(row["path"]).name[:5]) for row in rows), default=-1)
-        # Such a shard was left by a run that was killed before it wrote the rows.
+        # A shard with a later number was left by a run that was killed before it wrote the rows.
         for path in self.folder.glob("[0-9]*.safetensors"):
             if int(path.name[:5]) >= number:
                 path.unlink()
         size = shard_files.members_per_shard(self.layout)
-        for first in range(0, len(finished), size):
-            chunk = finished[first : first + size]
-            rows += self._shard(number, chunk, weights)
+        for first in range(0, len(finished_keys), size):
+            chunk = finished_keys[first : first + size]
+            rows += self._write_shard(number, chunk, hashes)
             number += 1
             table = manifest.build_manifest(rows, SCHEMA)
-            catalog.write_json(facts(table).to_json(), self.folder / prediction_sets.DESCRIPTION)
-            manifest.write_manifest(table, self.folder / prediction_sets.TABLE, SCHEMA)
+            catalog.write_json(describe(table).to_json(), self.folder / prediction_sets.DESCRIPTION_FILE)
+            manifest.write_manifest(table, self.folder / prediction_sets.MANIFEST_FILE, SCHEMA)
             for key, _ in chunk:
-                self._path(key, weights[key]).unlink()
+                self._path(key, hashes[key]).unlink()
         if not any(self.parts_folder.glob("*.safetensors")):
             shutil.rmtree(self.parts_folder)
 
-    def _shard(
-        self, number: int, chunk: Sequence[tuple[Key, bool]], weights: Mapping[Key, str]
+    def _write_shard(
+        self, number: int, chunk: Sequence[tuple[Key, bool]], hashes_of_weights: Mapping[Key, str]
     ) -> list[dict[str, Any]]:
         """Write the logits of some members into a shard; return their manifest rows."""
         hashes: list[str] = []
 
         def read() -> Iterator[shard_files.Bytes]:
             for key, _ in chunk:
-                _, raw = next(iter(shard_files.read_members([self._location(key, self._path(key, weights[key]))])))
+                _, raw = next(
+                    iter(shard_files.read_members([self._location(key, self._path(key, hashes_of_weights[key]))]))
+                )
                 hashes.append(content_hash(self.layout, raw))
                 yield raw
 
         prefixes = [tensor_prefix(member, None if final else epoch) for (member, epoch), final in chunk]
         path = shard_files.stream_shard(self.folder, number, self.layout, prefixes, read())
-        inside = "/".join(path.parts[-4:])
+        path_in_source = "/".join(path.parts[-4:])
         start, step = shard_files.first_offset(self.layout, prefixes), self.layout.nbytes
         return [
             {
-                "member": key[0], "epoch": key[1], "final": final, "status": "ok", "weights_sha256": weights[key],
-                "sha256": hashes[i], "path": inside, "offset": start + i * step, "nbytes": step, "layout": LOGITS,
-                "dtype": self.layout.dtype,
+                "member": key[0], "epoch": key[1], "final": final, "status": "ok",
+                "weights_sha256": hashes_of_weights[key], "sha256": hashes[i], "path": path_in_source,
+                "offset": start + i * step, "nbytes": step, "layout": LOGITS_TENSOR, "dtype": self.layout.dtype,
             }
             for i, (key, final) in enumerate(chunk)
         ]  # fmt: skip

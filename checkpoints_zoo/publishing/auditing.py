@@ -24,28 +24,28 @@ from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.archives.tar import BLOCK, header_at, is_header, leads_out
+from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_header, leads_out
 from checkpoints_zoo.sources.hub import translated_errors
 from checkpoints_zoo.sources.ranges import RemoteFile
 from checkpoints_zoo.sources.source import FolderSource, Source, open_source
 
 SAMPLE_COUNT, SAMPLE_BYTES = 8, 4096
-SAFETENSORS = ".safetensors"
-PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
-WEIGHTS = (SAFETENSORS, *PICKLED, ".npy", ".npz", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack")
-GZIPPED = (".tgz", ".tar.gz")
-ARCHIVES = (*GZIPPED, ".tar")
+SAFETENSORS_SUFFIX = ".safetensors"
+PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
+WEIGHT_SUFFIXES = (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, ".npy", ".npz", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack")
+GZIP_SUFFIXES = (".tgz", ".tar.gz")
+ARCHIVE_SUFFIXES = (*GZIP_SUFFIXES, ".tar")
 # First bytes of formats that run no code when loaded: a file with a pickle's suffix may have one of them.
-HARMLESS = (b"GGUF", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n")
+HARMLESS_FIRST_BYTES = (b"GGUF", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n")
 KindAndText = tuple[str, str]  # kind and text of a finding
 READING_THREADS = 8
-WINDOW = 64 * 2**10  # bytes that are read at the start of a file of weights
-LARGEST_WINDOW = 16 * 2**20  # bytes that are read at most of a file whose manifest gives the length of its header
-SMALL_WINDOW = 4096
+WINDOW_BYTES = 64 * 2**10  # bytes that are read at the start of a file of weights
+LARGEST_WINDOW_BYTES = 16 * 2**20  # bytes that are read at most of a file whose manifest gives the length of its header
+SMALL_WINDOW_BYTES = 4096
 POINTER_SIZES = range(100, 513)  # possible sizes of a Git LFS pointer file, in bytes
-MOST_SHOWN = 5  # files or members that the text of a finding names
-_MANIFEST = re.compile(r"manifests/([^/]+)\.parquet")
-_SET = re.compile(r"predictions/([^/]+)/([^/]+)/manifest\.(?:parquet|json)")
+LARGEST_SHOWN_COUNT = 5  # files or members that the text of a finding names
+_MANIFEST_PATH = re.compile(r"manifests/([^/]+)\.parquet")
+_PREDICTION_SET_PATH = re.compile(r"predictions/([^/]+)/([^/]+)/manifest\.(?:parquet|json)")
 CollectionRows = tuple[str, Description, pa.Table]  # name, description and manifest of a collection
 
 
@@ -54,11 +54,11 @@ class Finding:
     """One fault of a file, or one unusual property.
 
     Args:
-        kind: kind of fault: "archive", "duplicate", "empty", "header", "link", "manifest", "member", "missing",
+        kind: kind of the fault: "archive", "duplicate", "empty", "header", "link", "manifest", "member", "missing",
             "overlap", "page", "pickle", "pointer", "short", "unreadable".
         path: path of the faulty file or manifest inside the source.
         text: sentence that describes the fault.
-        also: paths of other files with the same content.
+        also: paths of the other files that have the same content.
     """
 
     kind: str
@@ -78,10 +78,10 @@ class Audit:
         source: address or folder that was audited.
         files, bytes: number of files in the source, and their total size in bytes.
         read: number of files whose first bytes were read.
-        collections, members: number of manifests that could be read, and of their rows.
+        collections, members: number of manifests that could be read, and number of rows in these manifests.
         predictions: number of sets of stored predictions that could be read.
-        findings: faults.
-        notes: unusual properties that are no faults.
+        findings: the faults of files and manifests.
+        notes: unusual properties that are not faults.
     """
 
     source: str
@@ -106,7 +106,7 @@ def audit(place: str | Path) -> Audit:
     """
     files: Files
     links_out: list[str] = []
-    if str(place).startswith(hub.SCHEME):
+    if str(place).startswith(hub.ADDRESS_SCHEME):
         source = open_source(place, "")
         files = files_on_hub(hub.resolve_address(source.display_name))
     else:
@@ -133,9 +133,9 @@ def audit(place: str | Path) -> Audit:
 
 
 def _read_manifests(source: Source, files: Files, result: Audit) -> Iterator[CollectionRows]:
-    """Yield name, description and rows of each readable manifest; note the others as findings."""
+    """Yield name, description and rows of each readable manifest; add a finding for each unreadable manifest."""
     for path in sorted(files):
-        if match := _MANIFEST.fullmatch(path):
+        if match := _MANIFEST_PATH.fullmatch(path):
             try:
                 yield match[1], *source.read_collection(match[1])
             except (NetworkError, AccessError, StorageError):
@@ -145,8 +145,8 @@ def _read_manifests(source: Source, files: Files, result: Audit) -> Iterator[Col
 
 
 def _read_sets(source: Source, files: Files, result: Audit) -> Iterator[PredictionSet]:
-    """Yield each readable set of stored predictions; note the others as findings."""
-    names = {match.groups(): path for path in sorted(files) if (match := _SET.fullmatch(path))}
+    """Yield each readable set of stored predictions; add a finding for each unreadable set."""
+    names = {match.groups(): path for path in sorted(files) if (match := _PREDICTION_SET_PATH.fullmatch(path))}
     for name, path in sorted(names.items()):
         try:
             yield prediction_sets.read_set(source, *name)
@@ -158,15 +158,17 @@ def _read_sets(source: Source, files: Files, result: Audit) -> Iterator[Predicti
 
 def _check_weights(collections: list[CollectionRows], predictions: list[PredictionSet], result: Audit) -> None:
     """Check that stored predictions were made from the weights that the manifest of their collection names."""
-    weights = {name: prediction_sets.weights_of(rows) for name, _, rows in collections}
+    weights = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
     for stored in predictions:
-        path = f"{prediction_sets.folder_of(stored.facts.collection, stored.facts.set)}/{prediction_sets.TABLE}"
+        path = (
+            f"{prediction_sets.set_folder(stored.facts.collection, stored.facts.set)}/{prediction_sets.MANIFEST_FILE}"
+        )
         known_weights = weights.get(stored.facts.collection)
         if known_weights is None:
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
             result.notes.append(Finding("member", path, text))
             continue
-        for member, text in prediction_sets.find_other_weights(stored, known_weights):
+        for member, text in prediction_sets.find_changed_weights(stored, known_weights):
             result.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 
@@ -200,22 +202,25 @@ def _check_rows(
 def _range_problems(members: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of each member range that leaves its file or overlaps another, in the order of offsets."""
     if file is None:
-        yield "missing", f"no such file, named by the rows of {first_few([m for *_, m in members], MOST_SHOWN)}"
+        yield (
+            "missing",
+            f"no such file, named by the rows of {first_few([m for *_, m in members], LARGEST_SHOWN_COUNT)}",
+        )
         return
     cut_off = [f"{member} (to {end:,})" for _, end, member in members if end > file.size]
     if cut_off:
-        yield "short", f"a file of {file.size:,} bytes, too short for {first_few(cut_off, MOST_SHOWN)}"
+        yield "short", f"a file of {file.size:,} bytes, too short for {first_few(cut_off, LARGEST_SHOWN_COUNT)}"
     if members[0][0] < 0:
         yield "overlap", f"{members[0][2]} begins {-members[0][0]:,} bytes before the file"
-    furthest = members[0]  # the range that ends last so far
+    last_range = members[0]  # the range that ends last so far
     for current in members[1:]:
-        if current[0] < furthest[1] and current[:2] != furthest[:2]:
+        if current[0] < last_range[1] and current[:2] != last_range[:2]:
             yield (
                 "overlap",
                 f"{current[2]} at {current[0]:,} to {current[1]:,} "
-                f"and {furthest[2]} at {furthest[0]:,} to {furthest[1]:,}",
+                f"and {last_range[2]} at {last_range[0]:,} to {last_range[1]:,}",
             )
-        furthest = max(furthest, current, key=lambda member_range: member_range[1])
+        last_range = max(last_range, current, key=lambda member_range: member_range[1])
 
 
 def _check_first_bytes(files: Files, ends: dict[str, int], result: Audit) -> None:
@@ -223,9 +228,9 @@ def _check_first_bytes(files: Files, ends: dict[str, int], result: Audit) -> Non
     window_sizes: dict[str, int] = {}
     for path, file in files.items():
         if is_weights(path) or path in ends or (file.large and "." not in path.rpartition("/")[2]):
-            window_sizes[path] = max(WINDOW, min(ends.get(path, 0), LARGEST_WINDOW))
+            window_sizes[path] = max(WINDOW_BYTES, min(ends.get(path, 0), LARGEST_WINDOW_BYTES))
         elif is_archive(path) or file.size in POINTER_SIZES:
-            window_sizes[path] = SMALL_WINDOW
+            window_sizes[path] = SMALL_WINDOW_BYTES
     path_of_content = {files[p].content or p: p for p in reversed(window_sizes)}  # equal contents are read once
 
     def read(path: str) -> bytes | Exception:
@@ -248,16 +253,16 @@ def _check_first_bytes(files: Files, ends: dict[str, int], result: Audit) -> Non
         fault = find_fault(path, files[path].size, first)
         if fault and (expected or fault[0] in ("pointer", "pickle")):
             result.findings.append(Finding(fault[0], path, fault[1]))
-        elif unusual := unusual_compression(path, first):
-            result.notes.append(Finding("archive", path, unusual))
+        elif compression_note := unusual_compression(path, first):
+            result.notes.append(Finding("archive", path, compression_note))
 
 
 def _check_duplicates(files: Files, collections: list[CollectionRows], result: Audit) -> None:
     """Look for files with the same content under several paths, and members with the same hash under several ids."""
     for paths in find_equal_files(files):
-        text = f"the same {files[paths[0]].size:,} bytes as {first_few(paths[1:], MOST_SHOWN)}"
-        serious = any(files[p].large or is_weights(p) for p in paths)
-        (result.findings if serious else result.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
+        text = f"the same {files[paths[0]].size:,} bytes as {first_few(paths[1:], LARGEST_SHOWN_COUNT)}"
+        is_fault = any(files[p].large or is_weights(p) for p in paths)
+        (result.findings if is_fault else result.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for name, description, rows in collections:
         columns = (rows.column(c).to_pylist() for c in ("status", "sha256", "path", "offset"))
@@ -326,7 +331,7 @@ def files_in_folder(root: Path, allowed: Sequence[Path], links_out: list[str] | 
     Args:
         root: folder whose files are listed.
         allowed: folders that links may lead into.
-        links_out: list to which the paths of links out of these folders are added.
+        links_out: list to which the paths of links that lead out of the allowed folders are added.
     """
     return dict(_walk(root, [folder.resolve() for folder in allowed], [] if links_out is None else links_out))
 
@@ -336,21 +341,23 @@ def _walk(root: Path, allowed: Sequence[Path], links_out: list[str]) -> Iterator
         raise error
 
     def leads_out(path: Path) -> bool:
-        outside = path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
-        if outside:
+        leads_outside = path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in allowed)
+        if leads_outside:
             links_out.append(path.relative_to(root).as_posix())
-        return outside
+        return leads_outside
 
     visited: set[Path] = set()
-    starts = [root]  # linked folders are appended, so that a folder is listed by its own path if it has one
-    for start in starts:
+    folders_to_list = [root]  # linked folders are appended, so that a folder is listed by its own path if it has one
+    for start in folders_to_list:
         for folder_path, folders, names in os.walk(start, onerror=refuse):
             if (resolved := Path(folder_path).resolve()) in visited:
                 folders[:] = []
                 continue
             visited.add(resolved)
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            starts += [link for n in folders if (link := Path(folder_path, n)).is_symlink() and not leads_out(link)]
+            folders_to_list += [
+                link for n in folders if (link := Path(folder_path, n)).is_symlink() and not leads_out(link)
+            ]
             for name in sorted(names):
                 path = Path(folder_path, name)
                 if not leads_out(path) and (file := _describe_file(path)) is not None:
@@ -358,7 +365,8 @@ def _walk(root: Path, allowed: Sequence[Path], links_out: list[str]) -> Iterator
 
 
 def _describe_file(path: Path) -> File | None:
-    """Describe a path on disk; return None if it is no regular file, as a pipe, which would be read without end."""
+    """Describe a path on disk; return None if the path is not a regular file, such as a pipe, which could be read for
+    ever."""
     try:
         status = path.stat()
     except OSError:
@@ -379,22 +387,22 @@ def _reader_of(path: Path) -> Callable[[int, int], bytes]:
 
 
 def find_equal_files(files: Files) -> list[list[str]]:
-    """Find files with the same content; return one list of paths per content that several files have.
+    """Find files with the same content; return a list of paths for each content that several files have.
 
-    Files on disk have no known hash: if they agree in size and in some samples of their bytes, they are hashed.
+    Files on disk have no known hash. Files are hashed only if their sizes and some samples of their bytes are equal.
     """
     groups: dict[object, list[str]] = {}
     for path, file in files.items():
         if file.size:
             groups.setdefault(file.content or file.size, []).append(path)
-    equal = []
+    equal_paths = []
     for key, paths in groups.items():
         if isinstance(key, str):
-            equal.append(paths)
+            equal_paths.append(paths)
         elif len(paths) > 1:
             candidates = [path for group in _group_by(files, paths, _hash_samples) for path in group]
-            equal += _group_by(files, candidates, _hash_content)
-    return sorted(paths for paths in equal if len(paths) > 1)
+            equal_paths += _group_by(files, candidates, _hash_content)
+    return sorted(paths for paths in equal_paths if len(paths) > 1)
 
 
 def _group_by(files: Files, paths: list[str], digest: Callable[[File], str]) -> list[list[str]]:
@@ -413,100 +421,105 @@ def _hash_samples(file: File) -> str:
 
 def _hash_content(file: File) -> str:
     digest = hashlib.sha256()
-    for at in range(0, file.size, 2**20):
-        digest.update(file.read(at, 2**20))
+    for offset in range(0, file.size, 2**20):
+        digest.update(file.read(offset, 2**20))
     return digest.hexdigest()
 
 
 class _NotReadYet(Exception):
-    """The requested bytes lie behind the part of the archive that was read."""
+    """Raised if requested bytes lie behind the part of the archive that was read."""
 
 
 def is_weights(path: str) -> bool:
-    """Return whether a file's suffix is one of weights."""
-    return path.lower().endswith(WEIGHTS)
+    """Return whether a file has a suffix of files of weights."""
+    return path.lower().endswith(WEIGHT_SUFFIXES)
 
 
 def is_archive(path: str) -> bool:
-    """Return whether a file's suffix is one of archives."""
-    return path.lower().endswith(ARCHIVES)
+    """Return whether a file has a suffix of archives."""
+    return path.lower().endswith(ARCHIVE_SUFFIXES)
 
 
-def find_fault(path: str, size: int, first: bytes) -> KindAndText | None:
+def find_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
     """Find a fault in the first bytes of a file of weights or an archive; return (kind, text), or None without one.
 
     Args:
         path: path of the file inside the source.
         size: size of the file in bytes.
-        first: first bytes of the file. If a safetensors header is longer, only its length is checked.
+        first_bytes: first bytes of the file. If a safetensors header is longer, only its length is checked.
     """
     if size == 0:
         return "empty", "a file of 0 bytes"
-    guessed_kind = guess_kind(first)
+    guessed_kind = guess_kind(first_bytes)
     if guessed_kind.startswith("a Git LFS pointer"):
         return "pointer", guessed_kind
     if guessed_kind == "a web page":
         return "page", guessed_kind
     name = path.lower()
-    if reason := _why_pickle(name, first, guessed_kind):
+    if reason := _why_pickle(name, first_bytes, guessed_kind):
         return "pickle", reason
-    if name.endswith(SAFETENSORS):
-        return _header_fault(path, size, first)
+    if name.endswith(SAFETENSORS_SUFFIX):
+        return _header_fault(path, size, first_bytes)
     if is_archive(path):
-        return _archive_fault(path, size, first)
+        return _archive_fault(path, size, first_bytes)
     return None
 
 
-def unusual_compression(path: str, first: bytes) -> str:
+def unusual_compression(path: str, first_bytes: bytes) -> str:
     """Return a sentence if an archive's compression does not match its suffix, which is no fault; else ""."""
     name = path.lower()
-    if name.endswith(GZIPPED) and is_header(first[:BLOCK]):
+    if name.endswith(GZIP_SUFFIXES) and is_header(first_bytes[:BLOCK_BYTES]):
         return "a plain tar, not a gzipped one: members can be read one by one"
-    if name.endswith(".tar") and first.startswith(b"\x1f\x8b"):
+    if name.endswith(".tar") and first_bytes.startswith(b"\x1f\x8b"):
         return "a gzipped tar: it can only be read as a whole"
     return ""
 
 
-def _why_pickle(name: str, first: bytes, guessed_kind: str) -> str:
-    """Return the bytes or the suffix that make a file a pickle, as text; return "" if it is no pickle."""
-    if first.startswith(b"PK\x03\x04") and b"data.pkl" in first[:512]:
+def _why_pickle(name: str, first_bytes: bytes, guessed_kind: str) -> str:
+    """Return text on the bytes or the suffix that show that a file is a pickle; return "" if the file is not a
+    pickle."""
+    if first_bytes.startswith(b"PK\x03\x04") and b"data.pkl" in first_bytes[:512]:
         return "a torch pickle in a zip archive, by its first bytes"
     if guessed_kind == "a Python pickle":
         return "a Python pickle, by its first bytes"
-    if first.startswith(b"\x93NUMPY") and b"|O" in first[:512]:
+    if first_bytes.startswith(b"\x93NUMPY") and b"|O" in first_bytes[:512]:
         return "a NumPy file of pickled objects, by its first bytes"
-    if name.endswith(PICKLED) and not (first.startswith(HARMLESS) or _is_safetensors(first)):
+    if name.endswith(PICKLE_SUFFIXES) and not (
+        first_bytes.startswith(HARMLESS_FIRST_BYTES) or _is_safetensors(first_bytes)
+    ):
         return f"a pickle, by its name; its first bytes are {guessed_kind or 'of no format that is known'}"
     return ""
 
 
-def _is_safetensors(first: bytes) -> bool:
-    return first[8:9] == b"{" and int.from_bytes(first[:8], "little") < 2**32
+def _is_safetensors(first_bytes: bytes) -> bool:
+    return first_bytes[8:9] == b"{" and int.from_bytes(first_bytes[:8], "little") < 2**32
 
 
-def _header_fault(path: str, size: int, first: bytes) -> KindAndText | None:
+def _header_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
     try:
-        length = header_length(first, size, path)
-        if len(first) < 8 + length:
-            return None if _is_safetensors(first) else ("header", "expected a safetensors header; found other bytes")
-        if not parse_header(first, size, path).tensors:
+        length = header_length(first_bytes, size, path)
+        if len(first_bytes) < 8 + length:
+            return (
+                None if _is_safetensors(first_bytes) else ("header", "expected a safetensors header; found other bytes")
+            )
+        if not parse_header(first_bytes, size, path).tensors:
             return "empty", "a safetensors file without a tensor"
     except DamagedError as error:
         return "header", f"expected {error.expected}; found {error.found}"
     return None
 
 
-def _archive_fault(path: str, size: int, first: bytes) -> KindAndText | None:
+def _archive_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
     """Check the headers in the first bytes of an archive; return (kind, text) of a fault, or None without one."""
-    if first.startswith(b"\x1f\x8b"):
+    if first_bytes.startswith(b"\x1f\x8b"):
         return None
-    if not is_header(first[:BLOCK]):
+    if not is_header(first_bytes[:BLOCK_BYTES]):
         return "archive", "expected a tar, gzipped or not; found other bytes"
 
     def read_bytes(offset: int, length: int) -> bytes:
-        if offset + length > len(first):
+        if offset + length > len(first_bytes):
             raise _NotReadYet
-        return first[offset : offset + length]
+        return first_bytes[offset : offset + length]
 
     at = 0
     try:
@@ -514,7 +527,7 @@ def _archive_fault(path: str, size: int, first: bytes) -> KindAndText | None:
             if leads_out(header.name):
                 return "archive", f"expected names that stay in its folder; found {header.name[:200]!r}"
             if not header.kind:
-                content = first[header.data : header.end]
+                content = first_bytes[header.data_offset : header.end]
                 reason = _why_pickle(header.name.lower(), content, guess_kind(content))
                 return ("pickle", f"its first file, {header.name[:200]!r}, is {reason}") if reason else None
             at = header.end

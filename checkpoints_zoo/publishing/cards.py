@@ -33,8 +33,8 @@ from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.formats.text import (
-    MOST_LISTED,
-    counted,
+    LARGEST_LISTED_COUNT,
+    count_with_noun,
     first_few,
     first_values,
     format_bytes,
@@ -49,22 +49,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "train_accuracy", "train_loss")
-TRAINING = (
+FIGURE_COLUMNS = ("test_accuracy", "test_nll", "test_brier", "test_ece", "train_accuracy", "train_loss")
+TRAINING_COLUMNS = (
     "epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size", "schedule", "augmentation", "precision",
     "recipe", "recipe_hash", "data_fingerprint", "stack_width", "code_version", "torch_version", "device",
     "wall_time_s", "created",
 )  # fmt: skip
-SEEDS = ("seed", "seed_init", "seed_order", "seed_augment")
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+SEED_COLUMNS = ("seed", "seed_init", "seed_order", "seed_augment")
+DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LARGEST_FIGURE = 1e6  # larger test figures, and figures that are no numbers, are not shown
-HUB = "https://huggingface.co/datasets"
+HUB_ADDRESS = "https://huggingface.co/datasets"
 PICTURE_INCHES = (9.6, 3.5)
 FEWEST_BARS = 8  # a histogram with fewer bars is drawn as narrow as if it had so many
 README = "README.md"
 EXAMPLE_MEMBERS = 5  # number of members that the examples load, if the collection has so many
 # The architectures and images of the package; importing them takes torch.
-NETS = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
+ARCHITECTURE_NAMES = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
 IMAGE_SETS = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "photos", "svhn", "tiny-imagenet")
 _TEMPLATES = Path(__file__).parents[1] / "cards"
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
@@ -73,8 +73,20 @@ _MARKER = re.compile(
     r"<!-- Written by checkpoints_zoo from the manifests; sha256 of the rest: (?P<digest>[0-9a-f]{64})\. "
     r"Edited, it counts as written by hand\. -->"
 )
-_SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
-_SPDX = {"c-uda-1.0": "c-uda", "odbl-1.0": "odbl", "odc-by-1.0": "odc-by", "pddl-1.0": "pddl", "": "unknown"}
+_SIZE_CATEGORIES = (
+    (10**3, "n<1K"),
+    (10**4, "1K<n<10K"),
+    (10**5, "10K<n<100K"),
+    (10**6, "100K<n<1M"),
+    (10**7, "1M<n<10M"),
+)
+_HUB_NAME_OF_LICENCE = {
+    "c-uda-1.0": "c-uda",
+    "odbl-1.0": "odbl",
+    "odc-by-1.0": "odc-by",
+    "pddl-1.0": "pddl",
+    "": "unknown",
+}
 
 
 def card(
@@ -111,12 +123,12 @@ def card_files(
 
     Arguments and errors are those of `card`.
     """
-    written = {README: card(collections, repo, revision, predictions).encode()}
+    file_contents = {README: card(collections, repo, revision, predictions).encode()}
     for name, (description, rows) in sorted(collections.items()):
-        drawn = picture(name, rows, description)
-        if drawn is not None:
-            written[picture_path(name)] = drawn
-    return written
+        png_bytes = picture(name, rows, description)
+        if png_bytes is not None:
+            file_contents[picture_path(name)] = png_bytes
+    return file_contents
 
 
 def picture_path(name: str) -> str:
@@ -228,7 +240,7 @@ class Section:
 
     def dtypes(self) -> list[str]:
         """Return the names of the weights' dtypes as Markdown code."""
-        return sorted({markdown_code(DTYPES.get(d, d)) for d in self.members["dtype"] if d})
+        return sorted({markdown_code(DTYPE_NAMES.get(d, d)) for d in self.members["dtype"] if d})
 
     def finite(self, column: str) -> list[float]:
         """Return the values of a test figure, without members that have none, NaN or an implausibly large value."""
@@ -242,7 +254,7 @@ class Section:
         text = f"{statistics.fmean(values):.2f}"
         if len(values) > 1:
             text += f" ± {statistics.stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-        return text if len(values) == self.count else f"{text}, of {counted(len(values), 'member')}"
+        return text if len(values) == self.count else f"{text}, of {count_with_noun(len(values), 'member')}"
 
     def first_shard(self) -> str:
         """Return the path of the file that has the first member; "" if that file is no shard."""
@@ -288,7 +300,7 @@ def _metadata(sections: list[Section], repo: str, title: str) -> Markup:
         configs[0]["default"] = True
     data = DatasetCardData(
         pretty_name=one_line(title), tags=_tags(sections), configs=configs,
-        size_categories=[next((size for limit, size in _SIZES if rows < limit), "10M<n<100M")],
+        size_categories=[next((size for limit, size in _SIZE_CATEGORIES if rows < limit), "10M<n<100M")],
         **_license([s.description.licence for s in sections], repo),
     )  # fmt: skip
     return Markup(data.to_yaml())
@@ -297,20 +309,24 @@ def _metadata(sections: list[Section], repo: str, title: str) -> Markup:
 def loading_texts(example: Section, repo: str, revision: str | None) -> dict[str, Markup]:
     """Return the texts on loading a collection, name in the template -> Markdown; "" if a fact is missing."""
     table = [f'"{repo}"', f'"{example.name}"', *([f'revision="{revision}"'] if revision else [])]
-    first = example.first_shard()
-    measured = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
-    where = [repo, revision] if not example.base else example.base.removeprefix("hf://datasets/").split("@")
-    file = [f'"{where[0]}"', _string_literal(first), *([f'revision="{where[1]}"'] if where[1] else [])]
+    first_shard = example.first_shard()
+    has_accuracy = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
+    repo_and_revision = [repo, revision] if not example.base else example.base.removeprefix("hf://datasets/").split("@")
+    file = [
+        f'"{repo_and_revision[0]}"',
+        _string_literal(first_shard),
+        *([f'revision="{repo_and_revision[1]}"'] if repo_and_revision[1] else []),
+    ]
     net, images = example.description.architecture, example.description.dataset
     texts = {
         "name": example.name,
         "address": f"hf://datasets/{repo}{f'@{revision}' if revision else ''}",
         "n": str(min(EXAMPLE_MEMBERS, example.count)),
-        "test_set": markdown_code(images) if measured and images in IMAGE_SETS else "",
-        "own_net": "" if net in NETS else markdown_code(net),
+        "test_set": markdown_code(images) if has_accuracy and images in IMAGE_SETS else "",
+        "own_net": "" if net in ARCHITECTURE_NAMES else markdown_code(net),
         "own_images": "" if images in IMAGE_SETS else markdown_code(images),
         "table_arguments": ", ".join(table),
-        "file_arguments": ", ".join(file) if first else "",
+        "file_arguments": ", ".join(file) if first_shard else "",
         "prefix": tensor_prefix(example.members["member"][0]),
     }
     return {name: Markup(text) for name, text in texts.items()}
@@ -333,7 +349,7 @@ def _tags(sections: Iterable[Section]) -> list[str]:
 def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
     """Return the licence fields of the YAML head: names that the Hub knows, or "other" if it lacks one of them."""
     known_licences = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
-    names = sorted({_SPDX.get(text.strip().lower(), text.strip().lower()) for text in licences})
+    names = sorted({_HUB_NAME_OF_LICENCE.get(text.strip().lower(), text.strip().lower()) for text in licences})
     if known_licences.issuperset(names):
         return {"license": names[0] if len(names) == 1 else names}
     slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(names))[:80].strip("-.") or "see-the-card"
@@ -342,13 +358,15 @@ def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
 
 
 def _summary_text(sections: list[Section]) -> str:
-    contents = counted(sum(s.count for s in sections), "trained network")
+    contents = count_with_noun(sum(s.count for s in sections), "trained network")
     contents += f" in {len(sections)} collections" if len(sections) > 1 else ""
-    elsewhere = [s for s in sections if s.base]
-    if len(elsewhere) == len(sections):
+    sections_with_base = [s for s in sections if s.base]
+    if len(sections_with_base) == len(sections):
         contents = f"Manifests of {contents}, whose weights lie in another repo"
     else:
-        contents = f"The weights of {contents}, as safetensors{', some of them in another repo' if elsewhere else ''}"
+        contents = (
+            f"The weights of {contents}, as safetensors{', some of them in another repo' if sections_with_base else ''}"
+        )
     return (
         f"{contents}. A collection has a manifest: a Parquet table with a row for each member (one network), or each "
         "snapshot of one. It says what the member is, where its bytes lie, and what is known of its training and its "
@@ -367,8 +385,8 @@ def _table_row(s: Section) -> str:
 
 
 def _spread_note(sections: Iterable[Section]) -> str:
-    several = any(len(s.finite("test_accuracy")) > 1 for s in sections)
-    return "mean ± standard deviation (lowest to highest)" if several else ""
+    has_spread = any(len(s.finite("test_accuracy")) > 1 for s in sections)
+    return "mean ± standard deviation (lowest to highest)" if has_spread else ""
 
 
 def _citations(sections: Iterable[Section]) -> Iterable[str]:
@@ -377,8 +395,8 @@ def _citations(sections: Iterable[Section]) -> Iterable[str]:
     for s in sections:
         if s.description.citation.strip():
             names.setdefault(s.description.citation, []).append(f"`{s.name}`")
-    for text, cited in names.items():
-        yield f"{', '.join(cited)}:\n\n{markdown_block(text)}"
+    for text, collection_names in names.items():
+        yield f"{', '.join(collection_names)}:\n\n{markdown_block(text)}"
 
 
 def collection_texts(s: Section) -> dict[str, Markup]:
@@ -411,14 +429,14 @@ def collection_texts(s: Section) -> dict[str, Markup]:
 def _members_sentence(s: Section) -> str:
     """Return a sentence on the number of members and the method that made them."""
     methods = {m for m in s.members["method"] if m is not None}
-    many = counted(s.count, "member")
+    members_text = count_with_noun(s.count, "member")
     if None in s.members["method"] or not methods:
-        return f"{many}."
+        return f"{members_text}."
     if methods == {"independent"}:
-        return f"{many}, trained independently of each other." if s.count > 1 else f"{many}."
+        return f"{members_text}, trained independently of each other." if s.count > 1 else f"{members_text}."
     runs = len(set(s.members["run"]) - {None})
-    where = f", from {counted(runs, 'run')}" if runs else ""
-    return f"{many}, by method: {summarize_values(s.members['method'])}{where}."
+    where = f", from {count_with_noun(runs, 'run')}" if runs else ""
+    return f"{members_text}, by method: {summarize_values(s.members['method'])}{where}."
 
 
 def _stored_sentence(s: Section) -> str:
@@ -432,7 +450,7 @@ def _stored_sentence(s: Section) -> str:
         return text
     sizes: dict[str, int] = {}
     for t in layouts[0].tensors:
-        dtype = DTYPES.get(t.dtype, t.dtype)
+        dtype = DTYPE_NAMES.get(t.dtype, t.dtype)
         sizes[dtype] = sizes.get(dtype, 0) + math.prod(t.shape)
     values = " and ".join(f"{n:,} {markdown_code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
     return f"{text} A member is stored as {values} values, {format_bytes(layouts[0].nbytes)}."
@@ -445,7 +463,7 @@ def _place_sentence(s: Section) -> str:
         commit = s.base.partition("@")[2]
         text.append(
             f"The weights are not in this repo, which holds their manifest: they lie in "
-            f"[{markdown_text(s.base_repo)}]({HUB}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
+            f"[{markdown_text(s.base_repo)}]({HUB_ADDRESS}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
         )
     if any(layout.header_nbytes for layout in s.layouts()):
         paths = sorted({p for p in s.members["path"] if p})
@@ -461,7 +479,7 @@ def _unmeasured_sentence(s: Section) -> str:
 
 def _figure_rows(s: Section) -> Iterable[str]:
     """Yield a table row for each known test figure."""
-    for name in FIGURES:
+    for name in FIGURE_COLUMNS:
         values = s.finite(name)
         if values:
             spread = f"{statistics.stdev(values):.4g}" if len(values) > 1 else "-"
@@ -471,7 +489,7 @@ def _figure_rows(s: Section) -> Iterable[str]:
 
 def _measured_sentence(s: Section) -> str:
     """Return a sentence on how the test figures were measured; "" if there are none."""
-    measured_figures = [name for name in FIGURES if name.startswith("test_") and s.finite(name)]
+    measured_figures = [name for name in FIGURE_COLUMNS if name.startswith("test_") and s.finite(name)]
     if not measured_figures:
         return ""
     sets = [
@@ -490,7 +508,7 @@ def _measured_sentence(s: Section) -> str:
 
 def _training_rows(s: Section) -> Iterable[str]:
     """Yield a table row for each column on the training that has values."""
-    for name in TRAINING:
+    for name in TRAINING_COLUMNS:
         values = s.members[name]
         if name == "created":
             values = [None if v is None else datetime.fromtimestamp(v, UTC).date().isoformat() for v in values]
@@ -519,11 +537,15 @@ def _left_out_sentences(s: Section) -> str:
         if not positions:
             continue
         reasons = Counter(s.column["reason"][i] or "" for i in positions).most_common()
-        reasons_given = [f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:MOST_LISTED]]
-        more = sum(n for _, n in reasons[MOST_LISTED:])
+        reasons_given = [
+            f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LARGEST_LISTED_COUNT]
+        ]
+        more = sum(n for _, n in reasons[LARGEST_LISTED_COUNT:])
         members = first_values(sorted({s.column["member"][i] for i in positions}))
         reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])
-        text.append(f"{counted(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}.")
+        text.append(
+            f"{count_with_noun(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}."
+        )
     return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
 
 
@@ -535,13 +557,14 @@ def _snapshots_sentence(s: Section) -> str:
     members = len({s.column["member"][i] for i in positions})
     epochs = sorted({s.column["epoch"][i] for i in positions})
     return (
-        f"Beside the final weights there are {counted(len(positions), 'snapshot')} of {counted(members, 'member')}, "
-        f"at epoch {first_values(epochs)}: `zoo.load(…, snapshots=True)` selects them too."
+        f"Beside the final weights there are {count_with_noun(len(positions), 'snapshot')} "
+        f"of {count_with_noun(members, 'member')}, at epoch {first_values(epochs)}: "
+        "`zoo.load(…, snapshots=True)` selects them too."
     )
 
 
 def _seeds_sentence(s: Section) -> str:
-    known_seeds = [name for name in SEEDS if s.count and None not in s.members[name]]
+    known_seeds = [name for name in SEED_COLUMNS if s.count and None not in s.members[name]]
     return (
         f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known_seeds)}."
         if known_seeds
@@ -566,7 +589,7 @@ def _hashes_sentence(s: Section) -> str:
 def _predictions_sentence(s: Section) -> str:
     if not s.predictions:
         return ""
-    sets = first_few([markdown_code(name) for name in s.predictions], MOST_LISTED)
+    sets = first_few([markdown_code(name) for name in s.predictions], LARGEST_LISTED_COUNT)
     return (
         f"Logits of its members are stored too, under the names {sets}: "
         f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
@@ -599,7 +622,7 @@ def draw_histograms(section: Section) -> Figure:
     figure = Figure(
         figsize=PICTURE_INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     )
-    title = f"{section.name}: {counted(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
+    title = f"{section.name}: {count_with_noun(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
     figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
     panels = figure.add_gridspec(1, 2 if losses else 1)
     _histogram(
@@ -612,8 +635,8 @@ def draw_histograms(section: Section) -> Figure:
 
 def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, axis_end: float | None = None) -> None:
     """Draw a histogram of values, a line at their mean, and marks at the smallest and the largest value."""
-    sides = histogram_edges(values)
-    heights, *_ = axes.hist(values, sides, color=colour, alpha=0.85, edgecolor="white")
+    bin_edges = histogram_edges(values)
+    heights, *_ = axes.hist(values, bin_edges, color=colour, alpha=0.85, edgecolor="white")
     mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
     digits = max(1, 1 - math.floor(math.log10(spread))) if spread > mean * 1e-9 else None
     number_texts = [
@@ -622,15 +645,15 @@ def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, axi
     mean_text = f"mean {number_texts[0]}" + (f", standard deviation {number_texts[1]}" if digits is not None else "")
     axes.axvline(mean, ymax=0.75, color=RED, linewidth=2, label=mean_text)
     if digits is not None:
-        ends = [min(values), max(values)]
+        extreme_values = [min(values), max(values)]
         text = f"lowest {number_texts[2]}, highest {number_texts[3]}"
-        axes.plot(ends, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
+        axes.plot(extreme_values, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
     axes.set(xlabel=label, ylabel="members", ylim=(0, max(heights) / 0.75))
-    if len(sides) <= FEWEST_BARS:
-        middle, half = (sides[0] + sides[-1]) / 2, (sides[1] - sides[0]) * FEWEST_BARS / 2
-        axes.set_xlim(middle - half, middle + half)
+    if len(bin_edges) <= FEWEST_BARS:
+        middle, half_width = (bin_edges[0] + bin_edges[-1]) / 2, (bin_edges[1] - bin_edges[0]) * FEWEST_BARS / 2
+        axes.set_xlim(middle - half_width, middle + half_width)
     if axis_end is not None:
-        axes.set_xlim(right=min(axes.get_xlim()[1], max(axis_end, sides[-1])))
+        axes.set_xlim(right=min(axes.get_xlim()[1], max(axis_end, bin_edges[-1])))
     axes.locator_params(axis="y", integer=True)
     axes.locator_params(axis="x", nbins=6)
     axes.ticklabel_format(axis="x", useOffset=False)

@@ -23,8 +23,12 @@ from checkpoints_zoo.sources.source import Source, open_source
 
 Say = Callable[[str], object]
 RESERVED_FOLDERS = ("manifests", "predictions", "cards")  # `publish` writes their files: members' bytes lie elsewhere
-SHARDS, TABLES, PICTURES = (".safetensors",), (".parquet", ".json"), (".png", ".jpg", ".jpeg", ".svg")
-MOST_SHOWN = 3  # problems that an error text names
+SHARD_SUFFIXES, TABLE_SUFFIXES, PICTURE_FORMATS = (
+    (".safetensors",),
+    (".parquet", ".json"),
+    (".png", ".jpg", ".jpeg", ".svg"),
+)
+LARGEST_SHOWN_COUNT = 3  # problems that an error text names
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class File:
 
     @classmethod
     def of(cls, inside: str, content: bytes | Path) -> File:
-        """Hash the content; return the file for the repo.
+        """Hash the content of a file; return the file for the repo.
 
         >>> File.of("README.md", b"# Mine").sha256[:16]
         'dd2de6b935cbf72d'
@@ -68,7 +72,7 @@ class File:
         """Check that the file on disk is still the file that was hashed.
 
         Raises:
-            DamagedError: the file was changed or replaced since.
+            DamagedError: the file was changed or replaced after it was hashed.
         """
         if isinstance(self.content, Path) and (not self.content.is_file() or file_stamp(self.content) != self.stamp):
             raise DamagedError(
@@ -94,7 +98,7 @@ class Folder:
 
     @cached_property
     def shards(self) -> dict[str, Path]:
-        """The files that rows name: path in the repo -> path on disk."""
+        """The files that manifest rows name: path in the repo -> path on disk."""
         paths = [c.rows.column("path").to_pylist() for c in self.collections if not c.base]
         return {
             inside: self.source.local_path(inside)
@@ -105,7 +109,7 @@ class Folder:
     def sets(self) -> tuple[PredictionSet, ...]:
         """The sets of stored predictions in the folder, also of collections that the folder lacks."""
         paths = (p.split("/") for p in self._list_below("predictions"))
-        names = [parts[1:3] for parts in paths if len(parts) == 4 and parts[3] == prediction_sets.TABLE]
+        names = [parts[1:3] for parts in paths if len(parts) == 4 and parts[3] == prediction_sets.MANIFEST_FILE]
         return tuple(prediction_sets.read_set(self.source, *name) for name in names)
 
     @cached_property
@@ -113,19 +117,19 @@ class Folder:
         """The shards, manifests and descriptions of stored predictions: path in the repo -> path on disk."""
         paths: set[str] = set()
         for stored in self.sets:
-            folder = prediction_sets.folder_of(stored.facts.collection, stored.facts.set)
-            paths |= {f"{folder}/{file}" for file in (prediction_sets.TABLE, prediction_sets.DESCRIPTION)}
+            folder = prediction_sets.set_folder(stored.facts.collection, stored.facts.set)
+            paths |= {f"{folder}/{file}" for file in (prediction_sets.MANIFEST_FILE, prediction_sets.DESCRIPTION_FILE)}
             paths |= set(stored.rows.column("path").to_pylist())
         return {inside: self.source.local_path(inside) for inside in sorted(paths)}
 
     @cached_property
     def pictures(self) -> list[str]:
         """The paths of pictures in the folder `cards`."""
-        return [p for p in self._list_below("cards") if p.endswith(PICTURES)]
+        return [p for p in self._list_below("cards") if p.endswith(PICTURE_FORMATS)]
 
     def tables(self) -> dict[str, Path]:
         """Return the manifests and descriptions of the collections: path in the repo -> path on disk."""
-        paths = (f"manifests/{c.name}{suffix}" for c in self.collections for suffix in TABLES)
+        paths = (f"manifests/{c.name}{suffix}" for c in self.collections for suffix in TABLE_SUFFIXES)
         return {inside: self.source.local_path(inside) for inside in paths}
 
     def _list_below(self, folder: str) -> list[str]:
@@ -135,14 +139,15 @@ class Folder:
 
     def ignored(self) -> list[str]:
         """Return the paths of files that are not published; a folder with no published file is one path."""
-        published = {*self.shards, *self.predictions, *self.tables(), "README.md"}
-        folders = {"/".join(p.split("/")[:i]) for p in published for i in range(1, p.count("/") + 1)}
-        return sorted(_unpublished_files(self.source.root, "", published, folders))
+        published_paths = {*self.shards, *self.predictions, *self.tables(), "README.md"}
+        folders = {"/".join(p.split("/")[:i]) for p in published_paths for i in range(1, p.count("/") + 1)}
+        return sorted(_unpublished_files(self.source.root, "", published_paths, folders))
 
 
 @dataclass(frozen=True)
 class LocalCollection:
-    """A collection of the folder. Its `base` is the repo that has its weights, "" if the folder has them."""
+    """A collection of the folder. `base` is the repo that has the collection's weights, "" if the folder has the
+    weights."""
 
     name: str
     description: Description
@@ -162,7 +167,7 @@ def read_folder(folder: str | Path) -> Folder:
         FormatError: a manifest breaks the format, or a row has no hash.
         DamagedError: a path leads out of the folder.
     """
-    if str(folder).startswith(hub.SCHEME):
+    if str(folder).startswith(hub.ADDRESS_SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
     source = open_source(folder, "")
     names = sorted(p.stem for p in (source.root / "manifests").glob("*.parquet"))
@@ -231,7 +236,7 @@ def _unpublished_files(root: Path, inside: str, published: set[str], folders: se
 
 
 def hash_files(files: Mapping[str, Path]) -> list[File]:
-    """Hash files on disk, given as path in the repo -> path on disk; return them for the repo."""
+    """Hash files on disk, passed as path in the repo -> path on disk; return the files for the repo."""
     return [File.of(inside, path) for inside, path in files.items()]
 
 
@@ -250,11 +255,11 @@ def check_ranges(folder: Folder) -> None:
                     ranges.setdefault(path, []).append((offset, offset + nbytes, member, collection.name))
     for path, file_ranges in ranges.items():
         size = folder.shards[path].stat().st_size
-        furthest = (0, 0, -1, "")  # the range that ends last so far: start, end, member, collection
+        last_range = (0, 0, -1, "")  # the range that ends last so far: start, end, member, collection
         for start, end, member, name in sorted(file_ranges):
             problem = f"a file of {size:,} bytes" if end > size else ""
-            if start < furthest[1] and (start, end) != furthest[:2]:
-                problem = f"member {furthest[2]} of {furthest[3]} at {furthest[0]:,} to {furthest[1]:,}"
+            if start < last_range[1] and (start, end) != last_range[:2]:
+                problem = f"member {last_range[2]} of {last_range[3]} at {last_range[0]:,} to {last_range[1]:,}"
             if problem:
                 raise DamagedError(
                     f"member {member} of {name} in file {path}",
@@ -264,7 +269,7 @@ def check_ranges(folder: Folder) -> None:
                     member=member,
                     path=path,
                 )
-            furthest = max(furthest, (start, end, member, name), key=lambda file_range: file_range[1])
+            last_range = max(last_range, (start, end, member, name), key=lambda file_range: file_range[1])
 
 
 def check(folder: Folder, say: Say, finite: bool) -> None:
@@ -281,9 +286,9 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
     problems: list[Problem] = []
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for collection in folder.collections:
-        ok = [status == "ok" for status in collection.rows.column("status").to_pylist()]
-        claimed = collection.rows.column("sha256").to_pylist()
-        compared_hashes = [digest if good else None for digest, good in zip(claimed, ok, strict=True)]
+        is_ok = [status == "ok" for status in collection.rows.column("status").to_pylist()]
+        expected_hashes = collection.rows.column("sha256").to_pylist()
+        compared_hashes = [digest if good else None for digest, good in zip(expected_hashes, is_ok, strict=True)]
         if collection.base:
             problems += shard_files.find_duplicates([(collection.name, collection.rows, compared_hashes)])
             continue
@@ -293,7 +298,7 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
         locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)
         for i, location in zip(positions, locations, strict=True):
-            problems += _member_problems(collection.name, location, claimed[i], finite and ok[i])
+            problems += _member_problems(collection.name, location, expected_hashes[i], finite and is_ok[i])
     raise_problems(folder.source.display_name, problems + shard_files.find_duplicates(hashes))
     raise_problems(
         folder.source.display_name,
@@ -301,16 +306,17 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
     )
 
 
-def _member_problems(name: str, location: Location, claimed: str, finite: bool) -> list[Problem]:
-    problems, _ = shard_files.check_bytes(location, claimed, finite)
+def _member_problems(name: str, location: Location, expected_hash: str, finite: bool) -> list[Problem]:
+    problems, _ = shard_files.check_bytes(location, expected_hash, finite)
     return [Problem(name, location.member, kind, text) for kind, text in problems]
 
 
 def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
-    """Check a set of predictions, and that they come from the weights of the folder's collection if it has it."""
+    """Check a set of predictions; if the folder has the collection, also check that the predictions come from its
+    weights."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((c.rows for c in folder.collections if c.name == stored.facts.collection), None)
-    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weights_of(rows), finite)
+    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weight_hashes(rows), finite)
 
 
 def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:
@@ -325,8 +331,8 @@ def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:
     """
     if not problems:
         return
-    first_problems = " ".join(str(p) for p in problems[:MOST_SHOWN])
-    more = f" And {len(problems) - MOST_SHOWN:,} more." if len(problems) > MOST_SHOWN else ""
+    first_problems = " ".join(str(p) for p in problems[:LARGEST_SHOWN_COUNT])
+    more = f" And {len(problems) - LARGEST_SHOWN_COUNT:,} more." if len(problems) > LARGEST_SHOWN_COUNT else ""
     raise DamagedError(
         f"members of source {folder_name}",
         expected="what their manifest says",

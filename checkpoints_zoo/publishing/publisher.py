@@ -1,7 +1,8 @@
 """Publish a folder as a data set repo of the Hub: checked first, resumable, and consistent at every commit.
 
-Shards are uploaded before the manifests that name them. So a reader of the repo never sees a row without its bytes,
-even if a publication is interrupted. A second call continues it; a call after the end uploads nothing.
+Shards are uploaded before the manifests that name them. A reader of the repo therefore never sees a row without its
+bytes, even if a publication is interrupted. A second call continues an interrupted publication; after a complete
+publication, a call uploads nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import yaml
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
 from checkpoints_zoo.formats.text import first_few, whole_number
-from checkpoints_zoo.predictions.prediction_sets import TABLE
+from checkpoints_zoo.predictions.prediction_sets import MANIFEST_FILE
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.publishing.cards import README, is_generated
 from checkpoints_zoo.publishing.folder import (
-    SHARDS,
+    SHARD_SUFFIXES,
     File,
     Folder,
     LocalCollection,
@@ -51,23 +52,24 @@ from checkpoints_zoo.sources.source import open_source
 COMMIT_BYTES = 20_000_000_000
 COMMIT_FILES = 100
 _COMMIT = re.compile("[0-9a-f]{7,64}")
-_FRONT = re.compile(r"\A---\r?\n(.*?\r?\n)?---\r?\n?(.*)", re.DOTALL)
+_YAML_HEAD = re.compile(r"\A---\r?\n(.*?\r?\n)?---\r?\n?(.*)", re.DOTALL)
 _TAG = re.compile(r"(?!.*(?:\.\.|//|\.lock(?:/|$)|[./]$))[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The files that a publication will upload, and the branch that they go to.
+    """The files that a publication will upload, and the branch to which they are uploaded.
 
     Args:
         repo: address of the repo.
-        branch: branch that gets the commits, in its state when the plan was made; it has no head if there is no repo.
+        branch: branch that gets the commits, as it was when the plan was made; its head is "" if the repo does not
+            exist.
         opens: whether a new pull request is opened for the commits.
         private: whether a new repo is made private.
         shards: shards to be uploaded, one group per commit.
         last: card, descriptions and manifests to be uploaded, all in the last commit.
-        there: files that the repo has already.
-        unnamed: paths of shards in the repo that no row names any more; they stay.
+        there: files that the repo has already, and that are not uploaded.
+        unnamed: paths of shards in the repo that no manifest row names any more; these shards stay.
         ignored: paths of files in the folder that are not published.
         tag: name of a git tag for the last commit; None for no tag.
         to_come: checks that a dry run leaves out, one line of text per check.
@@ -200,8 +202,8 @@ def publish(
             _check_base(remote, collection)
     own_readme = _readme_by_hand(local, remote, main)
     check(local, say, finite=not dry_run)
-    shards = hash_files({**local.shards, **{p: x for p, x in local.predictions.items() if p.endswith(SHARDS)}})
-    tables = {p: x for p, x in local.predictions.items() if not p.endswith(SHARDS)}
+    shards = hash_files({**local.shards, **{p: x for p, x in local.predictions.items() if p.endswith(SHARD_SUFFIXES)}})
+    tables = {p: x for p, x in local.predictions.items() if not p.endswith(SHARD_SUFFIXES)}
     last_files = [*(own_readme or _make_card(local, remote, main)), *hash_files({**local.tables(), **tables})]
     plan = _make_plan(local, remote, main, shards, last_files, tag, private)
     if create_pr and plan.files:
@@ -273,10 +275,10 @@ def _taken_tag(remote: Remote, tag: str | None, tagged_commit: str, other_commit
 
 
 def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
-    """Return the folder's README and its pictures if it was written by hand; [] if a card is to be made.
+    """Return the folder's README and its pictures if the README was written by hand; [] if a card is to be made.
 
     Raises:
-        UsageError: the README does not name every manifest; or only the repo has one that was written by hand.
+        UsageError: the README does not name every manifest; or only the repo has a README that was written by hand.
     """
     path = folder.source.root / README
     if path.is_file():
@@ -291,7 +293,7 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
             return [File.of(p, folder.source.local_path(p)) for p in (README, *pictures)]
     if README in branch.tree:
         text = fetch_file(Repo(remote.id, branch.head), README).read_text(encoding="utf-8", errors="replace")
-        match = _FRONT.match(text)
+        match = _YAML_HEAD.match(text)
         if not is_generated(text) and (match[2] if match else text).strip():
             raise UsageError(
                 f"{README} of {remote.label}",
@@ -307,7 +309,7 @@ def _check_configs(text: str, names: Sequence[str], path: Path) -> None:
     """Check that a README's YAML names every manifest; the Hub's viewer and `datasets.load_dataset` need the names."""
     known_configs, problem = set(), ""
     try:
-        match = _FRONT.match(text)
+        match = _YAML_HEAD.match(text)
         configs = (yaml.safe_load((match[1] if match else "") or "") or {}).get("configs") or []
         known_configs = {(c["config_name"], file) for c in configs for file in _paths_in(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
@@ -354,7 +356,7 @@ def _prediction_names(folder: Folder, branch: Branch) -> dict[str, set[str]]:
     all_parts = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
     sets: dict[str, set[str]] = {}
     for parts in all_parts:
-        if len(parts) == 4 and parts[3] == TABLE:
+        if len(parts) == 4 and parts[3] == MANIFEST_FILE:
             sets.setdefault(parts[1], set()).add(parts[2])
     return sets
 
@@ -369,14 +371,22 @@ def _make_plan(
     private: bool,
 ) -> Plan:
     missing, present_files = _split_by_presence(shards, branch, remote.label)
-    missing_last, there_last = _split_by_presence(files_sent_last, branch, remote.label)
-    changed = [f for f in missing_last if not (f.inside.endswith(".png") and f.inside in branch.tree)]
-    if not changed and not missing:  # only pictures differ: another version of matplotlib drew them
-        missing_last, there_last = [], files_sent_last
+    missing_last_files, present_last_files = _split_by_presence(files_sent_last, branch, remote.label)
+    changed_files = [f for f in missing_last_files if not (f.inside.endswith(".png") and f.inside in branch.tree)]
+    if not changed_files and not missing:  # only pictures differ: another version of matplotlib drew them
+        missing_last_files, present_last_files = [], files_sent_last
     return Plan(
-        remote.label, branch, False, private, tuple(_group_into_commits(missing)), tuple(missing_last),
-        (*present_files, *there_last), tuple(_unnamed_shards(folder, branch.tree)), tuple(folder.ignored()), tag,
-    )  # fmt: skip
+        remote.label,
+        branch,
+        False,
+        private,
+        tuple(_group_into_commits(missing)),
+        tuple(missing_last_files),
+        (*present_files, *present_last_files),
+        tuple(_unnamed_shards(folder, branch.tree)),
+        tuple(folder.ignored()),
+        tag,
+    )
 
 
 def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tuple[list[File], list[File]]:
@@ -390,7 +400,7 @@ def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tup
     for file in files:
         (present_files if branch.has(file) else missing).append(file)
     for file in missing:
-        if file.inside in branch.tree and file.inside.endswith(SHARDS):
+        if file.inside in branch.tree and file.inside.endswith(SHARD_SUFFIXES):
             raise UsageError(
                 f"file {file.inside}",
                 expected="a name of its own, since readers of the repo go by it",
@@ -419,14 +429,14 @@ def _unnamed_shards(folder: Folder, tree: Tree) -> list[str]:
     return sorted(path for path in tree if path.startswith(shard_folders) and path not in folder.shards)
 
 
-def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Say) -> Published:
+def _carry_out(remote: Remote, plan: Plan, folder: Folder, is_tagged: bool, say: Say) -> Published:
     """Upload the files of a plan; return the result of the publication.
 
     Args:
         remote: repo that the plan was made for.
         plan: plan to carry out.
         folder: folder whose rows are checked against the repo before the last commit.
-        tagged: whether the tag is on the head already.
+        is_tagged: whether the branch's newest commit already has the tag.
         say: function that is called with a line of text for each commit.
 
     Raises:
@@ -440,17 +450,17 @@ def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Sa
     title = _title_of(folder)
     groups = [*plan.shards, *([plan.last] if plan.last else [])]
     shard_files = [f for f in (*plan.there, *plan.files) if f.inside in folder.shards]
-    for at, files in enumerate(groups, 1):
+    for number, files in enumerate(groups, 1):
         is_last = files is plan.last
         if is_last:
             _check_rows(folder, shard_files, branch.tree, remote.label)
             _check_unchanged([f for f in plan.there if f.inside in folder.tables()])
         size = sum(file.size for file in files)
-        say(f"commit {at} of {len(groups)}: {len(files)} file{'s' * (len(files) > 1)}, {size:,} bytes …")
+        say(f"commit {number} of {len(groups)}: {len(files)} file{'s' * (len(files) > 1)}, {size:,} bytes …")
         name = title if is_last or opens else f"{title}: weights"
         branch, opens = _commit(remote, branch, name, files, opens), False
     _check_rows(folder, shard_files, branch.tree, remote.label)
-    if plan.tag is not None and not tagged:
+    if plan.tag is not None and not is_tagged:
         _set_tag(remote, plan.tag, branch.head)
     return Published(
         plan.repo, branch.head, remote.url(branch.name), len(plan.files), plan.bytes, len(plan.there),
@@ -459,7 +469,7 @@ def _carry_out(remote: Remote, plan: Plan, folder: Folder, tagged: bool, say: Sa
 
 
 def _title_of(folder: Folder) -> str:
-    """Return the title of the last commit; the pull request has the same title and is found by it."""
+    """Return the title of the last commit; the pull request has the same title, by which it is found."""
     names = [collection.name for collection in folder.collections]
     return f"Publish {first_few(names, 3)}"
 
@@ -488,11 +498,11 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
         content = str(file.content) if isinstance(file.content, Path) else file.content
         additions.append(CommitOperationAdd(file.inside, content))
         additions[-1].upload_info.sha256 = bytes.fromhex(file.sha256)  # else the client reads the file once more
-    where: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
+    repo_options: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
     action = f"commit {title!r} to {remote.label}"
     with hub_errors(remote.label, f"upload to {remote.label}"):
         retry_patiently(
-            lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **where), (408,)
+            lambda: remote.api.preupload_lfs_files(remote.id, additions, free_memory=False, **repo_options), (408,)
         )
     _check_unchanged(files)
 
@@ -501,7 +511,7 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
             return pull.name, pull.head  # an earlier attempt opened it, but its answer was lost
         try:
             commit_info = remote.api.create_commit(
-                remote.id, additions, commit_message=title, parent_commit=branch.head, **where
+                remote.id, additions, commit_message=title, parent_commit=branch.head, **repo_options
             )
         except HfHubHTTPError as error:
             if error.response.status_code != 412:
@@ -513,20 +523,20 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
 
     with hub_errors(remote.label, action):
         name, head = remote.call(action, attempt, "write")
-    after = replace(branch, name=name, head=head, tree=remote.tree(head))
-    if missing := [file.inside for file in files if not after.has(file)]:
+    new_branch = replace(branch, name=name, head=head, tree=remote.tree(head))
+    if missing := [file.inside for file in files if not new_branch.has(file)]:
         raise DamagedError(
             f"commit {head[:12]} of {remote.label}",
             expected=f"file {missing[0]} as it was sent",
-            found="another" if missing[0] in after.tree else "no such file",
+            found="another" if missing[0] in new_branch.tree else "no such file",
             do="A .gitignore in the repo may keep it out; publish again",
             path=missing[0],
         )
-    return after
+    return new_branch
 
 
 def _find_landed_commit(remote: Remote, branch: Branch, title: str) -> str | None:
-    """Return the head if it is the requested commit, made by an attempt that was answered by an error; else None."""
+    """Return the newest commit if it is the requested commit, made by an attempt that seemed to fail; else None."""
     commits = remote.api.list_repo_commits(remote.id, revision=branch.name, repo_type="dataset")
     is_own_commit = len(commits) > 1 and (commits[0].title, commits[1].commit_id) == (title, branch.head)
     return commits[0].commit_id if is_own_commit else None
@@ -547,7 +557,7 @@ def _check_unchanged(files: Sequence[File]) -> None:
 
 
 def _set_tag(remote: Remote, tag: str, commit: str) -> None:
-    """Set a tag on a commit; the tag did not exist when the plan was made."""
+    """Set a tag, which did not exist when the plan was made, on a commit."""
 
     def attempt() -> None:
         remote.api.create_tag(remote.id, tag=tag, revision=commit, repo_type="dataset", exist_ok=True)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
 from checkpoints_zoo.publishing.folder import File
 from checkpoints_zoo.sources.hub import (
-    LOGIN,
+    ADDRESS_SCHEME,
+    LOGIN_ADVICE,
     RETRIED_STATUSES,
-    SCHEME,
-    TRY_AGAIN,
+    TRY_AGAIN_ADVICE,
     Repo,
     client_info,
     host,
@@ -82,7 +82,7 @@ class Remote:
 
     @property
     def label(self) -> str:
-        return f"{SCHEME}datasets/{self.id}"
+        return f"{ADDRESS_SCHEME}datasets/{self.id}"
 
     @cached_property
     def api(self) -> HfApi:
@@ -103,16 +103,16 @@ class Remote:
         """Return the current state of a branch; None if there is no such repo."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        def look() -> Any:
+        def ask_hub() -> Any:
             try:
                 return self.api.repo_info(self.id, revision=name, repo_type="dataset")
             except RepositoryNotFoundError:
                 return None
 
-        about = self.call(f"revision {name!r} of {self.label}", look)
-        if about is None:
+        repo_info = self.call(f"revision {name!r} of {self.label}", ask_hub)
+        if repo_info is None:
             return None
-        return Branch(name, about.sha, self.tree(about.sha), bool(about.private))
+        return Branch(name, repo_info.sha, self.tree(repo_info.sha), bool(repo_info.private))
 
     def url(self, branch: str) -> str:
         """Return the address of a branch's web page."""
@@ -122,16 +122,16 @@ class Remote:
     def tree(self, commit: str) -> dict[str, FileInRepo]:
         """Return the files at a commit, by path."""
 
-        def look() -> list[Any]:
+        def ask_hub() -> list[Any]:
             return list(self.api.list_repo_tree(self.id, recursive=True, revision=commit, repo_type="dataset"))
 
-        return _by_path(self.call(f"files of {self.label}", look))
+        return _by_path(self.call(f"files of {self.label}", ask_hub))
 
     def files_of(self, repo: Repo, paths: list[str]) -> dict[str, FileInRepo]:
         """Look up paths in another repo; return the files that exist, by path."""
         found: list[Any] = []
-        for at in range(0, len(paths), PATHS_PER_REQUEST):
-            part = paths[at : at + PATHS_PER_REQUEST]
+        for start in range(0, len(paths), PATHS_PER_REQUEST):
+            part = paths[start : start + PATHS_PER_REQUEST]
 
             def look(part: list[str] = part) -> list[Any]:
                 return list(self.api.get_paths_info(repo.id, part, revision=repo.commit, repo_type="dataset"))
@@ -148,7 +148,7 @@ class Remote:
         """Check that this login may write to the repo, or make it if it does not exist.
 
         Raises:
-            AccessError: the login may not.
+            AccessError: the login may not write to the repo, or make it.
         """
         subject = f"publishing to {self.label}"
         if exists:
@@ -199,7 +199,9 @@ def check_login(label: str) -> None:
 
     check_online(label)
     if get_token() is None:
-        raise AccessError(f"publishing to {label}", expected="a login that may write", found="none", do=f"L{LOGIN[1:]}")
+        raise AccessError(
+            f"publishing to {label}", expected="a login that may write", found="none", do=f"L{LOGIN_ADVICE[1:]}"
+        )
 
 
 def check_online(label: str) -> None:
@@ -220,7 +222,7 @@ def parse_repo(repo: str) -> Remote:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    id = repo.removeprefix(f"{SCHEME}datasets/")
+    id = repo.removeprefix(f"{ADDRESS_SCHEME}datasets/")
     try:
         validate_repo_id(id)
         if id.count("/") == 1:
@@ -252,7 +254,9 @@ def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[
         translated_error = translate_error(cause, label, subject, permission)
         if translated_error is not cause:
             raise translated_error from error
-        raise NetworkError(subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN) from error
+        raise NetworkError(
+            subject, expected=f"{host()} to take it", found=str(cause)[:300], do=TRY_AGAIN_ADVICE
+        ) from error
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Check members against their manifest: bytes, hashes, values, duplicates, claimed accuracy."""
+"""Check members against their manifest: bytes, hashes, values, duplicates, and the accuracy that the manifest
+states."""
 
 from __future__ import annotations
 
@@ -24,26 +25,26 @@ from checkpoints_zoo.errors import (
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
-from checkpoints_zoo.formats.text import counted, first_few
+from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 
-# On another processor rounding may change the predicted class of this many images; more of them are a problem.
-MOST_DIFFERENT_IMAGES = 2
-# Tolerance of recomputed logits, relative to the largest one. Rounding to float16 alone changes a logit by 2**-11;
+# Largest number of images whose predicted class may differ, since rounding differs between processors.
+LARGEST_DIFFERING_COUNT = 2
+# Tolerance of recomputed logits, relative to the largest logit. Rounding to float16 alone changes a logit by 2**-11;
 # members that compute in float16, or from rescaled weights, change it more.
 LOGITS_TOLERANCE = 2**-7
 KEY_COLUMNS = ("member", "epoch")
 # Errors whose cause is the network or this machine.
-UNREACHABLE = (NetworkError, AccessError, StorageError)
-GROUP_SIZE = 256  # members that are fetched together
+CONNECTION_ERRORS = (NetworkError, AccessError, StorageError)
+FETCHED_TOGETHER = 256  # members that are fetched together
 # Errors whose cause is a member's bytes or rows.
 MEMBER_ERRORS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
 def verify(members: Collection, sample: int = 8, data: ImageInput | None = None) -> list[Problem]:
-    """Check members against their manifest; return the problems found, [] for none.
+    """Check members against their manifest; return the problems, [] if there are none.
 
     Each member's tensors must lie at the offset in the manifest, have the sha256 in the manifest and be finite. No two
     members may hold the same weights, except draws of one run of dropout or of one Markov chain. The claimed accuracy
@@ -81,13 +82,13 @@ class Verification:
     Args:
         collection: name of the collection.
         members: number of members selected for the check.
-        nbytes: total size of these members in bytes.
+        nbytes: total size of the selected members in bytes.
         read: number of members whose bytes and values were read.
         hashed: number of members whose hash was compared with the hash in their row.
         measured: number of members whose accuracy was measured again.
         problems: differences from the manifest.
-        impossible: check that could not be made, with its reason -> number of members.
-        error: first error by which members could not be read; None if all were read.
+        impossible: name of a check that could not be made, with the reason -> number of members.
+        error: first error by which members could not be read; None if all members were read.
     """
 
     collection: str
@@ -101,14 +102,14 @@ class Verification:
     error: ZooError | None = None
 
     def lines(self) -> list[str]:
-        """Return lines of text with the number of members per check, and per check that was impossible."""
+        """Return lines of text: the number of members for each check, and for each check that was impossible."""
         of_all = f"of {self.members:,}"
         checks_done = [
             f"bytes and values {self.read:,} {of_all}",
             f"hash {self.hashed:,} {of_all}",
             f"accuracy {self.measured:,} {of_all}",
         ]
-        not_checked = [f"not checked: {check}: {counted(n, 'member')}" for check, n in self.impossible.items()]
+        not_checked = [f"not checked: {check}: {count_with_noun(n, 'member')}" for check, n in self.impossible.items()]
         return [
             f"{self.collection}: checked {', '.join(checks_done)}",
             *(f"{self.collection}: {n}" for n in not_checked),
@@ -118,29 +119,29 @@ class Verification:
 def check_members(members: Collection, sample: int = 8, data: ImageInput | None = None) -> Verification:
     """Check members as `verify` does; return the problems and the numbers of checked members.
 
-    If members can't be downloaded, that is noted in the result and not raised.
+    If members can't be downloaded, the error is stored in the result and not raised.
 
     Args:
-        members, sample, data: same arguments as in `verify`.
+        members, sample, data: the same arguments as in `verify`.
 
     Raises:
-        UsageError: same cases as in `verify`.
+        UsageError: for the same reasons as in `verify`.
     """
-    result, intact = Verification(members.name, len(members), members.nbytes), []
+    result, intact_positions = Verification(members.name, len(members), members.nbytes), []
     custom_data = None if data is None else _match_claims(members, images.of(data))
     hashes = members.rows.column("sha256").to_pylist()
-    actual: list[str | None] = [None] * len(members)
-    positioned: list[tuple[int, Problem]] = []
-    damaged: dict[str, list[int]] = {}
+    actual_hashes: list[str | None] = [None] * len(members)
+    problems_with_position: list[tuple[int, Problem]] = []
+    positions_of_damage: dict[str, list[int]] = {}
     for position, location in enumerate(_locate_in_groups(members) if len(members) else ()):
         try:
             if isinstance(location, ZooError):
                 raise location
-            member_problems, actual[position] = check_bytes(location, hashes[position])
+            member_problems, actual_hashes[position] = check_bytes(location, hashes[position])
         except MEMBER_ERRORS as error:
-            damaged.setdefault(str(error), []).append(position)
+            positions_of_damage.setdefault(str(error), []).append(position)
             continue
-        except UNREACHABLE as error:
+        except CONNECTION_ERRORS as error:
             result.error = result.error or error
             result.impossible["bytes, since they could not be fetched"] += 1
             continue
@@ -148,29 +149,30 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
         result.hashed += hashes[position] is not None
         if hashes[position] is None:
             result.impossible["hash, since the rows have none"] += 1
-        positioned += [
+        problems_with_position += [
             (position, Problem(members.name, members.ids[position], kind, text)) for kind, text in member_problems
         ]
         if not member_problems:
-            intact.append(position)
-    for text, positions in damaged.items():  # one problem per file, with all its members
+            intact_positions.append(position)
+    for text, positions in positions_of_damage.items():  # one problem per file, with all its members
         ids = sorted({members.ids[position] for position in positions})
-        named = "" if len(ids) == 1 else f"members {format_ids([(member, None) for member in ids])}: "
-        problem = Problem(members.name, None if named else ids[0], "bytes", f"{named}{text}")
-        positioned.append((positions[0], problem))
-    result.problems += [problem for _, problem in sorted(positioned, key=itemgetter(0))]
-    known_hashes = [h or claimed for h, claimed in zip(actual, hashes, strict=True)]
+        members_text = "" if len(ids) == 1 else f"members {format_ids([(member, None) for member in ids])}: "
+        problem = Problem(members.name, None if members_text else ids[0], "bytes", f"{members_text}{text}")
+        problems_with_position.append((positions[0], problem))
+    result.problems += [problem for _, problem in sorted(problems_with_position, key=itemgetter(0))]
+    known_hashes = [h or claimed for h, claimed in zip(actual_hashes, hashes, strict=True)]
     result.problems += find_duplicates([(members.name, members.rows, known_hashes)])
-    measure_again(members, intact, sample, result, custom_data)
+    measure_again(members, intact_positions, sample, result, custom_data)
     return result
 
 
 def _match_claims(members: Collection, data: ImageData) -> ImageData:
-    """Check that the manifest claims accuracies on these images; return them in the order of the members' classes."""
+    """Check that the manifest states accuracies on these images; return the images, with labels in the order of the
+    members' classes."""
     names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
-    if arguments.eval_data(data) not in names:
+    if arguments.manifest_image_name(data) not in names:
         raise UsageError(
-            f"images {arguments.eval_data(data)!r} to verify {members.name} on",
+            f"images {arguments.manifest_image_name(data)!r} to verify {members.name} on",
             expected=f"one of the names in its manifest: {', '.join(names[:6]) or 'it has none'}",
             found="another",
             do="If they are the manifest's images, name them so: `zoo.images.of(…, name=…, split=…)`",
@@ -179,89 +181,96 @@ def _match_claims(members: Collection, data: ImageData) -> ImageData:
 
 
 def claimed_images(members: Collection, images_name: str) -> ImageData:
-    """Load images that were named on the command line; return them under the name that the manifest's claims have.
+    """Load images that were named on the command line; return the images, renamed to the image set on which the
+    manifest claims accuracies.
 
     Args:
         members: collection whose manifest claims accuracies.
         images_name: name of an image set, or a folder, file or address with images.
 
     Raises:
-        UsageError: there are no such images; or the claims name none or several image sets that the package lacks.
+        UsageError: there are no such images; or the manifest names no image set that the package lacks, or several.
     """
     data = images.of(images_name)
     names = {str(name) for name in members.rows.column("eval_data").to_pylist() if name}
-    if arguments.eval_data(data) in names:
+    if arguments.manifest_image_name(data) in names:
         return data
-    unknown = sorted(name for name in names if name.split("/")[0] not in images.DATASETS)
-    if len(unknown) != 1 or unknown[0].count("/") != 1:
+    unknown_names = sorted(name for name in names if name.split("/")[0] not in images.DATASETS)
+    if len(unknown_names) != 1 or unknown_names[0].count("/") != 1:
         raise UsageError(
             f"images {images_name} to verify {members.name} on",
             expected="one set of images in the manifest's claims that the package does not have",
-            found=first_few([repr(name) for name in unknown], 3) or "none",
+            found=first_few([repr(name) for name in unknown_names], 3) or "none",
         )
-    name, split = unknown[0].split("/")
+    name, split = unknown_names[0].split("/")
     return replace(data, name=name, split=split)
 
 
 def _locate_in_groups(members: Collection) -> Iterator[Location | ZooError]:
-    """Fetch members in groups; yield each member's location, or the error by which it can't be read."""
-    for start in range(0, len(members), GROUP_SIZE):
-        group = members[start : start + GROUP_SIZE]
+    """Fetch members in groups; yield the location of each member, or the error by which the member can't be read."""
+    for start in range(0, len(members), FETCHED_TOGETHER):
+        group = members[start : start + FETCHED_TOGETHER]
         try:
             yield from _locate(group)
-        except UNREACHABLE as error:
+        except CONNECTION_ERRORS as error:
             for _ in range(start, len(members)):
                 yield error
             return
 
 
 def _locate(members: Collection, first_error: ZooError | None = None) -> Iterator[Location | ZooError]:
-    """Yield the location of each member, or the error by which it can't be read.
+    """Yield the location of each member, or the error by which the member can't be read.
 
     Args:
-        members: members to locate; after an error each half is tried alone, down to the members that cause it.
-        first_error: error that is yielded for each missing member in offline mode; None to use the first that occurs.
+        members: members to locate; after an error each half of the members is tried alone, down to the members that
+            cause the error.
+        first_error: error that is yielded for each missing member in offline mode; None to use the first error that
+            occurs.
     """
     from huggingface_hub import is_offline_mode
 
     try:
         yield from members._locations()
-    except (*MEMBER_ERRORS, *UNREACHABLE) as error:
+    except (*MEMBER_ERRORS, *CONNECTION_ERRORS) as error:
         # In offline mode each half is searched at no cost; with a broken network each attempt would wait for a timeout.
-        if isinstance(error, UNREACHABLE):
+        if isinstance(error, CONNECTION_ERRORS):
             if not is_offline_mode():
                 raise
             first_error = first_error or error
         half = len(members) // 2
         if not half:
-            yield first_error if first_error is not None and isinstance(error, UNREACHABLE) else error
+            yield first_error if first_error is not None and isinstance(error, CONNECTION_ERRORS) else error
         else:
             yield from _locate(members[:half], first_error)
             yield from _locate(members[half:], first_error)
 
 
 def measure_again(
-    members: Collection, intact: Sequence[int], sample: int, result: Verification, custom_data: ImageData | None = None
+    members: Collection,
+    intact_positions: Sequence[int],
+    sample: int,
+    result: Verification,
+    custom_data: ImageData | None = None,
 ) -> None:
     """Measure the claimed accuracy of some members again, and add the outcome to a verification.
 
     Args:
         members: collection with the claimed accuracies.
-        intact: positions of the members whose bytes are right.
+        intact_positions: positions of the members whose bytes are right.
         sample: number of members that are measured, spread evenly over the intact ones; 0 for none.
         result: verification that gets the problems, the number of measured members, and the impossible measurements.
-        custom_data: the caller's images, under the name and split of the claims; None if there are none.
+        custom_data: the user's images, with the name and split that the manifest states; None without such images.
     """
     if sample < 1:
         return
-    custom_images = {} if custom_data is None else {arguments.eval_data(custom_data): custom_data}
-    claimed, claimed_on = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
+    custom_images = {} if custom_data is None else {arguments.manifest_image_name(custom_data): custom_data}
+    claimed_accuracies, images_of_claim = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
     network = members.description.architecture
     has_network = members._architecture is not None or network in ARCHITECTURES
-    measurable = []
-    for position in intact:
-        name = claimed_on[position]
-        if claimed[position] is None:
+    measurable_positions = []
+    for position in intact_positions:
+        name = images_of_claim[position]
+        if claimed_accuracies[position] is None:
             result.impossible["accuracy, since the rows have none"] += 1
         elif not name:
             result.impossible["accuracy, since the rows do not name the images"] += 1
@@ -272,13 +281,14 @@ def measure_again(
                 f"accuracy, since the package does not have the network {network!r} (give it as architecture)"
             ] += 1
         else:
-            measurable.append(position)
+            measurable_positions.append(position)
     sampled_positions = [
-        measurable[i * len(measurable) // min(sample, len(measurable))] for i in range(min(sample, len(measurable)))
+        measurable_positions[i * len(measurable_positions) // min(sample, len(measurable_positions))]
+        for i in range(min(sample, len(measurable_positions)))
     ]
     problems = result.problems
-    for name in sorted({claimed_on[position] for position in sampled_positions}):
-        positions = [position for position in sampled_positions if claimed_on[position] == name]
+    for name in sorted({images_of_claim[position] for position in sampled_positions}):
+        positions = [position for position in sampled_positions if images_of_claim[position] == name]
         data, _, split = name.partition("/")
         if name not in custom_images and split not in images.DATASETS[data]:
             splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
@@ -296,13 +306,14 @@ def measure_again(
                 continue
             result.measured += 1
             accuracy = metrics.accuracy(logits.softmax(-1), image_data.labels).item()
-            if abs(accuracy - claimed[position]) * len(image_data) > MOST_DIFFERENT_IMAGES + 0.5:
-                text = f"expected test accuracy {claimed[position]:.4f} on {name}; found {accuracy:.4f}."
+            if abs(accuracy - claimed_accuracies[position]) * len(image_data) > LARGEST_DIFFERING_COUNT + 0.5:
+                text = f"expected test accuracy {claimed_accuracies[position]:.4f} on {name}; found {accuracy:.4f}."
                 problems.append(Problem(members.name, members.ids[position], "accuracy", text))
 
 
 def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[Problem]:
-    """Check stored predictions against their rows, and the rows against the members' manifest; return the problems.
+    """Check stored predictions against their manifest rows, and the rows against the members' manifest; return the
+    problems.
 
     Each member's logits must lie at the offset in their row, have its sha256, be finite, and come from the weights that
     the collection has. The logits of some selected members are computed again if the package has the images.
@@ -316,20 +327,29 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         SourceNotFound, FormatError: there is no such set, or it can't be read.
         NetworkError, AccessError, StorageError: the bytes can't be downloaded or stored.
     """
-    stored = prediction_sets.read_set(members.source, members.name, name)
+    prediction_set = prediction_sets.read_set(members.source, members.name, name)
     problems = prediction_sets.find_problems(
-        stored, prediction_sets.weights_of(members.source.read_collection(members.name)[1])
+        prediction_set, prediction_sets.weight_hashes(members.source.read_collection(members.name)[1])
     )
-    facts, faulty_members = stored.facts, {problem.member for problem in problems}
+    facts, faulty_members = prediction_set.facts, {problem.member for problem in problems}
     row_of_key = {
-        key: row for row, key in enumerate(zip(*(stored.rows.column(c).to_pylist() for c in KEY_COLUMNS), strict=True))
+        key: row
+        for row, key in enumerate(zip(*(prediction_set.rows.column(c).to_pylist() for c in KEY_COLUMNS), strict=True))
     }
-    checkable = [i for i, key in enumerate(members._keys) if key in row_of_key and key[0] not in faulty_members]
-    if None in faulty_members or facts.split not in images.DATASETS.get(facts.data, ()) or not checkable or sample < 1:
+    checkable_positions = [
+        i for i, key in enumerate(members._keys) if key in row_of_key and key[0] not in faulty_members
+    ]
+    if (
+        None in faulty_members
+        or facts.split not in images.DATASETS.get(facts.data, ())
+        or not checkable_positions
+        or sample < 1
+    ):
         return problems
     image_data = images.load(facts.data, facts.split)
     sampled_positions = [
-        checkable[i * len(checkable) // min(sample, len(checkable))] for i in range(min(sample, len(checkable)))
+        checkable_positions[i * len(checkable_positions) // min(sample, len(checkable_positions))]
+        for i in range(min(sample, len(checkable_positions)))
     ]
     for i in sampled_positions:
         member = members[i : i + 1]

@@ -1,4 +1,5 @@
-"""The member cache: each fetched member is one safetensors file, renamed to its final name once it is whole.
+"""The member cache: each fetched member is one safetensors file, which gets its final name when all its bytes have
+arrived.
 
 $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     a member, shared by all commits with the same bytes
@@ -35,12 +36,13 @@ from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hash_records import HashRecord
 from checkpoints_zoo.sources.hub import cache_root
 
-STALE_SECONDS = 24 * 3600  # Age in seconds from which a temporary file counts as left by a killed process.
+STALE_SECONDS = 24 * 3600  # An older temporary file counts as left by a killed process.
 
 
 @dataclass(frozen=True)
 class CachedRepoSummary:
-    """Summary of one repo's cached members: the repo's name "org/name", the number of members, and their bytes."""
+    """Summary of one repo's cached members: the repo's name "org/name", the number of members, and their number of
+    bytes."""
 
     repo: str
     members: int
@@ -48,7 +50,8 @@ class CachedRepoSummary:
 
 
 def cache_folders(repo: str) -> list[Path]:
-    """Return a repo's folders in the cache, and in the temporary cache that replaces it if it can't be written to."""
+    """Return a repo's folders in the cache, and in the temporary cache that replaces a cache which can't be written
+    to."""
     return [place / hub.folder_name(repo) for place in (cache_root(), *hub.fallback_folders())]
 
 
@@ -58,27 +61,27 @@ def writable_folder(repo: str) -> Path:
     Raises:
         StorageError: the disk is full.
     """
-    place = cache_root() / hub.folder_name(repo)
+    cache_folder = cache_root() / hub.folder_name(repo)
     try:
-        (place / "members").mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place / "members"):
-            return place
+        (cache_folder / "members").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_folder / "members"):
+            return cache_folder
     except OSError as error:
         if error.errno in disk.FULL_ERRORS:
-            raise disk.disk_full(place, error) from error
-        place = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
-    (place / "members").mkdir(parents=True, exist_ok=True)
-    return place
+            raise disk.disk_full_error(cache_folder, error) from error
+        cache_folder = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
+    (cache_folder / "members").mkdir(parents=True, exist_ok=True)
+    return cache_folder
 
 
-def check_room(cache_folder: Path, needed: int) -> None:
+def check_room(cache_folder: Path, needed_nbytes: int) -> None:
     """Check that the disk has free space before anything is fetched.
 
     Raises:
         StorageError: the disk has too little free space.
     """
-    if shortage := disk.shortage_of_room(cache_folder, needed):
-        raise disk.disk_full(cache_folder, OSError(errno.ENOSPC, shortage), needed)
+    if shortage := disk.shortage_of_room(cache_folder, needed_nbytes):
+        raise disk.disk_full_error(cache_folder, OSError(errno.ENOSPC, shortage), needed_nbytes)
 
 
 def header_of(layout: Layout) -> bytes:
@@ -86,23 +89,25 @@ def header_of(layout: Layout) -> bytes:
     return b"" if layout.header_nbytes else shard_header(layout, [""])
 
 
-def member_file_name(etag: str, offset: int, layout: Layout, head: bytes, name_in_archive: str = "") -> str:
+def member_file_name(etag: str, offset: int, layout: Layout, cache_header: bytes, name_in_archive: str = "") -> str:
     """Return the name of a member's cache file, which depends only on the member's bytes and layout.
 
     Args:
         etag, offset: ETag of the file on the Hub that holds the member, and offset of the member's first tensor in it.
-        layout, head: layout of the member, and header of its cache file as `header_of` returns it.
-        name_in_archive: checked name of the member's file in its archive.
+        layout, cache_header: layout of the member, and header of its cache file as `header_of` returns it.
+        name_in_archive: checked name of the member's file in its archive; "" outside archives.
     """
-    tag = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
-    described = (head or json.dumps(layout.to_json()).encode()) + name_in_archive.encode("utf-8", "surrogateescape")
-    return f"{tag}-{offset}-{layout.nbytes}-{hashlib.sha256(described).hexdigest()[:8]}.safetensors"
+    etag_text = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
+    identifying_bytes = (cache_header or json.dumps(layout.to_json()).encode()) + name_in_archive.encode(
+        "utf-8", "surrogateescape"
+    )
+    return f"{etag_text}-{offset}-{layout.nbytes}-{hashlib.sha256(identifying_bytes).hexdigest()[:8]}.safetensors"
 
 
 def find_member(repo: str, name: str, size: int) -> Path | None:
-    """Look for a member's cache file of the right size; return its path, None if there is none."""
-    for place in cache_folders(repo):
-        path = place / "members" / name
+    """Look for a member's cache file of the right size; return the file's path, None if there is no such file."""
+    for cache_folder in cache_folders(repo):
+        path = cache_folder / "members" / name
         try:
             if path.is_file() and path.stat().st_size == size:
                 return path
@@ -127,9 +132,9 @@ def _record_path(cache_folder: Path, commit: str, repo_path: str) -> Path:
 
 def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] | None:
     """Return the recorded ETag and size of a file at a commit, None if there is no record."""
-    for place in cache_folders(repo):
+    for cache_folder in cache_folders(repo):
         try:
-            record = json.loads(_record_path(place, commit, repo_path).read_bytes())
+            record = json.loads(_record_path(cache_folder, commit, repo_path).read_bytes())
             if record["path"] == repo_path and type(record["etag"]) is str and type(record["size"]) is int:
                 return record["etag"], record["size"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -138,7 +143,7 @@ def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] 
 
 
 def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str, size: int) -> None:
-    """Record the ETag and size of a file at a commit, by rename.
+    """Record the ETag and size of a file at a commit; the record is written by rename.
 
     Raises:
         StorageError: the disk is full.
@@ -147,12 +152,12 @@ def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str
         with disk.replace_file(_record_path(cache_folder, commit, repo_path)) as file:
             file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
     except OSError as error:
-        raise disk.disk_full(cache_folder, error) from error
+        raise disk.disk_full_error(cache_folder, error) from error
 
 
 def locked_key(cache_folder: Path, key: str) -> AbstractContextManager[None]:
-    """Hold the lock of a key, such as an ETag, so that only one process fetches the file."""
-    return disk.locked(cache_folder / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
+    """Return a context that holds the lock of a key, such as an ETag, so that only one process fetches the file."""
+    return disk.hold_lock(cache_folder / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
 
 
 class MemberDraft:
@@ -160,24 +165,25 @@ class MemberDraft:
 
     Args:
         path: final path of the file.
-        head: header that is written before the member's bytes.
+        header: bytes of the file's header, written before the member's bytes.
         size: number of bytes of the member that will arrive.
-        before: number of leading bytes that are not stored; they only prove which member the other bytes belong to.
+        count_before: number of leading bytes that are not stored, but only prove which member the other bytes belong
+            to.
     """
 
-    def __init__(self, path: Path, head: bytes, size: int, before: int = 0) -> None:
+    def __init__(self, path: Path, header: bytes, size: int, count_before: int = 0) -> None:
         self.path = path
         self.temporary = disk.temporary_name(path)
-        self._start, self.size, self._left = len(head), size, size
-        self.before = bytearray(before)
+        self._header_nbytes, self.size, self._bytes_left = len(header), size, size
+        self.bytes_before = bytearray(count_before)
         self._lock = threading.Lock()
-        self._head = head
+        self._header = header
         self._file: FileIO | None = None
-        self._at = 0  # Current position in the file.
+        self._position = 0  # Current position in the temporary file.
 
-    def write(self, at: int, piece: bytes) -> bool:
-        """Write bytes at an offset after the header; each byte must be written once. Return whether all bytes have
-        arrived.
+    def write(self, offset: int, piece: bytes) -> bool:
+        """Write a piece of the member at an offset from the member's first byte; return whether all bytes have arrived.
+        Each byte must be written once.
 
         Raises:
             StorageError: the disk is full.
@@ -185,27 +191,29 @@ class MemberDraft:
         with self._lock:
             try:
                 if self._file is None:
-                    self._file, self._at = FileIO(self.temporary, "w+"), self._start
-                    _write_all(self._file, self._head)
-                skipped = max(0, min(len(piece), len(self.before) - at))
-                self.before[at : at + skipped] = piece[:skipped]
-                if stored := piece[skipped:]:
-                    begin = self._start + at + skipped - len(self.before)
-                    if begin != self._at:  # Most pieces continue at the current position and need no seek.
-                        self._file.seek(begin)
-                    _write_all(self._file, stored)
-                    self._at = begin + len(stored)
+                    self._file, self._position = FileIO(self.temporary, "w+"), self._header_nbytes
+                    _write_all(self._file, self._header)
+                skipped_nbytes = max(0, min(len(piece), len(self.bytes_before) - offset))
+                self.bytes_before[offset : offset + skipped_nbytes] = piece[:skipped_nbytes]
+                if stored_piece := piece[skipped_nbytes:]:
+                    file_offset = self._header_nbytes + offset + skipped_nbytes - len(self.bytes_before)
+                    if (
+                        file_offset != self._position
+                    ):  # Most pieces continue at the current position, so that no seek is needed.
+                        self._file.seek(file_offset)
+                    _write_all(self._file, stored_piece)
+                    self._position = file_offset + len(stored_piece)
             except OSError as error:
-                raise disk.disk_full(self.path.parent, error, self.size) from error
-            self._left -= len(piece)
-            return self._left == 0
+                raise disk.disk_full_error(self.path.parent, error, self.size) from error
+            self._bytes_left -= len(piece)
+            return self._bytes_left == 0
 
     def content(self) -> memoryview:
         """Return the written bytes of the file as a memory map."""
         with self.temporary.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
-    def keep(self, digest: str) -> None:
+    def store_under_final_name(self, digest: str) -> None:
         """Write the file's bytes to the disk, rename the file to its final name, and record its hash.
 
         Args:
@@ -222,7 +230,7 @@ class MemberDraft:
                 shutil.rmtree(self.path)
             self.temporary.replace(self.path)
         except OSError as error:
-            raise disk.disk_full(self.path.parent, error, self.size) from error
+            raise disk.disk_full_error(self.path.parent, error, self.size) from error
         record = HashRecord(self.path, record_path(self.path))
         record.add("", digest)
         record.save()
@@ -232,7 +240,7 @@ class MemberDraft:
         with self._lock:
             self._close()
             self.temporary.unlink(missing_ok=True)
-            self._left = self.size
+            self._bytes_left = self.size
 
     def _close(self) -> None:
         if self._file is not None:
@@ -258,12 +266,14 @@ def delete_stale(cache_folder: Path) -> None:
 
 def cached_repos() -> list[CachedRepoSummary]:
     """List the repos with cached members; return a summary of each."""
-    lines = []
-    for place in sorted(cache_root().glob("datasets--*--*")):
-        sizes = [p.stat().st_size for p in (place / "members").glob("*.safetensors") if not p.name.startswith(".")]
+    summaries = []
+    for repo_folder in sorted(cache_root().glob("datasets--*--*")):
+        sizes = [
+            p.stat().st_size for p in (repo_folder / "members").glob("*.safetensors") if not p.name.startswith(".")
+        ]
         if sizes:
-            lines.append(CachedRepoSummary("/".join(place.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
-    return lines
+            summaries.append(CachedRepoSummary("/".join(repo_folder.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
+    return summaries
 
 
 def delete_members(repo: str | None = None) -> int:
@@ -271,20 +281,20 @@ def delete_members(repo: str | None = None) -> int:
 
     Files that are being fetched stay; files that a process has open stay readable to it.
     """
-    freed = 0
-    for place in (
+    freed_nbytes = 0
+    for repo_folder in (
         sorted(cache_root().glob("datasets--*--*")) if repo is None else [cache_root() / hub.folder_name(repo)]
     ):
-        for path in (place / "members").glob("*.safetensors"):
+        for path in (repo_folder / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue
             size = path.stat().st_size
             path.unlink(missing_ok=True)
-            freed += size
-        delete_stale(place)
-        for path in (place / "unpacked").glob("*.tar"):
-            freed += path.stat().st_size
+            freed_nbytes += size
+        delete_stale(repo_folder)
+        for path in (repo_folder / "unpacked").glob("*.tar"):
+            freed_nbytes += path.stat().st_size
             path.unlink(missing_ok=True)
         for folder in ("files", "folders", "indexes", "records"):
-            shutil.rmtree(place / folder, ignore_errors=True)
-    return freed
+            shutil.rmtree(repo_folder / folder, ignore_errors=True)
+    return freed_nbytes

@@ -1,7 +1,7 @@
 """Copying of members from any source into a folder, which becomes a source too.
 
-Shards are written first, by rename, then the description, and the manifest last. So the earlier content of the folder
-stays readable, and after an interruption the next copy reuses the finished shards.
+Shards are written first, by rename, then the description, and the manifest last. The earlier content of the folder
+therefore stays readable, and after an interruption the next copy reuses the finished shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.selection import Key, format_ids
+from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, shard_header, tensor_prefix
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.source import FolderSource, SelectedMembers
@@ -30,66 +30,66 @@ Row = dict[str, Any]
 # Fields of the description that all members of one collection share.
 COMMON_FIELDS = ("architecture", "arguments", "dataset", "classes", "preprocessing", "licence", "citation")
 
-_SHARD = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
+_SHARD_NAME = re.compile(r"[0-9]{5,}-[0-9a-f]{8}\.safetensors")
 
 
 def copy_members(
-    selected: SelectedMembers, dest: Path, say: Callable[[str], object] = lambda text: None
+    selected: SelectedMembers, dest: Path, report_line: Callable[[str], object] = lambda text: None
 ) -> SelectedMembers:
     """Write members into a folder as a source, or add them to the source there; return the copied members.
 
     Args:
-        selected: the members to copy; rows without weights are copied too.
-        dest: the folder to copy into; other collections in it stay.
-        say: function that is called with a line of text for each shard.
+        selected: the members to copy; manifest rows without weights are copied too.
+        dest: the folder to copy into; other collections in the folder stay.
+        report_line: function that is called with one line of text for each shard.
 
     Raises:
         UsageError, FormatError: for the same reasons as in `plan_copy`.
-        DamagedError: the bytes of a member differ from its row.
+        DamagedError: the bytes of a member differ from the hash in its manifest row.
         StorageError: the disk is full, or the folder can't be written to.
         NetworkError, AccessError, SourceNotFound: the members can't be fetched.
     """
     name, root = selected.description.name, dest.expanduser().absolute()
-    # The lock is not in the folder, which should contain only files of the source.
+    # The lock file is kept outside the folder, which should contain only files of the source.
     locks = cache.writable_folder("local/copies")
-    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
         plan = plan_copy(selected, dest)
         folder = root / "shards" / name
-        # Files left by a copy that was killed.
+        # Delete files left by a copy that was killed.
         for temporary_file in (*folder.glob(".*.tmp"), *(root / "manifests").glob(f".{name}.*.tmp")):
             temporary_file.unlink()
         disk.check_room(root, sum(s.nbytes for s in plan.shards if not similar_files(folder, s)))
         for shard in plan.shards:
             path = find_finished(folder, shard)
             if path is None:
-                locations, current = _locate_members(shard, selected, plan.target)
-                if current is not selected:
+                locations, current_selection = _locate_members(shard, selected, plan.target)
+                if current_selection is not selected:
                     break
                 path = write_planned(folder, shard, locations, name)
-            record_place(shard, path.relative_to(root).as_posix())
-            say(f"{path}: {len(shard.pieces):,} members")
+            record_locations(shard, path.relative_to(root).as_posix())
+            report_line(f"{path}: {len(shard.snapshots):,} members")
         else:
             return _finish_copy(plan, selected)
     # An archive was irregular: its members lie at other offsets than predicted, so the copy is planned again.
-    return copy_members(current, dest, say)
+    return copy_members(current_selection, dest, report_line)
 
 
 def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
-    """Write description and manifest, and delete shards that no row names; return the copied members."""
+    """Write description and manifest, and delete shards that no manifest row names; return the copied members."""
     target, name = plan.target, plan.description.name
     table = manifest.build_manifest(plan.rows)
     manifest.check_rows(table, plan.description, target.manifest_path(name))
     catalog.write_json(plan.description.to_json(), target.description_path(name))
     manifest.write_manifest(table, target.manifest_path(name))
-    named = {row["path"] for row in plan.rows}
-    for path in (target.root / "shards" / name).glob("*") if plan.is_new else ():
-        if _SHARD.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in named:
+    used_paths = {row["path"] for row in plan.rows}
+    for path in (target.root / "shards" / name).glob("*") if plan.extends_collection else ():
+        if _SHARD_NAME.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in used_paths:
             path.unlink()
     description, rows = target.read_collection(name)
     position_of = {key: i for i, key in enumerate(snapshot_keys(rows))}
-    copied = manifest.take_rows(rows, [position_of[key] for key in snapshot_keys(selected.rows)])
+    copied_rows = manifest.take_rows(rows, [position_of[key] for key in snapshot_keys(selected.rows)])
     return SelectedMembers(
-        target, target.commit(name), description, copied, len(set(rows.column("member").to_pylist()))
+        target, target.commit(name), description, copied_rows, len(set(rows.column("member").to_pylist()))
     )
 
 
@@ -101,7 +101,7 @@ def _locate_members(
     Reading an archive can show that its members lie at other offsets than predicted. Then the returned rows differ from
     those in `selected`.
     """
-    source_positions = [p.at for p in shard.pieces if p.at is not None]
+    source_positions = [p.position for p in shard.snapshots if p.position is not None]
     from_source = iter(
         selected.source.locate(selected.description, manifest.take_rows(selected.rows, source_positions))
     )
@@ -114,11 +114,11 @@ def _locate_members(
             commit=selected.source.commit(name),
             rows=rows,
         )
-    target_rows = manifest.build_manifest([p.row for p in shard.pieces if p.at is None])
+    target_rows = manifest.build_manifest([p.row for p in shard.snapshots if p.position is None])
     from_target = iter(
         target.locate(target.read_collection(selected.description.name)[0], target_rows) if target_rows.num_rows else []
     )
-    locations = [next(from_target if p.at is None else from_source) for p in shard.pieces]
+    locations = [next(from_target if p.position is None else from_source) for p in shard.snapshots]
     shard_files.check_against_files(locations)
     return locations, selected
 
@@ -131,17 +131,17 @@ class CopyPlan:
         target: the source that the copy makes or adds members to.
         description: description of the resulting collection.
         rows: rows of the new manifest.
-        is_new: whether the target has members of the collection already.
+        extends_collection: whether the target folder has members of the collection already.
         shards: the shards to write.
-        cached: bytes that pass through the member cache, including those already in it.
+        cached_nbytes: number of bytes that pass through the member cache, including bytes already in the cache.
     """
 
     target: FolderSource
     description: Description
     rows: list[Row]
-    is_new: bool
+    extends_collection: bool
     shards: list[PlannedShard]
-    cached: int
+    cached_nbytes: int
 
     @property
     def nbytes(self) -> int:
@@ -153,12 +153,12 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
     """Plan a copy of members without reading weights; return the plan.
 
     Args:
-        selected: the members.
-        dest: the folder.
+        selected: the members to copy.
+        dest: the folder to copy into.
 
     Raises:
-        UsageError: the folder is the source itself, or has other members with the same ids or another collection of
-            this name.
+        UsageError: the folder is the source itself, or has other members with the same ids, or another collection of
+            the same name.
         FormatError, DamagedError: the folder's manifest does not follow the format.
     """
     name = selected.description.name
@@ -166,56 +166,70 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
     target = FolderSource(root, root.as_uri())
     if selected.source.repo is None and root.resolve() == selected.source.root.resolve():
         raise UsageError(f"folder {dest}", expected="another one than the source", found="the source itself", path=dest)
-    existing = target.read_collection(name) if target.manifest_path(name).is_file() else None
-    old_rows = {} if existing is None else {_key(row): row for row in existing[1].to_pylist()}
-    description = _merge_descriptions(selected.description, selected.rows, existing[0] if existing else None, dest)
+    existing_collection = target.read_collection(name) if target.manifest_path(name).is_file() else None
+    old_rows = (
+        {} if existing_collection is None else {_snapshot_key(row): row for row in existing_collection[1].to_pylist()}
+    )
+    description = _merge_descriptions(
+        selected.description, selected.rows, existing_collection[0] if existing_collection else None, dest
+    )
     rows, new_pieces = dict(old_rows), {}
-    for at, row in enumerate(selected.rows.to_pylist()):
-        old_row = old_rows.get(_key(row))
-        rows[_key(row)], piece = _merge_row(row, old_row, at, name)
+    for position, row in enumerate(selected.rows.to_pylist()):
+        old_row = old_rows.get(_snapshot_key(row))
+        rows[_snapshot_key(row)], piece = _merge_row(row, old_row, position, name)
         if piece is not None:
-            new_pieces[_key(row)] = piece
+            new_pieces[_snapshot_key(row)] = piece
     _check_finals(rows.values(), name, dest)
     all_rows = selected.source.read_collection(name)[1].select(["member", "path"]).to_pylist()
-    snapshots = max(_most_snapshots(all_rows), _most_snapshots(rows.values()))
-    shards = _plan_shards(description, [rows[key] for key in sorted(rows)], new_pieces, snapshots)
+    snapshots_per_member = max(_most_snapshots(all_rows), _most_snapshots(rows.values()))
+    shards = _plan_shards(description, [rows[key] for key in sorted(rows)], new_pieces, snapshots_per_member)
     is_fetched = selected.source.repo is not None or bool(selected.description.base)
-    cached = sum(selected.description.layouts[p.row["layout"]].nbytes for p in new_pieces.values()) if is_fetched else 0
-    return CopyPlan(target, description, list(rows.values()), existing is not None, shards, cached)
+    cached_nbytes = (
+        sum(selected.description.layouts[p.row["layout"]].nbytes for p in new_pieces.values()) if is_fetched else 0
+    )
+    return CopyPlan(target, description, list(rows.values()), existing_collection is not None, shards, cached_nbytes)
 
 
-def _key(row: Mapping[str, Any]) -> tuple[int, int]:
+def _snapshot_key(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["member"], row["epoch"]
 
 
-def _merge_descriptions(new: Description, rows: pa.Table, existing: Description | None, dest: Path) -> Description:
+def _merge_descriptions(
+    new_description: Description, rows: pa.Table, existing_description: Description | None, dest: Path
+) -> Description:
     """Merge the descriptions of the new members and of the folder's collection; return the merged description."""
-    used_layouts = set(rows.column("layout").to_pylist()) & set(new.layouts) or set(new.layouts)
-    layouts = {key: shard_files.shard_layout(layout) for key, layout in new.layouts.items() if key in used_layouts}
-    if existing is None:
-        return replace(new, layouts=layouts, base="")
-    differing = [n for n in COMMON_FIELDS if getattr(new, n) != getattr(existing, n)]
-    differing += [f"layout {key!r}" for key, layout in layouts.items() if existing.layouts.get(key, layout) != layout]
-    if existing.base:
-        differing.append(f"base (the bytes there lie in {existing.base})")
-    if differing:
+    used_layouts = set(rows.column("layout").to_pylist()) & set(new_description.layouts) or set(new_description.layouts)
+    layouts = {
+        key: shard_files.shard_layout(layout) for key, layout in new_description.layouts.items() if key in used_layouts
+    }
+    if existing_description is None:
+        return replace(new_description, layouts=layouts, base="")
+    differing_fields = [n for n in COMMON_FIELDS if getattr(new_description, n) != getattr(existing_description, n)]
+    differing_fields += [
+        f"layout {key!r}" for key, layout in layouts.items() if existing_description.layouts.get(key, layout) != layout
+    ]
+    if existing_description.base:
+        differing_fields.append(f"base (the bytes there lie in {existing_description.base})")
+    if differing_fields:
         raise UsageError(
-            f"collection {new.name} in folder {dest}",
-            expected="the description of the members that are to be added",
-            found=f"another {', '.join(differing)}",
+            f"collection {new_description.name} in folder {dest}",
+            expected="the description of the members to add",
+            found=f"another {', '.join(differing_fields)}",
             do="Give another folder",
-            collection=new.name,
+            collection=new_description.name,
             path=dest,
         )
-    return replace(existing, layouts={**existing.layouts, **layouts})
+    return replace(existing_description, layouts={**existing_description.layouts, **layouts})
 
 
 def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple[Row, PlannedSnapshot | None]:
-    """Merge a new row with the folder's row of the same snapshot; return the row, and the snapshot to write, None if it
-    is there."""
-    merged = row if old_row is None else {c: old_row[c] if v is None and c != "reason" else v for c, v in row.items()}
+    """Merge a new row with the folder's row of the same snapshot; return the merged row, and the snapshot to write,
+    None if the folder has the snapshot."""
+    merged_row = (
+        row if old_row is None else {c: old_row[c] if v is None and c != "reason" else v for c, v in row.items()}
+    )
     if row["path"] is None:
-        return merged if old_row is None or old_row["final"] == row["final"] else old_row, None
+        return merged_row if old_row is None or old_row["final"] == row["final"] else old_row, None
     hashes = row["sha256"], None if old_row is None or old_row["path"] is None else old_row["sha256"]
     if hashes[0] and hashes[1] and hashes[0] != hashes[1]:
         raise UsageError(
@@ -227,19 +241,19 @@ def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple
             member=row["member"],
         )
     if old_row is not None and None not in hashes and old_row["final"] == row["final"]:
-        return merged | {column: old_row[column] for column in manifest.LOCATION}, None
-    return merged, PlannedSnapshot(merged, position, hashes[0] or hashes[1])
+        return merged_row | {column: old_row[column] for column in manifest.LOCATION_COLUMNS}, None
+    return merged_row, PlannedSnapshot(merged_row, position, hashes[0] or hashes[1])
 
 
 def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
     """Check that no member has final snapshots at two different epochs."""
-    finals: dict[int, int] = {}
+    final_epoch_of_member: dict[int, int] = {}
     for row in rows:
-        if row["final"] and finals.setdefault(row["member"], row["epoch"]) != row["epoch"]:
+        if row["final"] and final_epoch_of_member.setdefault(row["member"], row["epoch"]) != row["epoch"]:
             raise UsageError(
                 f"member {row['member']} of {name} in folder {dest}",
-                expected=f"epoch {finals[row['member']]} as its final one",
-                found=f"{row['epoch']} in the members that are to be added",
+                expected=f"the final epoch {final_epoch_of_member[row['member']]}",
+                found=f"{row['epoch']} in the members to add",
                 do="Give another folder",
                 collection=name,
                 member=row["member"],
@@ -247,26 +261,29 @@ def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
 
 
 def _most_snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Return the largest number of snapshots of a member, which decides how many members share a shard."""
+    """Return the largest number of snapshots that a member has; this decides how many members share a shard."""
     counts = Counter(row["member"] for row in rows if row["path"] is not None)
     return max(counts.values(), default=1)
 
 
 def _plan_shards(
-    description: Description, rows: Sequence[Row], new_pieces: Mapping[tuple[int, int], PlannedSnapshot], snapshots: int
+    description: Description,
+    rows: Sequence[Row],
+    new_pieces: Mapping[tuple[int, int], PlannedSnapshot],
+    snapshots_per_member: int,
 ) -> list[PlannedShard]:
-    """Return the shards to write: every shard with a new member, together with all members that belong into it."""
+    """Return the shards to write: every shard with a new member; the shard is written with all its members."""
     shards: dict[tuple[str, int], PlannedShard] = {}
     members_per_shard_by_layout = {
-        key: shard_files.members_per_shard(layout, snapshots) for key, layout in description.layouts.items()
+        key: shard_files.members_per_shard(layout, snapshots_per_member) for key, layout in description.layouts.items()
     }
     for row in rows:
         if row["path"] is None:
             continue
         key, number = row["layout"], row["member"] // members_per_shard_by_layout[row["layout"]]
         shard = shards.setdefault((key, number), PlannedShard(number, key, description.layouts[key]))
-        shard.pieces.append(new_pieces.get(_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
-    return [shard for _, shard in sorted(shards.items()) if any(p.at is not None for p in shard.pieces)]
+        shard.snapshots.append(new_pieces.get(_snapshot_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
+    return [shard for _, shard in sorted(shards.items()) if any(p.position is not None for p in shard.snapshots)]
 
 
 @dataclass
@@ -274,17 +291,17 @@ class PlannedSnapshot:
     """A snapshot in a shard to write.
 
     Args:
-        row: the snapshot's row of the new manifest; location and hash are filled in after writing.
-        at: position of the snapshot among the rows to copy; None if it is in the folder already.
-        sha256: expected content hash; None if unknown.
+        row: the snapshot's row in the new manifest; location and hash are filled in after writing.
+        position: position of the snapshot among the rows to copy; None if the folder has the snapshot already.
+        sha256: expected content hash of the snapshot; None if unknown.
     """
 
     row: Row
-    at: int | None
+    position: int | None
     sha256: str | None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SnapshotKey:
         """(member, epoch); the epoch is None for the final snapshot."""
         return self.row["member"], None if self.row["final"] else self.row["epoch"]
 
@@ -298,40 +315,42 @@ class PlannedShard:
     """A shard to write: its number, the key of its layout, and its snapshots in order."""
 
     number: int
-    key: str
+    layout_key: str
     layout: Layout
-    pieces: list[PlannedSnapshot] = field(default_factory=list)
+    snapshots: list[PlannedSnapshot] = field(default_factory=list)
 
     @property
     def prefixes(self) -> list[str]:
-        return [piece.prefix for piece in self.pieces]
+        return [piece.prefix for piece in self.snapshots]
 
     @property
     def nbytes(self) -> int:
         """Number of bytes of the shard file."""
-        return shard_files.first_offset(self.layout, self.prefixes) + len(self.pieces) * self.layout.nbytes
+        return shard_files.first_offset(self.layout, self.prefixes) + len(self.snapshots) * self.layout.nbytes
 
 
 def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], name: str) -> Path:
-    """Write a shard unless a finished copy of it exists; return its path."""
-    if similar_files(folder, shard):  # A finished shard may exist: hash the members without a known hash to find out.
-        for piece, x in zip(shard.pieces, locations, strict=True):
+    """Write a shard unless a finished copy of the shard exists; return the path of the shard file."""
+    if similar_files(folder, shard):  # A finished shard may exist: compute missing hashes to find out.
+        for piece, x in zip(shard.snapshots, locations, strict=True):
             piece.sha256 = piece.sha256 or content_hash(x.layout, _read_member(x))
         if path := find_finished(folder, shard):
             return path
-    members = _read_checked(shard, locations, name)
+    members = _checked_members(shard, locations, name)
     return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
 
 def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
-    """Look for the same shard, written by an earlier copy; return its path, or None."""
-    expected = [piece.sha256 for piece in shard.pieces]
+    """Look for the same shard, written by an earlier copy; return the path of the shard file, or None."""
+    expected = [piece.sha256 for piece in shard.snapshots]
     if None in expected:
         return None
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for path in similar_files(folder, shard):
-        numbered = enumerate(shard.pieces)
-        locations = [Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in numbered]
+        numbered_snapshots = enumerate(shard.snapshots)
+        locations = [
+            Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in numbered_snapshots
+        ]
         if shard_files.hash_members(locations) == expected:
             return path
     return None
@@ -340,7 +359,7 @@ def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
 def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
     """List the files that have the number, header and size of a shard; return their paths."""
     header = shard_header(shard.layout, shard.prefixes)
-    size, paths = len(header) + len(shard.pieces) * shard.layout.nbytes, []
+    size, paths = len(header) + len(shard.snapshots) * shard.layout.nbytes, []
     for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
         if path.stat().st_size == size:
             with path.open("rb") as file:
@@ -349,33 +368,37 @@ def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
     return paths
 
 
-def _read_checked(shard: PlannedShard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
+def _checked_members(shard: PlannedShard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
     """Read and check a shard's members one by one; yield their bytes in the shard's layout."""
-    for piece, location in zip(shard.pieces, locations, strict=True):
-        raw = _read_member(location)
-        digest = content_hash(location.layout, raw)
+    for piece, location in zip(shard.snapshots, locations, strict=True):
+        member_bytes = _read_member(location)
+        digest = content_hash(location.layout, member_bytes)
         if piece.sha256 not in (None, digest):
             raise DamagedError(
                 f"member {format_ids([piece.key])} of {name} in file {location.path}",
                 expected=f"sha256 {str(piece.sha256)[:16]}…, as its row says",
                 found=f"{digest[:16]}…",
-                do="Its shard was not written. Get the member again, or leave it out",
+                do="The member's shard was not written. Get the member again, or leave it out",
                 collection=name,
                 member=location.member,
                 path=location.path,
             )
         piece.sha256 = digest
-        yield raw if location.layout == shard.layout else shard_files.repack(location.layout, raw, shard.layout)
+        yield (
+            member_bytes
+            if location.layout == shard.layout
+            else shard_files.repack(location.layout, member_bytes, shard.layout)
+        )
 
 
 def _read_member(location: Location) -> memoryview:
     return next(iter(shard_files.read_members([location])))[1]
 
 
-def record_place(shard: PlannedShard, inside: str) -> None:
+def record_locations(shard: PlannedShard, source_path: str) -> None:
     """Set the new locations and hashes in the rows of a shard's members."""
     start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
-    for i, piece in enumerate(shard.pieces):
-        location = (inside, start + i * step, step, shard.key, shard.layout.dtype)
-        piece.row.update(zip(manifest.LOCATION, location, strict=True))
+    for i, piece in enumerate(shard.snapshots):
+        location = (source_path, start + i * step, step, shard.layout_key, shard.layout.dtype)
+        piece.row.update(zip(manifest.LOCATION_COLUMNS, location, strict=True))
         piece.row["sha256"] = piece.sha256

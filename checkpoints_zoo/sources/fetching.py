@@ -17,24 +17,26 @@ from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.selection import Key, format_ids
+from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
 
-GAP = 256 * 2**10  # Gap between two members up to which reading the gap costs less than another request.
-LARGEST_RANGE = 32 * 2**20  # Length from which a range is split over several connections.
-CONNECTIONS = 8
-WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the members take a larger share of its bytes than this.
+LARGEST_READ_GAP = (
+    256 * 2**10
+)  # Largest gap between two members that is read along, because another request would take longer.
+LARGEST_RANGE = 32 * 2**20  # Number of bytes from which a range is split over several connections.
+CONNECTION_COUNT = 8
+WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the requested members take a larger share of its bytes.
 
 # Cache of this process: each file on the Hub is asked for its size and link only once.
 _remote_files: dict[tuple[Repo, str], RemoteFile] = {}
 
 
 @dataclass(frozen=True)
-class WantedMember:
+class MemberRequest:
     """A request for the bytes of one snapshot, made from its manifest row.
 
     Args:
@@ -44,13 +46,13 @@ class WantedMember:
         offset: offset of the member's first tensor in the file.
         layout: layout of the member's bytes.
         sha256: content hash of the member; None if unknown.
-        name_in_archive: name of the member's file in the archive that holds it.
-        bytes_before: number of bytes before the member that are read too, because they prove its name.
-        proves_member: function of the bytes before the member and its header; returns whether they belong to this
-            member. None where no proof is needed.
+        name_in_archive: name of the member's file in its archive; "" outside archives.
+        bytes_before: number of bytes before the member that are read too, because they prove the member's name.
+        proves_member: function of the bytes before the tensors that returns whether the bytes belong to this member;
+            None if no proof is needed.
     """
 
-    key: Key
+    key: SnapshotKey
     prefix: str
     repo_path: str
     offset: int
@@ -61,7 +63,7 @@ class WantedMember:
     proves_member: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
     @property
-    def begin(self) -> int:
+    def start(self) -> int:
         return self.offset - self.layout.header_nbytes - self.bytes_before
 
     @property
@@ -73,7 +75,7 @@ class WantedMember:
 class _Download:
     """A member to be fetched, and the cache file that its bytes are written to."""
 
-    wanted: WantedMember
+    request: MemberRequest
     remote: RemoteFile
     draft: cache.MemberDraft
 
@@ -83,7 +85,7 @@ class _Stopped(Exception):
 
 
 def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
-    """Ask the Hub for a file's link, ETag and size (once in a process for each file); return them.
+    """Ask the Hub for a file's link, ETag and size, once in a process for each file; return the file.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
@@ -94,64 +96,70 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
 
 
 def fetch_rows(
-    repo: Repo, described: manifest.Described, rows: pa.Table, whole: bool = True, check: bool = False
+    repo: Repo,
+    described: manifest.DescriptionWithLayouts,
+    rows: pa.Table,
+    allow_whole_files: bool = True,
+    check: bool = False,
 ) -> list[Location]:
     """Fetch the bytes of manifest rows from a repo; return their locations on this disk.
 
     Args:
         repo: the repo that holds the bytes.
-        described: the description that belongs to the manifest.
+        described: the description that belongs to the manifest of the rows.
         rows: manifest rows of the members to fetch.
-        whole, check: the same arguments as in `fetch_members`.
+        allow_whole_files, check: the same arguments as in `fetch_members`.
 
     Raises:
         NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: for the same reasons as in
             `fetch_members`.
     """
-    return fetch_members(repo, described.name, wanted_rows(described, rows), whole, check)
+    return fetch_members(repo, described.name, requests_of_rows(described, rows), allow_whole_files, check)
 
 
-def wanted_rows(described: manifest.Described, rows: pa.Table) -> list[WantedMember]:
+def requests_of_rows(described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[MemberRequest]:
     """Return the requests for the bytes of a manifest's rows."""
     names = ("path", "offset", "layout", "sha256")
     columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
     return [
-        WantedMember(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
+        MemberRequest(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
         for key, (repo_path, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
 
 
-def count_cached(repo: Repo, wanted: Sequence[WantedMember]) -> int:
+def count_cached(repo: Repo, requests: Sequence[MemberRequest]) -> int:
     """Count the members that are in a cache of this machine; nothing is fetched."""
-    heads = {id(x.layout): cache.header_of(x.layout) for x in wanted}
-    return len(_find_local(repo, wanted, heads)[0])
+    header_of_layout = {id(x.layout): cache.header_of(x.layout) for x in requests}
+    return len(_find_local(repo, requests, header_of_layout)[0])
 
 
 def fetch_members(
-    repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True, check: bool = False
+    repo: Repo, name: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
 ) -> list[Location]:
-    """Fetch members with known locations, all missing ones together; return their locations on this disk.
+    """Fetch members whose locations in the repo are known, all missing members together; return the locations on this
+    disk.
 
     Args:
-        repo: the repo, at the commit that the rows are from.
+        repo: the repo, at the commit from which the manifest rows are.
         name: name of the collection, for errors.
-        wanted: the members.
-        whole: whether a file may be fetched as a whole, into the cache of the Hub's client, if most of it is needed.
-        check: whether to hash cached members again that were hashed before.
+        requests: the requested members.
+        allow_whole_files: whether a file may be fetched whole, into the cache of the Hub's client, if most of its bytes
+            are needed.
+        check: whether cached members are hashed again, even if a hash is recorded.
 
     Raises:
         NetworkError: the Hub gave no answer; or offline mode is on, and members are missing, which the error lists.
         AccessError, SourceNotFound: a file may not be read, or does not exist.
-        DamagedError: fetched bytes differ from the manifest; they are not stored.
+        DamagedError: fetched bytes differ from the manifest; these bytes are not stored.
         StorageError: the disk is full.
     """
-    locations, _ = fetch_predicted(repo, name, wanted, whole, check)
-    return [locations[x] for x in wanted]
+    locations, _ = fetch_predicted(repo, name, requests, allow_whole_files, check)
+    return [locations[x] for x in requests]
 
 
 def fetch_predicted(
-    repo: Repo, name: str, wanted: Sequence[WantedMember], whole: bool = True, check: bool = False
-) -> tuple[dict[WantedMember, Location], list[str]]:
+    repo: Repo, name: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+) -> tuple[dict[MemberRequest, Location], list[str]]:
     """Fetch members like `fetch_members`; return their locations, and the paths of irregular archives.
 
     In an irregular archive a member lies at another offset than predicted. After the first irregular archive nothing
@@ -159,289 +167,332 @@ def fetch_predicted(
     """
     from huggingface_hub import is_offline_mode
 
-    heads = {key: cache.header_of(layout) for key, layout in {id(x.layout): x.layout for x in wanted}.items()}
-    locations, irregular = _find_local(repo, wanted, heads, check)
-    missing = [x for x in wanted if x not in locations]
+    header_of_layout = {
+        key: cache.header_of(layout) for key, layout in {id(x.layout): x.layout for x in requests}.items()
+    }
+    locations, irregular = _find_local(repo, requests, header_of_layout, check)
+    missing_requests = [x for x in requests if x not in locations]
     if irregular:
         return locations, irregular
-    if missing and is_offline_mode():
-        raise _offline_error(repo, name, missing, len(wanted))
-    if missing:
-        partly_cached = {x.repo_path for x in (locations if whole else wanted)}
-        irregular_fetched = _fetch_missing(repo, name, missing, heads, partly_cached)
-        fetched, irregular = _find_local(repo, missing, heads)
-        wrong = [x for x in missing if x not in fetched and x.repo_path not in {*irregular_fetched, *irregular}]
-        # The wrong bytes are in files fetched as a whole: fetch them again by ranges, which either works or raises the
-        # right error.
-        if wrong and not irregular_fetched and not irregular:
-            irregular_fetched = _fetch_missing(repo, name, wrong, heads, {x.repo_path for x in wrong})
-            fetched |= _find_local(repo, wrong, heads)[0]
+    if missing_requests and is_offline_mode():
+        raise _offline_error(repo, name, missing_requests, len(requests))
+    if missing_requests:
+        partly_cached = {x.repo_path for x in (locations if allow_whole_files else requests)}
+        irregular_fetched = _fetch_missing(repo, name, missing_requests, header_of_layout, partly_cached)
+        fetched, irregular = _find_local(repo, missing_requests, header_of_layout)
+        damaged_requests = [
+            x for x in missing_requests if x not in fetched and x.repo_path not in {*irregular_fetched, *irregular}
+        ]
+        # The wrong bytes are in files that were fetched whole. Fetching the members again by ranges either works or
+        # raises the right error.
+        if damaged_requests and not irregular_fetched and not irregular:
+            irregular_fetched = _fetch_missing(
+                repo, name, damaged_requests, header_of_layout, {x.repo_path for x in damaged_requests}
+            )
+            fetched |= _find_local(repo, damaged_requests, header_of_layout)[0]
         return locations | fetched, sorted({*irregular_fetched, *irregular})
     return locations, []
 
 
 def _find_local(
-    repo: Repo, wanted: Sequence[WantedMember], heads: Mapping[int, bytes], check: bool = False
-) -> tuple[dict[WantedMember, Location], list[str]]:
+    repo: Repo, requests: Sequence[MemberRequest], header_of_layout: Mapping[int, bytes], check: bool = False
+) -> tuple[dict[MemberRequest, Location], list[str]]:
     """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
     paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache and from the client's cache. Offline, a file of the client's cache
-    stays if its members are right: each member is compared with its own hash.
+    A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode, a file of the
+    client's cache stays if the members in it are right: each member is compared with its own hash.
     """
-    files = list(dict.fromkeys(x.repo_path for x in wanted))
-    without_hash = {x.repo_path for x in wanted if x.sha256 is None}
+    files = list(dict.fromkeys(x.repo_path for x in requests))
+    without_hash = {x.repo_path for x in requests if x.sha256 is None}
     whole_files = {
         repo_path: path
         for repo_path in files
         if (path := hub.cached_file(repo, repo_path)) is not None
         and not ((repo_path in without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
     }
-    hashes = {
+    whole_file_hashes = {
         repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()
     }
     records = {repo_path: cache.read_file_record(repo.id, repo.commit, repo_path) for repo_path in files}
     locations, irregular = {}, set[str]()
-    for x in wanted:
-        whole_file, record, head = whole_files.get(x.repo_path), records[x.repo_path], heads[id(x.layout)]
+    for x in requests:
+        whole_file, record, cache_header = (
+            whole_files.get(x.repo_path),
+            records[x.repo_path],
+            header_of_layout[id(x.layout)],
+        )
         if whole_file is not None:
-            if x.proves_member is not None and not x.proves_member(_read_bytes(whole_file, x.begin, x.offset)):
+            if x.proves_member is not None and not x.proves_member(_read_bytes(whole_file, x.start, x.offset)):
                 irregular.add(x.repo_path)
                 continue
-            if x.sha256 is None or _is_intact(whole_file, x.offset, x, b"", hashes[x.repo_path], str(x.offset)):
+            if x.sha256 is None or _is_intact(
+                whole_file, x.offset, x, b"", whole_file_hashes[x.repo_path], str(x.offset)
+            ):
                 locations[x] = Location(x.key[0], x.prefix, whole_file, x.offset, x.layout)
                 continue
         if record is not None:
-            start = len(head) or x.layout.header_nbytes
-            name = cache.member_file_name(record[0], x.offset, x.layout, head, x.name_in_archive)
-            path = cache.find_member(repo.id, name, start + x.layout.nbytes)
+            data_offset = len(cache_header) or x.layout.header_nbytes
+            name = cache.member_file_name(record[0], x.offset, x.layout, cache_header, x.name_in_archive)
+            path = cache.find_member(repo.id, name, data_offset + x.layout.nbytes)
             if path is None:
                 continue
             member_hash = HashRecord(path, cache.record_path(path), check)
-            if _is_intact(path, start, x, head, member_hash, ""):
+            if _is_intact(path, data_offset, x, cache_header, member_hash, ""):
                 member_hash.save()
-                locations[x] = Location(x.key[0], "", path, start, x.layout)
+                locations[x] = Location(x.key[0], "", path, data_offset, x.layout)
             else:
                 delete_file(path, cache.record_path(path))
-    for each in hashes.values():
-        each.save()
+    for record_of_file in whole_file_hashes.values():
+        record_of_file.save()
     return locations, sorted(irregular)
 
 
-def _is_intact(path: Path, start: int, x: WantedMember, head: bytes, record: HashRecord, part: str) -> bool:
-    """Say whether a cached file has a member's bytes. Bytes whose hash is recorded are not read again.
+def _is_intact(
+    path: Path, data_offset: int, request: MemberRequest, expected_header: bytes, record: HashRecord, record_key: str
+) -> bool:
+    """Say whether a cached file has the bytes of a member. Bytes whose hash is recorded are not read again.
 
     Args:
         path: path of the cached file.
-        start: offset of the member's first tensor in the file.
-        x: the member.
-        head: expected bytes at the start of the file; b"" if they are not compared.
-        record: recorded hashes of the file.
-        part: name of the member's part in the record.
+        data_offset: offset of the member's first tensor in the file.
+        request: the request for the member.
+        expected_header: expected bytes at the start of the file; b"" if the start is not compared.
+        record: the recorded hashes of the cached file.
+        record_key: key of the member's hash in the record.
     """
-    recorded = record.hashes.get(part)
-    if recorded is not None and x.sha256 in (None, recorded):
+    recorded_hash = record.hashes.get(record_key)
+    if recorded_hash is not None and request.sha256 in (None, recorded_hash):
         return True
-    header_nbytes = x.layout.header_nbytes
-    raw = _read_bytes(path, start - max(len(head), header_nbytes), start + x.layout.nbytes)
-    if len(raw) < max(len(head), header_nbytes) + x.layout.nbytes or not raw.startswith(head):
+    header_nbytes = request.layout.header_nbytes
+    raw = _read_bytes(path, data_offset - max(len(expected_header), header_nbytes), data_offset + request.layout.nbytes)
+    if len(raw) < max(len(expected_header), header_nbytes) + request.layout.nbytes or not raw.startswith(
+        expected_header
+    ):
         return False
     if header_nbytes:
         try:
-            check_own_header(raw[:header_nbytes], x.layout, path)
+            check_own_header(raw[:header_nbytes], request.layout, path)
         except DamagedError:
             return False
-    digest = content_hash(x.layout, memoryview(raw)[-x.layout.nbytes or len(raw) :])
-    if digest != (x.sha256 or record.old_hashes.get(part, digest)):
+    digest = content_hash(request.layout, memoryview(raw)[-request.layout.nbytes or len(raw) :])
+    if digest != (request.sha256 or record.old_hashes.get(record_key, digest)):
         return False
-    record.add(part, digest)
+    record.add(record_key, digest)
     return True
 
 
-def _read_bytes(path: Path, begin: int, end: int) -> bytes:
+def _read_bytes(path: Path, start: int, end: int) -> bytes:
     with path.open("rb") as file:
-        file.seek(begin)
-        return file.read(end - begin)
+        file.seek(start)
+        return file.read(end - start)
 
 
 def _fetch_missing(
-    repo: Repo, name: str, missing: Sequence[WantedMember], heads: Mapping[int, bytes], partly_cached: set[str]
+    repo: Repo,
+    name: str,
+    missing_requests: Sequence[MemberRequest],
+    header_of_layout: Mapping[int, bytes],
+    partly_cached: set[str],
 ) -> set[str]:
-    """Fetch members: a whole file if most of it is needed and nothing of it is cached (`partly_cached`), else ranges.
+    """Fetch members: a whole file if most of its bytes are needed and none is cached (`partly_cached`), else ranges.
 
     Return the paths of irregular archives.
     """
-    files: dict[str, list[WantedMember]] = {}
-    for x in missing:
-        files.setdefault(x.repo_path, []).append(x)
+    requests_of_file: dict[str, list[MemberRequest]] = {}
+    for x in missing_requests:
+        requests_of_file.setdefault(x.repo_path, []).append(x)
     # A link that expires is renewed while its file is read. After an error the next call asks the Hub for the link
     # again.
     known_remotes = {
-        repo_path: remote for repo_path in files if (remote := _remote_files.pop((repo, repo_path), None)) is not None
+        repo_path: remote
+        for repo_path in requests_of_file
+        if (remote := _remote_files.pop((repo, repo_path), None)) is not None
     }
     folder = cache.writable_folder(repo.id)
     cache.delete_stale(folder)
 
-    def ask(repo_path: str) -> RemoteFile:
+    def ask_hub(repo_path: str) -> RemoteFile:
         remote = known_remotes.get(repo_path) or RemoteFile.of(repo, repo_path)
-        remote.check_size(max(x.end for x in files[repo_path]))
+        remote.check_size(max(x.end for x in requests_of_file[repo_path]))
         cache.write_file_record(folder, repo.commit, repo_path, remote.etag, remote.size)
         return remote
 
-    with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
-        remotes = dict(zip(files, pool.map(ask, files), strict=True))
+    with ThreadPoolExecutor(CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
+        remotes = dict(zip(requests_of_file, pool.map(ask_hub, requests_of_file), strict=True))
         # Locks are always taken in the same order, so that two processes can't block each other.
         for etag in sorted({remote.etag for remote in remotes.values()}):
             locks.enter_context(cache.locked_key(folder, etag))
         # Another process may have fetched some members in the meantime.
-        already_there, _ = _find_local(repo, missing, heads)
-        parts, irregular = [], set[str]()
+        cached_locations, _ = _find_local(repo, missing_requests, header_of_layout)
+        downloads, irregular = [], set[str]()
         for repo_path, remote in remotes.items():
-            still_missing = [x for x in files[repo_path] if x not in already_there]
-            is_untouched = repo_path not in partly_cached and len(still_missing) == len(files[repo_path])
+            file_requests = [x for x in requests_of_file[repo_path] if x not in cached_locations]
+            is_untouched = repo_path not in partly_cached and len(file_requests) == len(requests_of_file[repo_path])
             is_untouched = is_untouched and hub.cached_file(repo, repo_path) is None
-            if is_untouched and sum(x.end - x.begin for x in still_missing) > WHOLE_FILE_SHARE * remote.size:
+            if is_untouched and sum(x.end - x.start for x in file_requests) > WHOLE_FILE_SHARE * remote.size:
                 hub.fetch_file(repo, repo_path)
                 continue
-            for x in still_missing:
-                head = heads[id(x.layout)]
+            for x in file_requests:
+                cache_header = header_of_layout[id(x.layout)]
                 path = (
                     folder
                     / "members"
-                    / cache.member_file_name(remote.etag, x.offset, x.layout, head, x.name_in_archive)
+                    / cache.member_file_name(remote.etag, x.offset, x.layout, cache_header, x.name_in_archive)
                 )
-                parts.append(_Download(x, remote, cache.MemberDraft(path, head, x.end - x.begin, x.bytes_before)))
-        if parts:
-            cache.check_room(folder, sum(p.draft.size for p in parts))
-            irregular = _read_ranges(parts, name, pool)
+                downloads.append(
+                    _Download(x, remote, cache.MemberDraft(path, cache_header, x.end - x.start, x.bytes_before))
+                )
+        if downloads:
+            cache.check_room(folder, sum(p.draft.size for p in downloads))
+            irregular = _read_ranges(downloads, name, pool)
     _remote_files.update({(repo, repo_path): remote for repo_path, remote in remotes.items()})
     return irregular
 
 
-def _read_ranges(parts: Sequence[_Download], name: str, pool: ThreadPoolExecutor) -> set[str]:
-    """Read members' bytes over several connections, each member into its cache file; if one fails, members that arrived
-    stay.
+def _read_ranges(downloads: Sequence[_Download], name: str, pool: ThreadPoolExecutor) -> set[str]:
+    """Read members' bytes over several connections, each member into its cache file; if one read fails, members that
+    arrived stay.
 
     Return the paths of irregular archives; the reading ends at the first one.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    stop, irregular = threading.Event(), set[str]()
-    ranges = list(_plan_ranges(parts))
-    total = sum(end - begin for _, begin, end in ranges)
-    title = f"{name}: {len(parts)} member{'s' if len(parts) > 1 else ''}"
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
-    with bar:
+    stop_event, irregular = threading.Event(), set[str]()
+    ranges = list(_plan_ranges(downloads))
+    total_nbytes = sum(end - start for _, start, end in ranges)
+    title = f"{name}: {len(downloads)} member{'s' if len(downloads) > 1 else ''}"
+    progress_bar = tqdm(total=total_nbytes, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
+    with progress_bar:
 
-        def run(downloads: Sequence[_Download], begin: int, end: int) -> None:
-            def sink(at: int, piece: bytes) -> None:
-                if stop.is_set():
+        def read_range(range_downloads: Sequence[_Download], start: int, end: int) -> None:
+            def write_piece(piece_offset: int, piece: bytes) -> None:
+                if stop_event.is_set():
                     raise _Stopped
-                for part in downloads:
-                    start = max(at, part.wanted.begin)
-                    some = piece[start - at : max(start - at, part.wanted.end - at)]
-                    if some and part.draft.write(start - part.wanted.begin, some) and not _check_and_keep(part):
-                        irregular.add(part.wanted.repo_path)
-                        stop.set()
-                bar.update(len(piece))
+                for download in range_downloads:
+                    first_offset = max(piece_offset, download.request.start)
+                    member_bytes = piece[
+                        first_offset - piece_offset : max(
+                            first_offset - piece_offset, download.request.end - piece_offset
+                        )
+                    ]
+                    if (
+                        member_bytes
+                        and download.draft.write(first_offset - download.request.start, member_bytes)
+                        and not _check_and_keep(download)
+                    ):
+                        irregular.add(download.request.repo_path)
+                        stop_event.set()
+                progress_bar.update(len(piece))
 
-            downloads[0].remote.read(begin, end, sink)
+            range_downloads[0].remote.read(start, end, write_piece)
 
-        futures = [pool.submit(run, *each) for each in ranges]
+        futures = [pool.submit(read_range, *each) for each in ranges]
         try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [f for f in done if not isinstance(f.exception(), _Stopped | None)]
+            finished_futures, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            failed_futures = [f for f in finished_futures if not isinstance(f.exception(), _Stopped | None)]
         finally:
-            stop.set()
+            stop_event.set()
             pool.shutdown(cancel_futures=True)
-            for part in parts:
-                part.draft.discard()
-    for future in failed:
+            for download in downloads:
+                download.draft.discard()
+    for future in failed_futures:
         future.result()
     return irregular
 
 
-def _plan_ranges(parts: Sequence[_Download]) -> Iterator[tuple[list[_Download], int, int]]:
-    """Join members that lie close together into ranges, and split long ranges; yield (members, begin, end)."""
-    runs: list[list[_Download]] = []
-    reached = 0
-    for part in sorted(parts, key=lambda p: (p.wanted.repo_path, p.wanted.begin)):
-        if runs and runs[-1][0].remote is part.remote and part.wanted.begin <= reached + GAP:
-            runs[-1].append(part)
-            reached = max(reached, part.wanted.end)
+def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Download], int, int]]:
+    """Join members that lie close together into ranges, and split long ranges; yield (downloads of a range, start,
+    end)."""
+    groups: list[list[_Download]] = []
+    group_end = 0
+    for download in sorted(downloads, key=lambda p: (p.request.repo_path, p.request.start)):
+        if (
+            groups
+            and groups[-1][0].remote is download.remote
+            and download.request.start <= group_end + LARGEST_READ_GAP
+        ):
+            groups[-1].append(download)
+            group_end = max(group_end, download.request.end)
         else:
-            runs.append([part])
-            reached = part.wanted.end
-    for run in runs:
-        begin, end = run[0].wanted.begin, max(p.wanted.end for p in run)
-        count = -(-(end - begin) // LARGEST_RANGE)
-        cut_points = [begin + (end - begin) * i // count for i in range(count + 1)]
-        for start, stop in pairwise(cut_points):
-            yield [p for p in run if p.wanted.begin < stop and p.wanted.end > start], start, stop
+            groups.append([download])
+            group_end = download.request.end
+    for group in groups:
+        group_start, end = group[0].request.start, max(p.request.end for p in group)
+        count = -(-(end - group_start) // LARGEST_RANGE)
+        cut_points = [group_start + (end - group_start) * i // count for i in range(count + 1)]
+        for range_start, range_end in pairwise(cut_points):
+            yield (
+                [p for p in group if p.request.start < range_end and p.request.end > range_start],
+                range_start,
+                range_end,
+            )
 
 
-def _check_and_keep(part: _Download) -> bool:
-    """Check a member that has arrived, and store it; if its bytes are wrong, read them a second time.
+def _check_and_keep(download: _Download) -> bool:
+    """Check a member that has arrived, and store it; if its bytes are wrong, read the member a second time.
 
-    Return False, without storing the bytes, if they belong to another member than predicted.
+    Return False, without storing the bytes, if the bytes belong to another member than predicted.
     """
-    digest, problem = _hash_and_compare(part) if _is_proven(part) else ("", None)
+    digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
     if digest and problem is None:
-        part.draft.keep(digest)
+        download.draft.store_under_final_name(digest)
         return True
-    part.draft.discard()
-    begin = part.wanted.begin
+    download.draft.discard()
+    request_start = download.request.start
 
-    def again(at: int, piece: bytes) -> None:
-        part.draft.write(at - begin, piece)
+    def write_again(offset: int, piece: bytes) -> None:
+        download.draft.write(offset - request_start, piece)
 
-    part.remote.read(begin, part.wanted.end, again)
-    digest, problem = _hash_and_compare(part) if _is_proven(part) else ("", None)
+    download.remote.read(request_start, download.request.end, write_again)
+    digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
     if digest and problem is None:
-        part.draft.keep(digest)
+        download.draft.store_under_final_name(digest)
         return True
-    part.draft.discard()
+    download.draft.discard()
     if problem is not None:
         raise problem
     return False
 
 
-def _is_proven(part: _Download) -> bool:
-    """Say whether the headers before the tensors belong to the requested member."""
-    x = part.wanted
-    return x.proves_member is None or x.proves_member(
-        bytes(part.draft.before) + bytes(part.draft.content()[: x.layout.header_nbytes])
+def _is_proven(download: _Download) -> bool:
+    """Say whether the bytes before the tensors belong to the requested member."""
+    request = download.request
+    return request.proves_member is None or request.proves_member(
+        bytes(download.draft.bytes_before) + bytes(download.draft.content()[: request.layout.header_nbytes])
     )
 
 
-def _hash_and_compare(part: _Download) -> tuple[str, DamagedError | None]:
+def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
     """Hash a member that has arrived; return its hash, and the error for bytes that differ from the manifest."""
-    x = part.wanted
-    content = part.draft.content()
-    member_text = f"member {format_ids([x.key])} in file {x.repo_path} of {part.remote.repo.label}"
-    if x.layout.header_nbytes:
+    request = download.request
+    content = download.draft.content()
+    member_text = f"member {format_ids([request.key])} in file {request.repo_path} of {download.remote.repo.label}"
+    if request.layout.header_nbytes:
         try:
-            check_own_header(bytes(content[: x.layout.header_nbytes]), x.layout, member_text)
+            check_own_header(bytes(content[: request.layout.header_nbytes]), request.layout, member_text)
         except DamagedError as error:
             return "", error
-    digest = content_hash(x.layout, content[len(content) - x.layout.nbytes :])
-    if x.sha256 in (None, digest):
+    digest = content_hash(request.layout, content[len(content) - request.layout.nbytes :])
+    if request.sha256 in (None, digest):
         return digest, None
     return digest, DamagedError(
         member_text,
-        expected=f"sha256 {x.sha256[:16]}… in the {x.layout.nbytes:,} bytes at {x.offset:,}",
+        expected=f"sha256 {request.sha256[:16]}… in the {request.layout.nbytes:,} bytes at {request.offset:,}",
         found=f"{digest[:16]}…, twice",
-        do="Nothing of it was stored: tell the producer, or try another network",
-        member=x.key[0],
-        path=x.repo_path,
+        do="Nothing was stored: tell the producer, or try another network",
+        member=request.key[0],
+        path=request.repo_path,
     )
 
 
-def _offline_error(repo: Repo, name: str, missing: Sequence[WantedMember], requested: int) -> NetworkError:
-    ids = format_ids([x.key for x in missing])
+def _offline_error(
+    repo: Repo, name: str, missing_requests: Sequence[MemberRequest], request_count: int
+) -> NetworkError:
+    ids = format_ids([x.key for x in missing_requests])
     return NetworkError(
-        f"{len(missing)} of {requested} members of {name}",
-        expected="them in the cache, since HF_HUB_OFFLINE is set",
+        f"{len(missing_requests)} of {request_count} members of {name}",
+        expected="members in the cache, since HF_HUB_OFFLINE is set",
         found=f"no members {ids} of {repo}",
         do=f"Get them online: `zoo-cli download {name} --members {ids} --source {repo}`",
         collection=name,

@@ -1,7 +1,7 @@
-"""Records of hashed files. A file whose identity is unchanged since it was hashed is trusted without reading it.
+"""Records of hashed files: a file is not hashed again while its inode, size and times stay the same.
 
-A record is a small JSON file: the identity (inode, size, mtime, ctime) of a file, and the hashes of its parts. Nobody
-can set a file's ctime, so a file that was changed, replaced or copied has another identity and is hashed again.
+A record is a small JSON file: the identity (inode, size, mtime, ctime) of a file, and the hashes of its parts. Programs
+can't set a file's ctime, so a file that was changed, replaced or copied has another identity and is hashed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from checkpoints_zoo.formats.shard_files import file_stamp
 
 Hashes = dict[str, str]
 
-# Path of a record -> identity and hashes in it; this also works if the record can't be written.
+# Path of a record -> (identity, hashes); this dict also serves if the record file can't be written.
 _known_records: dict[Path, tuple[tuple[int, ...], Hashes]] = {}
 
 
@@ -24,23 +24,24 @@ class HashRecord:
 
     Args:
         path: path of the file.
-        record: path of the JSON file with its record.
-        check: whether to ignore recorded hashes, so that the file is hashed again.
+        record: path of the JSON file that holds the hashes.
+        check: whether recorded hashes are ignored, so that the file is hashed again.
 
     Attributes:
-        hashes: part of the file -> its hash; empty if the file has changed since it was hashed.
-        old_hashes: part of the file -> its hash when the record was written; the file may have changed since.
+        hashes: name of a part of the file -> hash of the part; empty if the file has changed since the hashing.
+        old_hashes: name of a part of the file -> hash of the part when the record was written, even if the file has
+            changed.
     """
 
-    def __init__(self, path: Path, record: Path, check: bool = False) -> None:
+    def __init__(self, path: Path, record: Path, ignore_recorded: bool = False) -> None:
         self._identity = file_stamp(path)
         self._record = record
         self._changed = False
-        identity, recorded = _known_records.get(record, ((), {}))
+        identity, recorded_hashes = _known_records.get(record, ((), {}))
         if identity != self._identity:
-            identity, recorded = _read(record)
-        self.hashes: Hashes = dict(recorded) if identity == self._identity and not check else {}
-        self.old_hashes: Hashes = recorded
+            identity, recorded_hashes = _read_record(record)
+        self.hashes: Hashes = dict(recorded_hashes) if identity == self._identity and not ignore_recorded else {}
+        self.old_hashes: Hashes = recorded_hashes
 
     def add(self, part: str, digest: str) -> None:
         """Add the hash of a part of the file, which has just been computed."""
@@ -48,15 +49,15 @@ class HashRecord:
         self._changed = True
 
     def save(self) -> None:
-        """Write the record by rename, if a hash was added. No error is raised if the folder can't be written to."""
+        """Write the record by rename, if a hash was added. If the folder can't be written to, no error is raised."""
         if self._changed:
             _known_records[self._record] = self._identity, dict(self.hashes)
             with suppress(OSError), disk.replace_file(self._record) as file:
                 file.write(json.dumps({"identity": self._identity, "hashes": self.hashes}))
 
 
-def _read(record: Path) -> tuple[tuple[int, ...], Hashes]:
-    """Read a record; return the identity and the hashes, both empty if the record is missing or damaged."""
+def _read_record(record: Path) -> tuple[tuple[int, ...], Hashes]:
+    """Read a record; return the file's identity and the hashes, both empty if the record is missing or damaged."""
     try:
         values = json.loads(record.read_bytes())
         identity, hashes = tuple(values["identity"]), values["hashes"]

@@ -1,8 +1,8 @@
 """Access to the Hub: resolve addresses to commits, get files, and translate the errors of the Hub's client into ours.
 
-All calls after `resolve_address` name the commit, so a running program does not see newer commits. The
-client's own settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. The client is
-imported inside functions, because importing it takes half a second.
+All calls after `resolve_address` name the commit, so a running program does not see newer commits. The client's own
+settings apply: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. The client is imported
+inside functions, because importing it takes half a second.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
-LIBRARY = "checkpoints_zoo"
+LIBRARY_NAME = "checkpoints_zoo"
 CONNECTION_SECONDS = 10
-SCHEME = "hf://"
+ADDRESS_SCHEME = "hf://"
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
-TRY_AGAIN = "Try again: what has arrived is kept"
-CHECK_PROXIES = "Check HF_ENDPOINT, and proxies on the way"
-LOGIN = "log in with `hf auth login` or set HF_TOKEN"
+TRY_AGAIN_ADVICE = "Try again: what has arrived is kept"
+PROXY_ADVICE = "Check HF_ENDPOINT, and proxies on the way"
+LOGIN_ADVICE = "log in with `hf auth login` or set HF_TOKEN"
 
 T = TypeVar("T")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
-_fallback: list[Path] = []
-_connected: set[str] = set()
-_late_settings: set[str] = set()  # those that were warned of
+_fallback_folders: list[Path] = []
+_reached_addresses: set[str] = set()
+_late_settings: set[str] = set()  # settings for which a warning was shown
 
 
 @dataclass(frozen=True)
@@ -76,25 +76,23 @@ class Repo:
 
     @property
     def label(self) -> str:
-        return f"{SCHEME}datasets/{self.id}"
+        return f"{ADDRESS_SCHEME}datasets/{self.id}"
 
     def __str__(self) -> str:
         return f"{self.label}@{self.commit}"
 
 
 def resolve_address(address: str) -> Repo:
-    """Find the commit that an address refers to; return the repo at this commit. In offline mode this is the commit
-    that was last found on this machine.
+    """Find the commit that an address refers to; return the repo at this commit. In offline mode, the address refers to
+    the commit that this machine last found for it.
 
     Args:
-        address: address `hf://datasets/org/name[@revision]`, where the revision is a branch, tag or commit; main by
-            default.
+        address: `hf://datasets/org/name[@revision]`; the revision is a branch, tag or commit, by default main.
 
     Raises:
         SourceNotFound: the address has another form, or the repo or the revision does not exist.
         AccessError: the user's login may not read the repo.
-        NetworkError: the Hub gave no answer; or offline mode is on, and the revision was never resolved on this
-            machine.
+        NetworkError: the Hub gave no answer; or offline mode is on, and this machine never found the revision's commit.
     """
     from huggingface_hub import constants, is_offline_mode
     from huggingface_hub.errors import RevisionResolutionError
@@ -105,23 +103,23 @@ def resolve_address(address: str) -> Repo:
     )  # fmt: skip
 
     _warn_of_late_settings()
-    id, revision = _parse(address)
+    id, revision = _parse_address(address)
     if _COMMIT.fullmatch(revision):
         return Repo(id, revision)
-    label = f"{SCHEME}datasets/{id}"
+    label = f"{ADDRESS_SCHEME}datasets/{id}"
     if is_offline_mode():
         from huggingface_hub import resolve_revision
 
         try:
-            known = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
+            known_revision = resolve_revision(id, repo_type="dataset", revision=revision, local_files_only=True)
         except (RevisionResolutionError, UnicodeDecodeError) as error:
             raise NetworkError(
                 f"revision {revision!r} of {label}",
-                expected="a commit that it meant before, since HF_HUB_OFFLINE is set",
-                found="none in the cache",
+                expected="a commit of it in the cache, since HF_HUB_OFFLINE is set",
+                found="none",
                 do="Load it once online",
             ) from error
-        return Repo(id, str(known.resolved))
+        return Repo(id, str(known_revision.resolved))
     with translated_errors(label, f"revision {revision!r} of {label}"):
         # The client's resolve_revision is not used, because it continues with an older commit if the Hub does not
         # answer.
@@ -143,26 +141,27 @@ def resolve_address(address: str) -> Repo:
             f"revision {revision!r} of {label}",
             expected=f"a commit from {host()}",
             found=guess_kind(response.content) or "another answer",
-            do="A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked",
+            do="A login page or a proxy may have answered; HF_ENDPOINT sets the address of the Hub",
         )
     _record_revision(id, revision, commit)
     return Repo(id, commit)
 
 
 def _warn_of_late_settings() -> None:
-    """Warn, once for each, of settings that were changed after the client was imported, which it ignores."""
+    """Warn, once for each setting, of settings that were changed after the Hub's client was imported: the client
+    ignores them."""
     from huggingface_hub import constants, is_offline_mode
 
-    changed, home = [], os.environ.get("HF_HOME")
-    folder = os.environ.get("HF_HUB_CACHE") or (home and str(Path(home, "hub")))
+    changed_settings, hf_home = [], os.environ.get("HF_HOME")
+    folder = os.environ.get("HF_HUB_CACHE") or (hf_home and str(Path(hf_home, "hub")))
     if folder and Path(os.path.expandvars(folder)).expanduser() != Path(constants.HF_HUB_CACHE):
-        changed.append(f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={folder}")
+        changed_settings.append(f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={folder}")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not is_offline_mode():
-        changed.append("HF_HUB_OFFLINE")
+        changed_settings.append("HF_HUB_OFFLINE")
     address = os.environ.get("HF_ENDPOINT")
     if address and address.rstrip("/") != endpoint():
-        changed.append(f"HF_ENDPOINT={address}")
-    for setting in changed:
+        changed_settings.append(f"HF_ENDPOINT={address}")
+    for setting in changed_settings:
         if setting not in _late_settings:
             _late_settings.add(setting)
             warnings.warn(
@@ -172,7 +171,7 @@ def _warn_of_late_settings() -> None:
             )
 
 
-def _parse(address: str) -> tuple[str, str]:
+def _parse_address(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
 
@@ -184,7 +183,7 @@ def _parse(address: str) -> tuple[str, str]:
             advice = f"If {uri.revision}/{uri.path_in_repo} is a branch, write its slashes as %2F"
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             revision = uri.revision or "main"
-            problem = manifest.path_problem(unquote(revision))  # the client names a file of its cache after it
+            problem = manifest.path_problem(unquote(revision))  # the client names a cache file after the revision
             if not problem:
                 return uri.id, revision
             kind = f"the revision {problem}"
@@ -201,7 +200,7 @@ def _parse(address: str) -> tuple[str, str]:
 
 
 def _record_revision(id: str, revision: str, commit: str) -> None:
-    """Record a revision's commit in the client's cache, as the client does, for offline mode."""
+    """Record the commit of a revision in the client's cache, as the client does; offline mode uses the record."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -217,7 +216,8 @@ def _record_revision(id: str, revision: str, commit: str) -> None:
 
 
 def split_address(address: str, subject: str) -> tuple[str, str]:
-    """Split an address; return the address of the repo, and the path in the repo ("" if there is none).
+    """Split an address on the Hub; return the address of the repo, and the path in the repo ("" if the address has
+    none).
 
     An address of another form is returned unchanged; `resolve_address` raises the error that explains it.
 
@@ -242,20 +242,20 @@ def split_address(address: str, subject: str) -> tuple[str, str]:
     if path and (problem := manifest.path_problem(path)):
         raise SourceNotFound(f"{subject} {address}", expected="a path inside the repo", found=problem, path=path)
     kind = f"{uri.type}s/" if uri.type != "model" else ""
-    return f"{SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
+    return f"{ADDRESS_SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
 
 
 @cache
 def client_info() -> dict[str, Any]:
     """Return the name and version of this package, which every request sends."""
-    return {"library_name": LIBRARY, "library_version": version("checkpoints-zoo")}
+    return {"library_name": LIBRARY_NAME, "library_version": version("checkpoints-zoo")}
 
 
 def cache_root() -> Path:
-    """Return the folder of our cache, which HF_HOME and HF_ASSETS_CACHE set."""
+    """Return the folder of our cache, which HF_HOME and HF_ASSETS_CACHE determine."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_ASSETS_CACHE).expanduser() / LIBRARY
+    return Path(constants.HF_ASSETS_CACHE).expanduser() / LIBRARY_NAME
 
 
 def folder_name(repo_id: str) -> str:
@@ -273,11 +273,13 @@ def snapshot(repo: Repo) -> Path:
 
 
 def cached_file(repo: Repo, repo_path: str) -> Path | None:
-    """Look for a whole file in the client's cache; return its path, None if it is missing."""
+    """Look for a whole file in the client's cache; return its path, None if the file is missing."""
     from huggingface_hub import try_to_load_from_cache
 
-    for folder in (None, *fallback_folders()):
-        path = try_to_load_from_cache(repo.id, repo_path, cache_dir=folder, revision=repo.commit, repo_type="dataset")
+    for cache_folder in (None, *fallback_folders()):
+        path = try_to_load_from_cache(
+            repo.id, repo_path, cache_dir=cache_folder, revision=repo.commit, repo_type="dataset"
+        )
         if isinstance(path, str):
             return Path(path)
     return None
@@ -291,13 +293,13 @@ def whole_file_record(repo: Repo, path: Path) -> Path:
 
 def _blob_name(path: Path) -> str:
     """Return the name of a cached file's blob, which is its ETag."""
-    # The client links to a file named by the ETag; with Xet that file is a link to one of another name.
+    # The client's cache holds links to a file named by the ETag; with Xet this file is itself a link to another file.
     return path.readlink().name if path.is_symlink() else path.name
 
 
 def has_announced_hash(path: Path) -> bool:
-    """Say whether the client's cache states which hash a file should have, which it does not on file systems without
-    links."""
+    """Say whether the client's cache states which hash a file should have. On file systems without links, no hash is
+    stated."""
     return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", _blob_name(path)) is not None
 
 
@@ -308,45 +310,44 @@ def is_offline() -> bool:
     return is_offline_mode()
 
 
-def check_whole_file(repo: Repo, path: Path, check: bool = False) -> str:
-    """Compare the hash of a file in the client's cache with the one that the Hub announced; delete the file if they
-    differ.
+def check_whole_file(repo: Repo, path: Path, ignore_recorded: bool = False) -> str:
+    """Compare the hash of a file in the client's cache with the announced hash; delete the file if the two differ.
 
-    The file is read once for each state of it.
+    The file is read again only after it has changed.
 
     Args:
         repo, path: the repo that has the file, and the path of the cached file.
-        check: whether to hash the file again even if a hash is recorded.
+        ignore_recorded: whether the file is hashed again even if a hash is recorded.
 
     Returns:
-        The hash of a file that was deleted and its kind, "" for a right one, or one whose hash nobody announced.
+        The hash and kind of a file that was deleted; "" if the hash is right, or if no hash was announced.
     """
-    announced, blob = _blob_name(path), path.resolve()
-    record = HashRecord(blob, whole_file_record(repo, path), check)
-    if record.hashes.get("") == announced:
+    announced_hash, blob_path = _blob_name(path), path.resolve()
+    record = HashRecord(blob_path, whole_file_record(repo, path), ignore_recorded)
+    if record.hashes.get("") == announced_hash:
         return ""
-    actual = _hash_like(announced, blob)
-    if actual in ("", announced):
-        if actual:
-            record.add("", actual)
+    actual_hash = _hash_as_announced(announced_hash, blob_path)
+    if actual_hash in ("", announced_hash):
+        if actual_hash:
+            record.add("", actual_hash)
             record.save()
         return ""
-    with blob.open("rb") as file:
+    with blob_path.open("rb") as file:
         kind = guess_kind(file.read(512))
     drop_whole_file(repo, path)
-    return f"{actual[:16]}…{f': {kind}' if kind else ''}"
+    return f"{actual_hash[:16]}…{f': {kind}' if kind else ''}"
 
 
 def drop_whole_file(repo: Repo, path: Path) -> None:
-    """Delete a file from the client's cache, and the links to it, so that it is fetched again."""
-    record, blob = whole_file_record(repo, path), path.resolve()
-    named = path.parent / path.readlink() if path.is_symlink() else path
-    for link in {path, named, blob}:
+    """Delete a file and the links to it from the client's cache, so that the file is fetched again."""
+    record, blob_path = whole_file_record(repo, path), path.resolve()
+    etag_link = path.parent / path.readlink() if path.is_symlink() else path
+    for link in {path, etag_link, blob_path}:
         delete_file(link, record)
 
 
 def has_file(repo: Repo, repo_path: str) -> bool:
-    """Say whether a repo has a file at its commit; the Hub is asked at most once, and in offline mode only the cache is
+    """Say whether a repo has a file at its commit. The Hub is asked at most once; in offline mode, only the cache is
     searched.
 
     Raises:
@@ -366,8 +367,9 @@ def has_file(repo: Repo, repo_path: str) -> bool:
     return True
 
 
-def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
-    """List the files in a folder of a repo, or all files below it; return their paths, [] if there is no such folder.
+def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
+    """List the files in a folder of a repo, or (`recursive`) all files below the folder; return their paths, [] if
+    there is no such folder.
 
     In offline mode, only the cached files are listed.
 
@@ -379,12 +381,12 @@ def list_files(repo: Repo, folder: str, below: bool = False) -> list[str]:
     from huggingface_hub.hf_api import RepoFile
 
     if is_offline_mode():
-        root, pattern = snapshot(repo), "**/*" if below else "*"
+        root, pattern = snapshot(repo), "**/*" if recursive else "*"
         return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
     with translated_errors(repo.label, f"folder {folder} of {repo.label}"):
         try:
-            listed = HfApi(**client_info()).list_repo_tree
-            rows = listed(repo.id, folder, recursive=below, repo_type="dataset", revision=repo.commit)
+            list_tree = HfApi(**client_info()).list_repo_tree
+            rows = list_tree(repo.id, folder, recursive=recursive, repo_type="dataset", revision=repo.commit)
             paths = sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
@@ -397,7 +399,7 @@ def _check_path(repo: Repo, repo_path: str) -> None:
     """Check a path that becomes a name in the client's cache.
 
     Raises:
-        DamagedError: it leads out of the repo.
+        DamagedError: the path leads out of the repo.
     """
     if problem := manifest.path_problem(repo_path):
         raise DamagedError(
@@ -409,17 +411,17 @@ def _check_path(repo: Repo, repo_path: str) -> None:
 
 
 def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
-    """Get a whole file through the client's cache, checked against its announced hash; return its path.
+    """Get a whole file through the client's cache, and compare it with the announced hash; return the file's path.
 
-    A cached file that has another hash is deleted, and fetched again.
+    A cached file that has another hash than announced is deleted, and fetched again.
 
     Args:
         repo, repo_path: the repo, and the path of the file in it.
-        check: whether to hash a cached file again that was hashed before.
+        check: whether a cached file is hashed again even if a hash is recorded.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `resolve_address`.
-        DamagedError: the bytes that arrived do not have the announced hash; they are deleted.
+        DamagedError: the bytes that arrived do not have the announced hash; the bytes are deleted.
         FormatError: a manifest or description is too large.
     """
     from huggingface_hub import constants, hf_hub_download
@@ -430,9 +432,9 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     subject = f"file {repo_path} of {repo.label}"
 
     def download(folder: Path | None) -> Path:
-        bar = _bounded_bar(repo_path, subject)
-        where = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
-        return Path(str(hf_hub_download(repo.id, repo_path, cache_dir=folder, tqdm_class=bar, **where)))
+        bar = _limited_progress_bar(repo_path, subject)
+        repo_options = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
+        return Path(str(hf_hub_download(repo.id, repo_path, cache_dir=folder, tqdm_class=bar, **repo_options)))
 
     with translated_errors(repo.label, subject):
         try:
@@ -442,24 +444,24 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
                 raise
             folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
             path = retry_patiently(lambda: download(folder), RETRIED_STATUSES)
-    announced = _blob_name(path)
-    if actual := check_whole_file(repo, path):
+    announced_hash = _blob_name(path)
+    if actual_hash := check_whole_file(repo, path):
         raise DamagedError(
             subject,
-            expected=f"the hash {announced[:16]}…",
-            found=actual,
-            do="It was not kept; get it again",
+            expected=f"the hash {announced_hash[:16]}…",
+            found=actual_hash,
+            do="The file was not stored; get it again",
             path=repo_path,
         )
     return path
 
 
-def _bounded_bar(repo_path: str, subject: str) -> type[Any]:
-    """Return a progress bar class for the Hub's client; it stops a download that is too large.
+def _limited_progress_bar(repo_path: str, subject: str) -> type[Any]:
+    """Return a progress bar class for the Hub's client; the progress bar stops a download that is too large.
 
     Args:
         repo_path: the file's path in the repo; only manifests and predictions are limited.
-        subject: the file's name in error texts.
+        subject: noun for the file in error texts.
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
@@ -475,8 +477,8 @@ def _bounded_bar(repo_path: str, subject: str) -> type[Any]:
         def update(self, n: float | None = 1) -> bool | None:
             self.received_bytes += int(n or 0)
             self._check(self.received_bytes)
-            shown: bool | None = super().update(n)
-            return shown
+            is_shown: bool | None = super().update(n)
+            return is_shown
 
         def _check(self, size: int) -> None:
             if repo_path.startswith(("manifests/", "predictions/")):
@@ -485,12 +487,12 @@ def _bounded_bar(repo_path: str, subject: str) -> type[Any]:
     return BoundedBar
 
 
-def _hash_like(announced: str, path: Path) -> str:
-    """Hash a file as the Hub does: sha256 for large files, git's sha1 for others; return the hash, "" if the ETag is
-    neither kind."""
-    if re.fullmatch("[0-9a-f]{64}", announced):
+def _hash_as_announced(announced_hash: str, path: Path) -> str:
+    """Hash a file as the Hub does: sha256 for large files, git's sha1 for others; return the hash, "" if the ETag is no
+    hash."""
+    if re.fullmatch("[0-9a-f]{64}", announced_hash):
         digest = hashlib.sha256()
-    elif re.fullmatch("[0-9a-f]{40}", announced):
+    elif re.fullmatch("[0-9a-f]{40}", announced_hash):
         digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     else:
         return ""
@@ -523,13 +525,13 @@ def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
 
 
 @contextmanager
-def translated_errors(label: str, subject: str, to: str = "read") -> Iterator[None]:
-    """Translate errors of the Hub's client that the `with` block raises into ours.
+def translated_errors(label: str, subject: str, permission: str = "read") -> Iterator[None]:
+    """Translate errors of the Hub's client that the `with` block raises into errors of this package.
 
     Args:
         label: label of the repo, for error texts.
         subject: name of the requested thing, for error texts.
-        to: the permission that the request needs, "read" or "write".
+        permission: the permission that the request needs, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
@@ -542,27 +544,28 @@ def translated_errors(label: str, subject: str, to: str = "read") -> Iterator[No
         yield
     except ZooError:
         raise
-    except LocalEntryNotFoundError as error:  # This error wraps the error of the request.
-        raise translate_error(error.__cause__ or error, label, subject, to) from error
+    except LocalEntryNotFoundError as error:  # The client wraps the error of the request in this error.
+        raise translate_error(error.__cause__ or error, label, subject, permission) from error
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise translate_error(error, label, subject, to) from error
+        raise translate_error(error, label, subject, permission) from error
 
 
 def _guard_client() -> None:
-    """Let the client check each answer before it uses its headers; once for each session of the client."""
+    """Let the client check the headers of each answer before it uses them; this is set up once for each session of the
+    client."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     session = get_session()
     hooks = session.event_hooks
-    if _check_names not in hooks["response"]:
-        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_names]}
+    if _check_cache_names not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_cache_names]}
 
 
-def _check_names(response: Any) -> None:
-    """Check the headers after which the client names files of its cache: the commit and the ETag.
+def _check_cache_names(response: Any) -> None:
+    """Check the commit and the ETag in an answer's headers, after which the client names files of its cache.
 
     Raises:
-        DamagedError: one of them is no plain word.
+        DamagedError: the commit or the ETag is not a plain word.
     """
     headers = response.headers
     if "x-repo-commit" not in headers:  # the client uses no other answers for names
@@ -574,15 +577,15 @@ def _check_names(response: Any) -> None:
                 f"answer from {host()}",
                 expected=f"{name} with {'40 hex digits' if pattern is _COMMIT else 'a plain word'}",
                 found=repr(value[:80]),
-                do=f"Nothing was written. {CHECK_PROXIES}",
+                do=f"Nothing was written. {PROXY_ADVICE}",
             )
 
 
 def _check_token() -> None:
-    """Check that the login can be sent.
+    """Check that the token of the login can be sent in a header.
 
     Raises:
-        AccessError: it has characters that no header takes.
+        AccessError: the token has characters that a header can't contain.
     """
     from huggingface_hub import get_token
 
@@ -593,13 +596,13 @@ def _check_token() -> None:
     if not (token.isascii() and token.isprintable()):
         raise AccessError(
             "HF_TOKEN, or the stored login", expected="a token of plain letters and digits", found="other characters",
-            do="Copy it again, or unset it: public repos need none",
+            do="Copy the token again, or unset it: public repos need none",
         )  # fmt: skip
 
 
-def translate_error(error: BaseException, label: str, subject: str, to: str = "read") -> BaseException:
-    """Return our error for an error of the Hub's client; an error that has nothing to do with the network is returned
-    unchanged."""
+def translate_error(error: BaseException, label: str, subject: str, permission: str = "read") -> BaseException:
+    """Translate an error of the Hub's client; return this package's error. An error that has nothing to do with the
+    network is returned unchanged."""
     from huggingface_hub.errors import (
         FileMetadataError,
         GatedRepoError,
@@ -613,11 +616,11 @@ def translate_error(error: BaseException, label: str, subject: str, to: str = "r
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     if isinstance(error, OfflineModeIsEnabled):
-        expected = "it in the cache, since HF_HUB_OFFLINE is set"
-        return NetworkError(subject, expected=expected, found="nothing there", do="Load it once online")
+        expected = "a copy in the cache, since HF_HUB_OFFLINE is set"
+        return NetworkError(subject, expected=expected, found="none", do="Load it once online")
     if isinstance(error, GatedRepoError):
-        page = f"{endpoint()}/{label.removeprefix('hf://')}"
-        do = f"Ask for access at {page}, then {LOGIN}"
+        access_page = f"{endpoint()}/{label.removeprefix('hf://')}"
+        do = f"Ask for access at {access_page}, then {LOGIN_ADVICE}"
         return AccessError(subject, expected="access to the repo", found="a gated one", do=do)
     if isinstance(error, RevisionNotFoundError):
         return SourceNotFound(subject, expected="a branch, tag or commit", found="no such revision")
@@ -627,19 +630,19 @@ def translate_error(error: BaseException, label: str, subject: str, to: str = "r
             subject, expected="a file, since a manifest names it", found="no such file at this commit", path=repo_path
         )
     if isinstance(error, RepositoryNotFoundError):
-        do = f"Check its name; if it is private, {LOGIN}"
+        do = f"Check its name; if it is private, {LOGIN_ADVICE}"
         return SourceNotFound(subject, expected="a data set repo", found="none that this login may see", do=do)
     if isinstance(error, HfHubHTTPError):
-        return _status_error(error.response, subject, to)
+        return _status_error(error.response, subject, permission)
     if isinstance(error, FileMetadataError):
-        return NetworkError(subject, expected="the headers of a Hub", found="others", do=CHECK_PROXIES)
+        return NetworkError(subject, expected="the headers of a Hub", found="others", do=PROXY_ADVICE)
     if isinstance(error, JSONDecodeError):
-        return NetworkError(subject, expected=f"an answer from {host()}", found="a page that is none", do=CHECK_PROXIES)
+        return NetworkError(subject, expected=f"JSON from {host()}", found="another page", do=PROXY_ADVICE)
     # For a wrong size the client raises a plain OSError.
     if isinstance(error, OSError) and "file should be of size" in str(error):
-        return NetworkError(subject, expected="as many bytes as announced", found="others", do=CHECK_PROXIES)
+        return NetworkError(subject, expected="as many bytes as announced", found="others", do=PROXY_ADVICE)
     if isinstance(error, OSError) and error.errno in disk.FULL_ERRORS:
-        return disk.disk_full(cache_root().parent, error)
+        return disk.disk_full_error(cache_root().parent, error)
     if isinstance(error, OSError) and error.errno in disk.LOCK_ERRORS:
         return StorageError(
             f"cache {cache_root().parent}", expected="a file system with locks", found=str(error.strerror or error),
@@ -653,33 +656,33 @@ def translate_error(error: BaseException, label: str, subject: str, to: str = "r
         reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
     else:
         return error
-    return NetworkError(subject, expected=f"an answer from {host()}", found=reason, do=TRY_AGAIN)
+    return NetworkError(subject, expected=f"an answer from {host()}", found=reason, do=TRY_AGAIN_ADVICE)
 
 
-def _status_error(response: Any, subject: str, to: str) -> ZooError:
+def _status_error(response: Any, subject: str, permission: str) -> ZooError:
     from huggingface_hub import get_token
 
-    code = response.status_code
-    status = f"{code} {HTTPStatus(code).phrase}" if code in iter(HTTPStatus) else str(code)
-    if code == 401 and get_token():
-        unset = ", or unset it: public repos need none" if to == "read" else ""
-        do = f"Replace it (HF_TOKEN, or `hf auth login`){unset}"
+    status_code = response.status_code
+    status = f"{status_code} {HTTPStatus(status_code).phrase}" if status_code in iter(HTTPStatus) else str(status_code)
+    if status_code == 401 and get_token():
+        unset_advice = ", or unset it: public repos need none" if permission == "read" else ""
+        do = f"Replace it (HF_TOKEN, or `hf auth login`){unset_advice}"
         return AccessError(
             subject, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do
         )
-    if code in (401, 403):
-        return AccessError(subject, expected=f"permission to {to}", found=status, do=f"L{LOGIN[1:]}")
-    if code == 416:
+    if status_code in (401, 403):
+        return AccessError(subject, expected=f"permission to {permission}", found=status, do=f"L{LOGIN_ADVICE[1:]}")
+    if status_code == 416:
         expected = "the bytes that the manifest names"
         return DamagedError(subject, expected=expected, found=f"{status}: the file is shorter", do="Tell its producer")
-    if code == 429:
+    if status_code == 429:
         wait_match = re.search(r"\d+", response.headers.get("retry-after", "")) or re.search(
             r"(?<=t=)\d+", response.headers.get("ratelimit", "")
         )
-        when = f"in {wait_match[0]} s" if wait_match else "in a few minutes"
-        do = f"Try again {when}: what has arrived is kept. Logged in, the limit is higher"
+        waiting_time = f"in {wait_match[0]} s" if wait_match else "in a few minutes"
+        do = f"Try again {waiting_time}: what has arrived is kept. Logged in, the limit is higher"
         return NetworkError(subject, expected="an answer", found=f"{status}: the Hub's rate limit", do=do)
-    return NetworkError(subject, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN)
+    return NetworkError(subject, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN_ADVICE)
 
 
 def check_endpoint() -> None:
@@ -696,8 +699,8 @@ def check_endpoint() -> None:
 
 
 def check_connection() -> None:
-    """Check that the Hub, or the proxy before it, accepts connections; after a success this process does not check
-    again.
+    """Check that the Hub, or the proxy in front of it, accepts connections; after a success, this process does not
+    check again.
 
     Without this check, the client would repeat a request for half a minute if there is no network.
 
@@ -707,18 +710,18 @@ def check_connection() -> None:
     from huggingface_hub import is_offline_mode
 
     address = endpoint()
-    if address in _connected or is_offline_mode():
+    if address in _reached_addresses or is_offline_mode():
         return
     parts = urlsplit(address)
     proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-    first = urlsplit(proxy) if proxy else parts
-    port = first.port or {"http": 80, "https": 443}.get(first.scheme)
-    if first.hostname is not None and port is not None:
+    first_address = urlsplit(proxy) if proxy else parts
+    port = first_address.port or {"http": 80, "https": 443}.get(first_address.scheme)
+    if first_address.hostname is not None and port is not None:
         try:
-            socket.create_connection((first.hostname, port), timeout=CONNECTION_SECONDS).close()
+            socket.create_connection((first_address.hostname, port), timeout=CONNECTION_SECONDS).close()
         except OSError as error:
             raise ConnectionError(str(error)) from error
-    _connected.add(address)
+    _reached_addresses.add(address)
 
 
 def endpoint() -> str:
@@ -733,28 +736,28 @@ def host() -> str:
 
 def is_hub_link(link: str) -> bool:
     """Say whether a link leads to the Hub itself, the only origin that a token is sent to."""
-    hub, other = urlsplit(endpoint()), urlsplit(link)
-    return (hub.scheme, hub.netloc) == (other.scheme, other.netloc)
+    hub_parts, link_parts = urlsplit(endpoint()), urlsplit(link)
+    return (hub_parts.scheme, hub_parts.netloc) == (link_parts.scheme, link_parts.netloc)
 
 
-def fallback_folder(refused: Path, error: OSError) -> Path:
+def fallback_folder(unwritable_folder: Path, error: OSError) -> Path:
     """Return a temporary folder that replaces a cache folder which can't be written to; warn at the first call.
 
     Args:
-        refused: the cache folder that can't be written to.
+        unwritable_folder: the cache folder that can't be written to.
         error: the error that writing to the cache raised.
     """
-    if not _fallback:
-        _fallback.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
-        atexit.register(shutil.rmtree, _fallback[0], ignore_errors=True)
+    if not _fallback_folders:
+        _fallback_folders.append(Path(tempfile.mkdtemp(prefix="checkpoints-zoo-")))
+        atexit.register(shutil.rmtree, _fallback_folders[0], ignore_errors=True)
         warnings.warn(
-            f"the cache {refused} can't be written to ({error.strerror}): what is fetched goes with this process. "
-            "Set HF_HOME to a folder that can be.",
+            f"the cache {unwritable_folder} can't be written to ({error.strerror}): fetched files are deleted "
+            "when this process ends. Set HF_HOME to a folder that can be written to.",
             stacklevel=2,
         )
-    return _fallback[0]
+    return _fallback_folders[0]
 
 
 def fallback_folders() -> list[Path]:
-    """Return the temporary folder that `fallback_folder` has made, in a list that is empty if there is none."""
-    return _fallback[:]
+    """Return a list with the temporary folder that `fallback_folder` has made; the list is empty if there is none."""
+    return _fallback_folders[:]

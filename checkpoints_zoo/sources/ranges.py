@@ -1,4 +1,4 @@
-"""Reading of byte ranges of a file on the Hub: a HEAD request returns a signed link, over which ranges are read."""
+"""Reading of byte ranges of a file on the Hub: a HEAD request returns a signed link, from which ranges are read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.hub import Repo
 
-TRIES = 5  # Number of times that one range is tried; the client itself repeats requests after 429 and 5xx.
-SNIFFED = 512
+LARGEST_TRY_COUNT = (
+    5  # Largest number of tries for one range; the client itself repeats requests after the statuses 429 and 5xx.
+)
+SNIFFED_BYTES = 512
 
 Sink = Callable[[int, bytes], None]
 
@@ -26,7 +28,7 @@ class RemoteFile:
 
     Args:
         repo, repo_path: the repo, and the path of the file in it.
-        etag: ETag of the file's content, the same in every repo.
+        etag: ETag of the file, which depends only on its content.
         size: size of the file in bytes.
         link: signed link to the file's bytes, valid for some time.
     """
@@ -36,12 +38,12 @@ class RemoteFile:
     etag: str
     size: int
     link: str
-    _renewing: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _renewed: bool = False
-    _proved: bool = False
+    _renewal_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _link_is_renewed: bool = False
+    _link_works: bool = False
 
     @property
-    def what(self) -> str:
+    def error_subject(self) -> str:
         return f"file {self.repo_path} of {self.repo.label}"
 
     @classmethod
@@ -54,49 +56,52 @@ class RemoteFile:
         from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-        what = f"file {repo_path} of {repo.label}"
+        error_subject = f"file {repo_path} of {repo.label}"
         url = hf_hub_url(repo.id, repo_path, repo_type="dataset", revision=repo.commit)
-        with hub.translated_errors(repo.label, what):
+        with hub.translated_errors(repo.label, error_subject):
             metadata = hub.retry_patiently(
                 lambda: get_hf_file_metadata(
                     url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.client_info()
                 ),
                 (408,),
             )
-            link = httpx.URL(metadata.location)  # ValueError, or the client's, for a host or port that is none
+            link = httpx.URL(metadata.location)  # raises an error for a wrong host or port
             urlsplit(str(link))
         if metadata.etag is None or metadata.size is None:
             raise NetworkError(
-                what, expected="an ETag and a size", found="none", do="Check HF_ENDPOINT, and proxies on the way"
+                error_subject,
+                expected="an ETag and a size",
+                found="none",
+                do="Check HF_ENDPOINT, and proxies on the way",
             )
         return cls(repo, repo_path, metadata.etag, metadata.size, metadata.location)
 
     def check_size(self, end: int) -> None:
-        """Check that the file has at least as many bytes as the manifest needs.
+        """Check that the file has at least `end` bytes, as many as the manifest needs.
 
         Raises:
-            DamagedError: the file is shorter; the error says what kind of file it seems to be.
+            DamagedError: the file is shorter; the error names the kind of file, if its first bytes show the kind.
         """
         if end <= self.size:
             return
-        kind = guess_kind(self.first()) if self.size > 0 else ""
+        kind = guess_kind(self.first_bytes()) if self.size > 0 else ""
         raise DamagedError(
-            self.what, expected=f"{end:,} bytes or more, as the manifest says",
+            self.error_subject, expected=f"{end:,} bytes or more, as the manifest says",
             found=f"{self.size:,} bytes{f': {kind}' if kind else ''}",
             do="Manifest and file do not belong together: tell the producer", path=self.repo_path,
         )  # fmt: skip
 
-    def first(self) -> bytes:
-        """Read the first bytes of the file, which show its kind; return them, b"" if they can't be read."""
+    def first_bytes(self) -> bytes:
+        """Read the first bytes of the file, which show its kind; return these bytes, b"" if they can't be read."""
         content = bytearray()
         try:
-            self.read(0, min(SNIFFED, self.size), lambda _, piece: content.extend(piece))
+            self.read(0, min(SNIFFED_BYTES, self.size), lambda _, piece: content.extend(piece))
         except (DamagedError, AccessError, NetworkError):
             return b""
         return bytes(content)
 
     def bytes_at(self, offset: int, length: int) -> bytes:
-        """Read a range into memory; return its bytes, fewer at the end of the file.
+        """Read a range of the file into memory; return its bytes, fewer at the end of the file.
 
         Raises:
             NetworkError, AccessError, DamagedError: for the same reasons as in `read`.
@@ -105,12 +110,12 @@ class RemoteFile:
         self.read(offset, min(offset + length, self.size), lambda _, piece: content.extend(piece))
         return bytes(content)
 
-    def read(self, begin: int, end: int, sink: Sink) -> None:
-        """Read a range and pass the bytes on as they arrive; if the connection breaks, the reading continues where it
-        stopped.
+    def read(self, start: int, end: int, sink: Sink) -> None:
+        """Read a range of the file and pass the bytes on as they arrive; if the connection breaks, the reading
+        continues where it stopped.
 
         Args:
-            begin, end: offsets of the first byte of the range and of the byte after the last one.
+            start, end: offsets of the first byte of the range and of the byte after the last one.
             sink: function that is called with (offset in the file, bytes), in order and once for every byte.
 
         Raises:
@@ -120,9 +125,9 @@ class RemoteFile:
         """
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-        cursor, failures = _Cursor(begin, end, sink), 0
-        while cursor.at < end:
-            link, progress, reason = self.link, cursor.at, "a body cut short"
+        cursor, failures = _Cursor(start, end, sink), 0
+        while cursor.position < end:
+            link, start_position, reason = self.link, cursor.position, "a body cut short"
             try:
                 if not self._stream(link, cursor):
                     self._renew_link(link)
@@ -131,20 +136,24 @@ class RemoteFile:
                 reason = "no bytes for too long"
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
-            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # a false encoding, a circle of links
-                raise hub.translate_error(error, self.repo.label, self.what) from error
-            if cursor.at >= end:
+            except (
+                httpx.RequestError,
+                httpx.InvalidURL,
+                UnicodeError,
+            ) as error:  # such as a wrong encoding, or a circle of links
+                raise hub.translate_error(error, self.repo.label, self.error_subject) from error
+            if cursor.position >= end:
                 return
-            failures = 1 if cursor.at > progress else failures + 1
-            if failures > TRIES:
+            failures = 1 if cursor.position > start_position else failures + 1
+            if failures > LARGEST_TRY_COUNT:
                 raise NetworkError(
-                    f"bytes {cursor.at:,} to {end:,} of {self.what}", expected="them to arrive",
-                    found=f"{reason}, {failures} times", do=hub.TRY_AGAIN, path=self.repo_path,
+                    f"bytes {cursor.position:,} to {end:,} of {self.error_subject}", expected="all of them",
+                    found=f"{reason}, {failures} times", do=hub.TRY_AGAIN_ADVICE, path=self.repo_path,
                 )  # fmt: skip
             time.sleep(min(2 ** (failures - 1), 8))
 
     def _stream(self, link: str, cursor: _Cursor) -> bool:
-        """Read from the cursor's position to its end; return False if the link has expired."""
+        """Read the file from the cursor's position to the cursor's end; return False if the link has expired."""
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -155,7 +164,7 @@ class RemoteFile:
 
         on_hub = hub.is_hub_link(link)  # A token is sent only to the Hub, never to the storage behind the link.
         headers = build_hf_headers(token=None if on_hub else False, **hub.client_info())
-        headers |= {"range": f"bytes={cursor.at}-{cursor.end - 1}", "accept-encoding": "identity"}
+        headers |= {"range": f"bytes={cursor.position}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
             with http_stream_backoff(
                 "GET", link, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
@@ -164,39 +173,40 @@ class RemoteFile:
                 if response.status_code in (401, 403) and not on_hub:
                     return False
                 hf_raise_for_status(response)
-                # Read piece by piece, so that bytes that arrive before a break are used.
+                # Read piece by piece, so that bytes that arrive before the connection breaks are used.
                 pieces = response.iter_bytes()
-                self._check(response.status_code, response.headers, cursor, pieces)
-                self._proved = True
+                self._check_answer(response.status_code, response.headers, cursor, pieces)
+                self._link_works = True
                 for piece in pieces:
-                    if cursor.at + len(piece) > cursor.end:
+                    if cursor.position + len(piece) > cursor.end:
                         raise self._wrong_range_error(cursor, "more bytes than that")
-                    cursor.sink(cursor.at, piece)
-                    cursor.at += len(piece)
+                    cursor.sink(cursor.position, piece)
+                    cursor.position += len(piece)
         except HfHubHTTPError as error:
-            raise hub.translate_error(error, self.repo.label, self.what) from error
+            raise hub.translate_error(error, self.repo.label, self.error_subject) from error
         return True
 
-    def _check(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:
-        """Check that an answer is the requested range of the requested file."""
+    def _check_answer(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:
+        """Check that the Hub's answer is the requested range of the requested file."""
         if status == 206:
             match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("content-range", ""))
-            if match and int(match[1]) == cursor.at and match[2] in ("*", str(self.size)):
+            if match and int(match[1]) == cursor.position and match[2] in ("*", str(self.size)):
                 return
             raise self._wrong_range_error(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
-        kind = guess_kind(next(pieces, b"")[:SNIFFED])
+        kind = guess_kind(next(pieces, b"")[:SNIFFED_BYTES])
         if kind:
             raise self._wrong_range_error(cursor, f"{status} and {kind}")
         raise NetworkError(
-            f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected="206 and this range",
+            f"bytes {cursor.position:,} to {cursor.end:,} of {self.error_subject}", expected="206 and this range",
             found=f"{status} and the file from its start",
-            do="A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror", path=self.repo_path,
+            do="A proxy may have dropped the Range header; HF_ENDPOINT can name another mirror", path=self.repo_path,
         )  # fmt: skip
 
     def _wrong_range_error(self, cursor: _Cursor, found: str) -> DamagedError:
         return DamagedError(
-            f"bytes {cursor.at:,} to {cursor.end:,} of {self.what}", expected=f"this range of {self.size:,} bytes",
-            found=found, do="A login page or a proxy may stand between; nothing of it was kept", path=self.repo_path,
+            f"bytes {cursor.position:,} to {cursor.end:,} of {self.error_subject}",
+            expected=f"this range of {self.size:,} bytes",
+            found=found, do="A login page or a proxy may have answered; nothing was stored", path=self.repo_path,
         )  # fmt: skip
 
     def _renew_link(self, link: str) -> None:
@@ -206,26 +216,27 @@ class RemoteFile:
             AccessError: the new link was refused too.
             DamagedError: the file on the Hub has changed.
         """
-        with self._renewing:
+        with self._renewal_lock:
             if self.link != link:
                 return
-            if self._renewed and not self._proved:
+            if self._link_is_renewed and not self._link_works:
                 found = f"a fresh one refused by {urlsplit(link).netloc}"
                 do = "Check the clock and proxies of this machine"
                 raise AccessError(
-                    self.what, expected="a link that may be read", found=found, do=do, path=self.repo_path
+                    self.error_subject, expected="a link that may be read", found=found, do=do, path=self.repo_path
                 )
-            new = RemoteFile.of(self.repo, self.repo_path)
-            if (new.etag, new.size) != (self.etag, self.size):
+            new_file = RemoteFile.of(self.repo, self.repo_path)
+            if (new_file.etag, new_file.size) != (self.etag, self.size):
                 raise DamagedError(
-                    self.what, expected=f"ETag {self.etag[:16]}", found=new.etag[:16], path=self.repo_path,
+                    self.error_subject, expected=f"ETag {self.etag[:16]}", found=new_file.etag[:16],
+                    path=self.repo_path,
                     do="A commit's files never change: tell the mirror's owner",
                 )  # fmt: skip
-            self.link, self._renewed, self._proved = new.link, True, False
+            self.link, self._link_is_renewed, self._link_works = new_file.link, True, False
 
 
 @dataclass
 class _Cursor:
-    at: int
+    position: int
     end: int
     sink: Sink

@@ -1,4 +1,4 @@
-"""Sources: the interface, its three kinds, and the selection of members by name or citation.
+"""Sources of members: the interface, the three kinds of sources, and the selection of members by name or citation.
 
 | kind | its manifest | its members |
 |---|---|---|
@@ -29,7 +29,7 @@ from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.selection import Key
+from checkpoints_zoo.formats.selection import SnapshotKey
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
 from checkpoints_zoo.formats.text import first_few, one_line
 from checkpoints_zoo.sources import archives, fetching, hub
@@ -39,13 +39,13 @@ from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
 
-# (name of a collection, its indexes) -> collection; each is built once in a process.
+# (name of a collection, its indexes) -> collection; each collection is built once in a process.
 _archived_collections: dict[tuple[str, tuple[tuple[str, int], ...]], ArchivedCollection] = {}
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A place with collections: manifests, members' bytes, and predictions beside them.
+    """A folder or repo with collections: manifests, members' bytes, and stored predictions.
 
     Args:
         root: the folder of the source; for a repo, the folder of its commit in the cache of the Hub's client.
@@ -66,8 +66,8 @@ class Source(ABC):
 
     @abstractmethod
     def collections(self) -> list[str]:
-        """Return the names of the source's collections: those with a manifest, and those of the catalog that lie in
-        archives."""
+        """Return the names of the source's collections: collections with a manifest, and collections of the catalog
+        that lie in archives."""
 
     @abstractmethod
     def commit(self, name: str) -> str:
@@ -86,7 +86,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations on this machine. Bytes that are missing on this
         machine are fetched together.
 
@@ -100,17 +100,20 @@ class Source(ABC):
         """
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
-        """Return selected rows with their present locations, which the reading of an archive may have corrected.
+        """Return selected rows with their present locations; the reading of an archive may have corrected the
+        locations.
 
         Raises:
-            DamagedError: a row turned out not to be a member.
+            DamagedError: the file of a row turned out not to be a member.
         """
         return rows
 
-    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         repo = hub.resolve_address(described.base) if described.base else self.repo
-        return rows.num_rows if repo is None else fetching.count_cached(repo, fetching.wanted_rows(described, rows))
+        return (
+            rows.num_rows if repo is None else fetching.count_cached(repo, fetching.requests_of_rows(described, rows))
+        )
 
     @abstractmethod
     def list_files(self, folder: str) -> list[str]:
@@ -141,8 +144,8 @@ class FolderSource(Source):
         return EMBEDDED if self.label == EMBEDDED else str(self.root)
 
     def collections(self) -> list[str]:
-        """Return the names of the source's collections: those with a manifest, and those of the catalog that lie in
-        archives."""
+        """Return the names of the source's collections: collections with a manifest, and collections of the catalog
+        that lie in archives."""
         manifests = [p.stem for p in (self.root / "manifests").glob("*.parquet")]
         return sorted(
             {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
@@ -182,13 +185,13 @@ class FolderSource(Source):
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Read and check a collection's description and manifest; return both."""
-        paths = self.manifest_path(name), self.description_path(name)
-        for path in paths:
+        file_paths = self.manifest_path(name), self.description_path(name)
+        for path in file_paths:
             if not path.is_file():
                 raise _missing_file_error(self, path, name)
-        return _read_checked(name, *paths)
+        return _read_collection_files(name, *file_paths)
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations. Bytes that lie in a Hub repo (the description's
         `base`) are fetched."""
         if described.base:
@@ -207,32 +210,32 @@ class FolderSource(Source):
     def list_files(self, folder: str) -> list[str]:
         """List all files below a folder, following links but visiting each folder once; return their paths in the
         source."""
-        paths, seen = list[str](), set[tuple[int, int]]()
+        paths, visited_folders = list[str](), set[tuple[int, int]]()
         for folder_path, folders, names in os.walk(self.root / folder, followlinks=True):
-            stat = Path(folder_path).stat()
-            if (stat.st_dev, stat.st_ino) in seen:
+            folder_stat = Path(folder_path).stat()
+            if (folder_stat.st_dev, folder_stat.st_ino) in visited_folders:
                 folders[:] = []
                 continue
-            seen.add((stat.st_dev, stat.st_ino))
+            visited_folders.add((folder_stat.st_dev, folder_stat.st_ino))
             paths += [Path(folder_path, name).relative_to(self.root).as_posix() for name in names]
         return sorted(paths)
 
     def local_path(self, source_path: str) -> Path:
-        """Find a file that a manifest names; return its path.
+        """Find a file that a manifest names; return the path on this disk.
 
         Raises:
             DamagedError: the path or a link on it leads out of the source.
             SourceNotFound: there is no such file.
         """
         path = self.root / source_path
-        problem, missing = manifest.path_problem(source_path), ""
+        problem, missing_reason = manifest.path_problem(source_path), ""
         try:
             if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.allowed_folders()):
                 problem = f"a link to {path.resolve()}"
             elif not problem and not path.is_file():
-                missing = "no such file"
+                missing_reason = "no such file"
         except (OSError, RuntimeError) as error:  # The path is too long, or links form a circle.
-            missing = str(error)
+            missing_reason = str(error)
         if problem:
             raise DamagedError(
                 f"path {source_path!r} in a manifest of {self.label}",
@@ -240,11 +243,11 @@ class FolderSource(Source):
                 found=problem,
                 path=source_path,
             )
-        if missing:
+        if missing_reason:
             raise SourceNotFound(
                 f"file {source_path} of source {self.label}",
                 expected="a file, since the manifest names it",
-                found=missing,
+                found=missing_reason,
                 do="Get the source again, or select members of other files",
                 path=path,
             )
@@ -277,8 +280,8 @@ class HubSource(Source):
         return str(self.repo)
 
     def collections(self) -> list[str]:
-        """Return the names of the source's collections: those with a manifest, and those of the catalog that lie in
-        archives."""
+        """Return the names of the source's collections: collections with a manifest, and collections of the catalog
+        that lie in archives."""
         manifests = [Path(p).stem for p in hub.list_files(self.repo, "manifests") if p.endswith(".parquet")]
         return sorted(
             {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
@@ -308,7 +311,7 @@ class HubSource(Source):
         source_paths = [f"manifests/{catalog.check_name(name)}.{x}" for x in ("parquet", "json")]
         paths = [self._fetch_path(source_path, name) for source_path in source_paths]
         try:
-            return _read_checked(name, paths[0], paths[1])
+            return _read_collection_files(name, paths[0], paths[1])
         except (FormatError, DamagedError):
             unchecked_paths = [path for path in paths if not hub.has_announced_hash(path)]
             if not unchecked_paths or hub.is_offline():
@@ -316,25 +319,25 @@ class HubSource(Source):
         for path in unchecked_paths:
             hub.drop_whole_file(self.repo, path)
         paths = [self._fetch_path(source_path, name) for source_path in source_paths]
-        return _read_checked(name, paths[0], paths[1])
+        return _read_collection_files(name, paths[0], paths[1])
 
     def _fetch_path(self, source_path: str, name: str) -> Path:
         try:
             return self.local_path(source_path)
         except SourceNotFound as error:
-            if error.path != source_path:  # the repo or the commit is missing, not the file
+            if error.path != source_path:  # The repo or the commit is missing, not the file.
                 raise
             raise _missing_file_error(self, self.root / source_path, name) from error
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
-        """Fetch the missing bytes of rows together; return all locations."""
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+        """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
         return fetching.fetch_rows(
             hub.resolve_address(described.base) if described.base else self.repo, described, rows, check=self.check
         )
 
     def list_files(self, folder: str) -> list[str]:
-        """List the files below a folder of the repo; return their paths, [] where there is no such folder."""
-        return hub.list_files(self.repo, folder, below=True)
+        """List the files below a folder of the repo; return their paths, [] if there is no such folder."""
+        return hub.list_files(self.repo, folder, recursive=True)
 
     def local_path(self, source_path: str) -> Path:
         """Fetch a whole file; return its path."""
@@ -344,7 +347,7 @@ class HubSource(Source):
 def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
     """Return the error for a collection whose manifest or description is missing in a source."""
     if path.suffix == ".parquet":
-        return catalog.not_found(name, source.collections(), f"source {source.label}")
+        return catalog.collection_not_found(name, source.collections(), f"source {source.label}")
     return SourceNotFound(
         f"source {source.label}",
         expected=f"{path.relative_to(source.root)} beside the manifest",
@@ -354,8 +357,9 @@ def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
     )
 
 
-def _read_checked(name: str, manifest_path: Path, description_path: Path) -> tuple[Description, pa.Table]:
-    """Read and check a manifest and its description; return both. Unchanged files are read only once.
+def _read_collection_files(name: str, manifest_path: Path, description_path: Path) -> tuple[Description, pa.Table]:
+    """Read and check a manifest and its description; return description and manifest. Unchanged files are read only
+    once.
 
     Args:
         name: name of the collection.
@@ -364,20 +368,20 @@ def _read_checked(name: str, manifest_path: Path, description_path: Path) -> tup
     Raises:
         FormatError, DamagedError: one of the files does not follow the format.
     """
-    return _read_checked_once(
+    return _read_collection_files_once(
         name, manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
     )
 
 
 @lru_cache(maxsize=32)
-def _read_checked_once(
+def _read_collection_files_once(
     name: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
 ) -> tuple[Description, pa.Table]:
     description = Description.from_json(catalog.read_json(description_path), description_path)
     if description.name != name:
         raise FormatError(
             f"description {description_path}",
-            expected=f"the name {name!r}, as the file's",
+            expected=f"the name {name!r}, as in the file's name",
             found=repr(description.name[:80]),
             path=description_path,
         )
@@ -388,38 +392,46 @@ def _read_checked_once(
 
 @dataclass(frozen=True)
 class ArchiveSource(Source):
-    """A source that is the archives of one collection in a folder or a repo. Files other than members are read from the
-    folder or repo as usual.
+    """A source that consists of the archives of one collection in a folder or repo. Other files than members are read
+    from the folder or repo.
 
     Args:
-        place: the folder or repo that contains the archives.
-        listing: the collection's entry in the catalog.
+        base_source: the folder or repo that contains the archives.
+        listing: the catalog's name, title and other fields of the collection.
         archives: the catalog's facts on the archives.
     """
 
-    place: FolderSource | HubSource
+    base_source: FolderSource | HubSource
     listing: Listing
     archives: Archives
 
     @classmethod
-    def of(cls, place: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
+    def of(cls, base_source: FolderSource | HubSource, listing: Listing, archives: Archives) -> ArchiveSource:
         """Return the source that reads a collection's archives in a folder or repo."""
-        return cls(place.root, place.label, place.repo, place, listing, archives, check=place.check)
+        return cls(
+            base_source.root,
+            base_source.label,
+            base_source.repo,
+            base_source,
+            listing,
+            archives,
+            check=base_source.check,
+        )
 
     @property
     def display_name(self) -> str:
         """The name of the source in texts for people."""
-        return self.place.display_name
+        return self.base_source.display_name
 
     def collections(self) -> list[str]:
         """Return the names of the collections in the folder or repo."""
-        return self.place.collections()
+        return self.base_source.collections()
 
     def commit(self, name: str) -> str:
-        """Return the repo's commit; for a folder, a hash of the members' locations."""
+        """Return the version of the collection: the repo's commit, or for a folder a hash of the members' locations."""
         if self.repo is not None:
             return self.repo.commit
-        places = [[*key, *place] for key, place in self._archived_collection().places.items()]
+        places = [[*key, *place] for key, place in self._archived_collection().location_of_snapshot.items()]
         return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
@@ -427,31 +439,31 @@ class ArchiveSource(Source):
         collection = self._archived_collection()
         return collection.description, collection.rows
 
-    def locate(self, described: manifest.Described, rows: pa.Table) -> list[Location]:
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find members in the archives, and fetch the missing ones; return their locations."""
-        # The description is of stored predictions, which are ordinary files beside the archives.
+        # Descriptions with another name are of stored predictions, which are ordinary files beside the archives.
         if described.name != self.listing.name:
-            return self.place.locate(described, rows)
+            return self.base_source.locate(described, rows)
         while True:
             collection = self._archived_collection()
-            wanted = collection.wanted(collection.updated_rows(rows))
-            on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
+            wanted = collection.locations_or_requests(collection.updated_rows(rows))
+            on_hub = [x for x in wanted if isinstance(x, fetching.MemberRequest)]
             if self.repo is None or not on_hub:
                 return [x for x in wanted if isinstance(x, Location)]
             locations, irregular = fetching.fetch_predicted(self.repo, described.name, on_hub, check=self.check)
             if not irregular:
-                return [locations[x] if isinstance(x, fetching.WantedMember) else x for x in wanted]
+                return [locations[x] if isinstance(x, fetching.MemberRequest) else x for x in wanted]
             for source_path in irregular:
                 indexing.walk_remote(self.repo, source_path)
 
-    def count_local(self, described: manifest.Described, rows: pa.Table) -> int:
+    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         if self.repo is None or described.name != self.listing.name:
-            return self.place.count_local(described, rows)
+            return self.base_source.count_local(described, rows)
         collection = self._archived_collection()
-        wanted = collection.wanted(collection.updated_rows(rows))
-        on_hub = [x for x in wanted if isinstance(x, fetching.WantedMember)]
-        return len(wanted) - len(on_hub) + fetching.count_cached(self.repo, on_hub)
+        locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows))
+        on_hub = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
+        return len(locations_or_requests) - len(on_hub) + fetching.count_cached(self.repo, on_hub)
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations, since reading may have shown that an archive is
@@ -460,18 +472,18 @@ class ArchiveSource(Source):
 
     def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the folder or repo; return their paths."""
-        return self.place.list_files(folder)
+        return self.base_source.list_files(folder)
 
     def local_path(self, source_path: str) -> Path:
         """Find a file of the folder or repo; return its path on this machine."""
-        return self.place.local_path(source_path)
+        return self.base_source.local_path(source_path)
 
     def _archived_collection(self) -> ArchivedCollection:
-        opened = self.place.open_archives(self.place.list_archives(self.archives))
-        key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened))
+        opened_archives = self.base_source.open_archives(self.base_source.list_archives(self.archives))
+        key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened_archives))
         # The cached collection keeps these indexes alive, so that their ids in the key stay valid.
         if key not in _archived_collections:
-            _archived_collections[key] = ArchivedCollection.of(self.listing, self.archives, opened, self.label)
+            _archived_collections[key] = ArchivedCollection.of(self.listing, self.archives, opened_archives, self.label)
         return _archived_collections[key]
 
 
@@ -480,78 +492,83 @@ class ArchivedCollection:
     """A collection that lies in archives, with a description and rows like those of a manifest.
 
     Args:
-        opened: the archives.
+        opened_archives: the indexed archives of the collection.
         description, rows: description and manifest rows of the collection in the archives.
-        places: (path, offset) of each snapshot.
+        location_of_snapshot: (member, epoch) -> (path of the archive, offset in it).
     """
 
-    opened: tuple[OpenedArchive, ...]
+    opened_archives: tuple[OpenedArchive, ...]
     description: Description
     rows: pa.Table
-    places: Mapping[Key, tuple[str, int]]
+    location_of_snapshot: Mapping[SnapshotKey, tuple[str, int]]
 
     @classmethod
-    def of(cls, listing: Listing, facts: Archives, opened: Sequence[OpenedArchive], label: str) -> ArchivedCollection:
-        """Make description and rows from the indexes of archives; return the collection.
+    def of(
+        cls, listing: Listing, archive_facts: Archives, opened_archives: Sequence[OpenedArchive], label: str
+    ) -> ArchivedCollection:
+        """Make description and manifest rows from the indexes of archives; return the collection.
 
         Args:
-            listing, facts: the collection's entry in the catalog, and its facts on the archives.
-            opened: the opened archives of the collection.
+            listing, archive_facts: the catalog's fields of the collection, and its facts on the archives.
+            opened_archives: the opened archives of the collection.
             label: label of the source, for error texts.
 
         Raises:
             DamagedError, LayoutError: the archives have no members, or members of an unknown network.
             FormatError: the network has another number of classes than the catalog states.
         """
-        rows, layouts, net = archives.rows_of_archives({x.source_path: x.index for x in opened})
-        links = [f"{o.name} ({o.why})" for x in opened for o in x.index.others if o.why in archives.LINKS]
-        if links:
+        rows, layouts, network_fields = archives.rows_of_archives({x.source_path: x.index for x in opened_archives})
+        link_texts = [
+            f"{o.name} ({o.why})" for x in opened_archives for o in x.index.others if o.why in archives.LINK_KINDS
+        ]
+        if link_texts:
             warnings.warn(
-                f"{len(links)} {'link' if len(links) == 1 else 'links'} in the archives of {listing.name} in {label} "
-                f"left out: {first_few([one_line(link) for link in links], 3)}. "
+                f"{len(link_texts)} {'link' if len(link_texts) == 1 else 'links'} in the archives of {listing.name} "
+                f"in {label} left out: {first_few([one_line(link) for link in link_texts], 3)}. "
                 "Their bytes are in the tar under another name.",
                 stacklevel=2,
             )
-        if len(facts.classes) != net["arguments"].get("classes", len(facts.classes)):
+        if len(archive_facts.classes) != network_fields["arguments"].get("classes", len(archive_facts.classes)):
             raise FormatError(
                 f"archives of {listing.name} in {label}",
-                expected=f"a net for {len(facts.classes)} classes",
-                found=f"{net['architecture']} with {net['arguments']}",
+                expected=f"a net for {len(archive_facts.classes)} classes",
+                found=f"{network_fields['architecture']} with {network_fields['arguments']}",
             )
         description = Description(
-            listing.name, listing.title, net["architecture"], net["arguments"], listing.dataset, facts.classes,
-            facts.preprocessing, layouts, listing.licence, facts.citation,
+            listing.name, listing.title, network_fields["architecture"], network_fields["arguments"],
+            listing.dataset, archive_facts.classes, archive_facts.preprocessing, layouts, listing.licence,
+            archive_facts.citation,
         )  # fmt: skip
         table = manifest.build_manifest(rows)
         manifest.check_rows(table, description, Path(f"of {listing.name} in {label}"))
         places = zip(table.column("path").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        return cls(tuple(opened), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
+        return cls(tuple(opened_archives), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
 
     def updated_rows(self, rows: pa.Table) -> pa.Table:
         """Find rows that were selected by a predicted index; return them with their present locations.
 
         Raises:
-            DamagedError: a row turned out not to be a member.
+            DamagedError: the file of a row turned out not to be a member.
         """
         keys = snapshot_keys(rows)
         old_locations = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
-        if all(self.places.get(key) == place for key, place in zip(keys, old_locations, strict=True)):
+        if all(self.location_of_snapshot.get(key) == place for key, place in zip(keys, old_locations, strict=True)):
             return rows
         positions = {key: position for position, key in enumerate(snapshot_keys(self.rows))}
         lost_keys = [key for key in keys if key not in positions]
         if lost_keys:
             raise DamagedError(
                 f"member {lost_keys[0][0]} of {self.description.name}", found="no such file once all headers were read",
-                expected="it in the archive, as its regular names say", do="Load the collection again",
+                expected="its file in the archive, as the regular names suggest", do="Load the collection again",
                 member=lost_keys[0][0],
             )  # fmt: skip
         updated = manifest.take_rows(self.rows, [positions[key] for key in keys])
         manifest.check_located(updated, self.description.name)
         return updated
 
-    def wanted(self, rows: pa.Table) -> list[Location | fetching.WantedMember]:
+    def locations_or_requests(self, rows: pa.Table) -> list[Location | fetching.MemberRequest]:
         """Return, for each member, its location if it is local, or a request for its bytes if it is on the Hub."""
-        opened = {x.source_path: x for x in self.opened}
+        opened = {x.source_path: x for x in self.opened_archives}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
             _locate_member(opened[source_path], key, offset, self.description.layouts[layout])
@@ -559,15 +576,18 @@ class ArchivedCollection:
         ]
 
 
-def _locate_member(archive: OpenedArchive, key: Key, offset: int, layout: Layout) -> Location | fetching.WantedMember:
-    """Return the location of, or the request for, the member whose tensors begin at an offset of an archive."""
+def _locate_member(
+    archive: OpenedArchive, key: SnapshotKey, offset: int, layout: Layout
+) -> Location | fetching.MemberRequest:
+    """Return the location of the member whose tensors begin at an offset of an archive; for an archive on the Hub,
+    return a request for its bytes."""
     if archive.path is not None:
         return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
-    index, entry = archive.index, archive.index.at(offset)
+    index, entry = archive.index, archive.index.entry_at(offset)
     is_predicted = not entry.verified
-    bytes_before = entry.data - entry.start if is_predicted else 0
+    bytes_before = entry.data_offset - entry.start if is_predicted else 0
     check_proof = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
-    return fetching.WantedMember(
+    return fetching.MemberRequest(
         key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, bytes_before, check_proof
     )
 
@@ -576,7 +596,8 @@ def open_source(source: str | Path | None, name: str, check: bool = False) -> So
     """Open the source that contains a collection; return it.
 
     Args:
-        source: a folder, a file URI, an address on the Hub, "embedded", or None for the catalog's first source.
+        source: a folder, a file URI, an address on the Hub, "embedded", or None for the first source that the catalog
+            names.
         name: name of the collection; "" for the whole folder or repo.
         check: whether each member is hashed when its location is found.
 
@@ -585,31 +606,32 @@ def open_source(source: str | Path | None, name: str, check: bool = False) -> So
         SourceNotFound: the folder does not exist or has no manifests, or the repo or revision does not exist.
         AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
-    place = _open_place(catalog.find_listing(name).sources[0] if source is None else source)
+    place = _open_folder_or_repo(catalog.find_listing(name).sources[0] if source is None else source)
     return collection_source(name, replace(place, check=check))
 
 
-def collection_source(name: str, place: Source) -> Source:
+def collection_source(name: str, base_source: Source) -> Source:
     """Choose whether a collection is read by its manifest or from its archives; return the source to read.
 
     Args:
         name: name of the collection.
-        place: the folder or repo; it is returned itself if it has a manifest of the collection, or no archives.
+        base_source: the folder or repo; it is returned unchanged if it has a manifest of the collection, or no
+            archives.
     """
     listing = catalog.collections().get(name)
-    if listing is None or listing.archives is None or not isinstance(place, FolderSource | HubSource):
-        return place
-    if place.has_manifest(name) or not place.list_archives(listing.archives):
-        return place
-    return ArchiveSource.of(place, listing, listing.archives)
+    if listing is None or listing.archives is None or not isinstance(base_source, FolderSource | HubSource):
+        return base_source
+    if base_source.has_manifest(name) or not base_source.list_archives(listing.archives):
+        return base_source
+    return ArchiveSource.of(base_source, listing, listing.archives)
 
 
-def _open_place(source: str | Path) -> FolderSource | HubSource:
+def _open_folder_or_repo(source: str | Path) -> FolderSource | HubSource:
     """Return the folder or repo that an address or path names, as a source."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     text = str(source)
-    if text.startswith(hub.SCHEME):
+    if text.startswith(hub.ADDRESS_SCHEME):
         return HubSource.of(hub.resolve_address(text))
     if text.startswith("file:///"):
         text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
@@ -622,8 +644,8 @@ def _open_place(source: str | Path) -> FolderSource | HubSource:
         root = root.expanduser()
         archives = any((root / known.folder).is_dir() for _, known in catalog.archived_listings())
         if not (root / "manifests").is_dir() and not archives:
-            kinds = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
-            problem = kinds.get(True, "nothing there")
+            problem_of_kind = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
+            problem = problem_of_kind.get(True, "nothing there")
     except (OSError, RuntimeError) as error:  # The path is too long, or refers to the home folder of an unknown user.
         problem = str(error)
     if problem:
@@ -639,7 +661,7 @@ def _open_place(source: str | Path) -> FolderSource | HubSource:
 
 @dataclass(frozen=True)
 class SelectedMembers:
-    """Selected members of a collection: their rows, the description, and the source that they come from.
+    """Selected members of a collection: their manifest rows, the description, and the source of the members.
 
     Args:
         source, commit: the source, and the commit or hash that identifies its version.
@@ -674,23 +696,23 @@ def select_members(
 
     The arguments and errors are those of `zoo.load`.
     """
-    cited = selection.parse_citation(str(name))
-    if cited:
+    citation = selection.parse_citation(str(name))
+    if citation:
         if any(x is not None for x in (n, where, members, sample)) or snapshots:
             raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
-        name, members = cited.name, cited.ids
-        source = cited.source if source is None else source
+        name, members = citation.name, citation.ids
+        source = citation.source if source is None else source
     place = open_source(source, name, check)
     description, rows = place.read_collection(name)
     commit = place.commit(name)
     try:
-        chosen = selection.select_rows(
+        selected_rows = selection.select_rows(
             rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots
         )
     except (MemberNotFound, SelectionError) as error:
-        if cited and cited.commit != commit:
-            raise selection.source_changed(cited, commit, str(error).rstrip(".")) from error
+        if citation and citation.commit != commit:
+            raise selection.source_changed(citation, commit, str(error).rstrip(".")) from error
         raise
-    if cited:
-        selection.verify_citation(cited, commit, chosen)
-    return SelectedMembers(place, commit, description, chosen, len(set(rows.column("member").to_pylist())))
+    if citation:
+        selection.verify_citation(citation, commit, selected_rows)
+    return SelectedMembers(place, commit, description, selected_rows, len(set(rows.column("member").to_pylist())))

@@ -1,6 +1,6 @@
 """Apply symmetries to parameters: pure functions on the tensors of one member or of stacked members.
 
-Whether tensors have a leading member axis follows from comparing their shapes with the table's.
+Whether tensors have a leading member axis follows from the comparison of their shapes with those in the table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.elements import Element, check_symmetry
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
-_CHUNK = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
+_INDICES_AT_ONCE = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
-    """Scale, change signs, then permute; return new tensors in the same dtypes.
+    """Apply a symmetry to tensors: scale, change signs, then permute; return new tensors in the same dtypes.
 
     Arguments and errors are those of `rescale`, `flip` and `permute`.
     """
@@ -27,13 +27,14 @@ def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[
 
 
 def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Permute units along all their axes; return the tensors. Tensors without a permuted axis are returned as they are.
+    """Permute the units of each group along all axes that have them; return the tensors. Tensors without a permuted
+    axis are returned as they are.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
         permutations: group -> permutation, int64 (unit) for all members, or (member, unit): new unit u is the former
-            unit permutation[u]. Groups without an entry stay as they are.
+            unit permutation[u]. The units of all other groups keep their order.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
@@ -54,16 +55,15 @@ def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[st
 
 
 def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply tensors by powers of scales; return them. Tensors without a scale are returned as they are.
+    """Multiply tensors by powers of scales; return the products. Tensors without a scale are returned unchanged.
 
-    A running variance v becomes (v + eps) * s**2 - eps. Products are computed in float32, or in float64 for float64
-    tensors and variances, then rounded to the dtype of the tensor.
+    A scale s turns a running variance v into (v + eps) * s**2 - eps. Products are computed in float32, or in float64
+    for float64 tensors and variances, then rounded to the dtype of the tensor.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
-        scales: name of a scale -> positive factors (value) for all members, or (member, value). Scales without an entry
-            are 1.
+        scales: name of a scale -> positive factors (value) for all members, or (member, value). All other scales are 1.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
@@ -75,13 +75,12 @@ def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Ten
 
 
 def flip(table: Table, params: Mapping[str, Tensor], signs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply tensors by signs; return them. Tensors without a sign are returned as they are.
+    """Multiply tensors by signs; return the products. Tensors without a sign are returned unchanged.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
-        signs: name of a sign -> factors 1 or -1, (value) for all members, or (member, value). Signs without an entry
-            are 1.
+        signs: name of a sign -> factors 1 or -1, (value) for all members, or (member, value). All other signs are 1.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
@@ -93,7 +92,7 @@ def flip(table: Table, params: Mapping[str, Tensor], signs: Mapping[str, Tensor]
 
 
 def flip_tensor(axes: Axes, tensor: Tensor, signs: Mapping[str, Tensor]) -> Tensor:
-    """Multiply one tensor by its signs; return it, see `flip`."""
+    """Multiply one tensor by its signs, as `flip` does for all tensors; return the product."""
     return rescale_tensor(Axes(axes.shape, axes.role, 0.0, axes.moves, axes.signs), tensor, signs)
 
 
@@ -140,18 +139,18 @@ def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
     return members
 
 
-def check_single(table: Table, params: Mapping[str, Tensor], thing: str) -> None:
+def check_single(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
     """Check that tensors have no member axis.
 
     Args:
-        thing: name of the tensors in the error.
+        name_in_errors: name of the tensors in the text of the error.
 
     Raises:
         LayoutError: for the same reasons as in `count_members`.
         UsageError: the tensors have a member axis.
     """
     if count_members(table, params) is not None:
-        raise UsageError(thing, expected="one network without a member axis", found="stacked tensors")
+        raise UsageError(name_in_errors, expected="one network without a member axis", found="stacked tensors")
 
 
 def check_element(table: Table, element: Element, members: int | None) -> None:
@@ -189,33 +188,38 @@ def _permute_tensor(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tenso
 def source_entries(
     axes: Axes, axis: int, moves: list[Move], permutations: Mapping[str, Tensor], device: torch.device
 ) -> Tensor:
-    """Return the former place of each entry of an axis: (entry) or (member, entry); (member, row, entry) if grouped."""
+    """Return the position before the permutation of each entry of an axis: (entry) or (member, entry); (member, row,
+    entry) for the input axis of a grouped kernel."""
     size = axes.shape[axis]
-    parts, at = [], 0
-    on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
-    if on_axis[0].span == 1 and not on_axis[0].within and permutations[on_axis[0].group].shape[-1] == size:
-        return permutations[on_axis[0].group].to(device)
-    for move in on_axis:
+    entry_runs, position = [], 0
+    moves_on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
+    if (
+        moves_on_axis[0].span == 1
+        and not moves_on_axis[0].within
+        and permutations[moves_on_axis[0].group].shape[-1] == size
+    ):
+        return permutations[moves_on_axis[0].group].to(device)
+    for move in moves_on_axis:
         p = permutations[move.group].to(device)
         if move.within:
             # The entries are (member, block, column); they are repeated for each row of a block.
             columns = p.reshape(*p.shape[:-1], move.within, size) % size
             return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
         entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
-        parts += [torch.arange(at, move.offset, device=device), entries]
-        at = move.offset + entries.shape[-1]
-    parts.append(torch.arange(at, size, device=device))
-    leading_shape = max((part.shape[:-1] for part in parts), key=len)
-    return torch.cat([part.expand(*leading_shape, -1) for part in parts], -1)
+        entry_runs += [torch.arange(position, move.offset, device=device), entries]
+        position = move.offset + entries.shape[-1]
+    entry_runs.append(torch.arange(position, size, device=device))
+    leading_shape = max((part.shape[:-1] for part in entry_runs), key=len)
+    return torch.cat([part.expand(*leading_shape, -1) for part in entry_runs], -1)
 
 
 def _gather_rows(axes: Axes, tensor: Tensor, source_entries_by_axis: Mapping[int, Tensor]) -> Tensor:
-    """Gather the rows of a tensor and return the new tensor; a row holds all entries behind the last permuted axis."""
+    """Permute the rows of a tensor; return the new tensor. A row holds all entries behind the last permuted axis."""
     stacked = tensor if tensor.ndim > len(axes.shape) else tensor[None]
     last = max(source_entries_by_axis)
     rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
     source = stacked.reshape(-1, width)
-    step = max(1, _CHUNK // rows)
+    step = max(1, _INDICES_AT_ONCE // rows)
     chunks = [range(start, min(start + step, len(stacked))) for start in range(0, len(stacked), step)]
     if tensor.requires_grad:
         return torch.cat(
@@ -230,7 +234,7 @@ def _gather_rows(axes: Axes, tensor: Tensor, source_entries_by_axis: Mapping[int
 
 
 def _row_indices(axes: Axes, source_entries_by_axis: Mapping[int, Tensor], members: range) -> Tensor:
-    """Return the former row of each row of some members, counted over all members."""
+    """Return for each new row of some members the number of the old row; rows are numbered over all members."""
     device = next(iter(source_entries_by_axis.values())).device
     index = torch.arange(members.start, members.stop, device=device)
     for axis, size in enumerate(axes.shape[: max(source_entries_by_axis) + 1]):
@@ -244,7 +248,7 @@ def _row_indices(axes: Axes, source_entries_by_axis: Mapping[int, Tensor], membe
 
 
 def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
-    """Multiply one tensor by its powers of scales; return it, see `rescale`."""
+    """Multiply one tensor by its powers of scales, as `rescale` does for all tensors; return the product."""
     powers = [power for power in axes.powers if power.scale in scales]
     if not powers:
         return tensor

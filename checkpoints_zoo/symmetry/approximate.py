@@ -17,25 +17,26 @@ from checkpoints_zoo.symmetry.table import Table
 def approximate_changes(
     table: Table, weights: Mapping[str, Tensor], module: nn.Module, inputs: Tensor, factor: float = 2.0
 ) -> dict[str, float]:
-    """Measure how far each approximate scale changes the outputs; return scale -> relative change.
+    """Measure how far each approximate scale changes the outputs; return name of the scale -> relative change.
 
-    A norm without running statistics divides by sqrt(variance + eps). A factor s before it leaves
-    sqrt((variance + eps) / (variance + eps / s²)) of its outputs, which is 1 only where eps is small against the
-    variance. So the change depends on the weights and inputs: it is large where rows are small.
+    A norm without running statistics divides by sqrt(variance + eps). If the input of such a norm is multiplied by s,
+    the output is multiplied by sqrt((variance + eps) / (variance + eps / s²)), which is close to 1 only if eps is small
+    against the variance. The change of the outputs therefore depends on the weights and inputs; small weights before
+    the norm make it large.
 
     Args:
         table: symmetry table of the network.
         weights: state dict of one member.
         module: the network; it is copied, and run in eval mode.
         inputs: batch of inputs.
-        factor: value of all factors of a scale, one scale at a time; 1 / factor is tried as well.
+        factor: number by which all units of one scale are multiplied, one scale at a time; 1 / factor is tried as well.
 
     Returns:
         For each scale that is not exact, the largest change of an output, divided by the largest magnitude of all
         outputs. Exact scales are left out.
 
     Raises:
-        UsageError: a factor that is not positive and finite.
+        UsageError: the factor is not positive and finite.
 
     >>> from checkpoints_zoo.symmetry import symmetries
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))

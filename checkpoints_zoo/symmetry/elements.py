@@ -1,4 +1,4 @@
-"""Elements of a symmetry group: permutations with scales. The functions of this file draw, invert and compose
+"""Elements of a symmetry group: permutations, scales and signs. The functions of this file draw, invert and compose
 elements."""
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Element:
 
     Args:
         permutations: group -> permutation, int64 (unit) or (member, unit): new unit u is the former unit
-            permutation[u]. Groups without an entry stay as they are.
-        scales: name of a scale -> positive factors, (value) or (member, value). Scales without an entry are 1.
-        signs: name of a sign -> factors 1 or -1, (value) or (member, value). Signs without an entry are 1.
+            permutation[u]. The units of all other groups keep their order.
+        scales: name of a scale -> positive factors, (value) or (member, value). All other scales are 1.
+        signs: name of a sign -> factors 1 or -1, (value) or (member, value). All other signs are 1.
     """
 
     permutations: Mapping[str, Tensor] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Element:
         return cls(*({n: torch.cat([values[n] for values in part]) for n in part[0]} for part in parts))
 
     def parts(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return the element's permutations, scales and signs as JSON values."""
+        """Return the element's permutations, scales and signs as a tuple of three mappings."""
         return self.permutations, self.scales, self.signs
 
 
@@ -52,7 +52,7 @@ def random_element(
     approximate: bool = False,
     spread: float = 0.5,
 ) -> Element:
-    """Draw a symmetry with uniformly distributed permutations and signs; return it.
+    """Draw a symmetry with uniformly distributed permutations and signs; return the symmetry.
 
     Args:
         table: the network's symmetry table.
@@ -86,12 +86,12 @@ def _draw_permutation(
         return
     width = group.size // group.blocks
     keys = torch.rand(count, group.blocks, width, generator=generator, dtype=torch.float64)
-    places = keys.argsort(-1)
+    orders_in_blocks = keys.argsort(-1)
     blocks = torch.arange(group.blocks).expand(count, -1)
     if group.mover is not None:
         _draw_permutation(table, group.mover, draws, count, generator)
         blocks = draws[group.mover]
-    draws[name] = (blocks[..., None] * width + places).reshape(count, group.size)
+    draws[name] = (blocks[..., None] * width + orders_in_blocks).reshape(count, group.size)
 
 
 def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -122,7 +122,7 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
     cycles = {name: torch.arange(size) for name, size in free.items()}
     names = list(free)
     while count:
-        # Draw a pair of units uniformly; draw again if both lie in one cycle.
+        # Draw a pair of units uniformly; draw again if both units lie in one cycle of the permutation.
         pairs = torch.tensor([size * (size - 1) for size in free.values()], dtype=torch.float64)
         name = names[int(torch.multinomial(pairs, 1, generator=generator))]
         a, b = torch.randperm(free[name], generator=generator)[:2].tolist()
@@ -150,7 +150,7 @@ def compose(table: Table, first: Element, second: Element) -> Element:
     permutations = dict(first.permutations)
     for name, p in second.permutations.items():
         permutations[name] = _gather_last(first.permutations[name], p) if name in first.permutations else p
-    # The scales of `second` are in the order of the permuted units, so bring them into the order before the
+    # The scales of `second` are in the order of the permuted units; they are needed in the order before the
     # permutation.
     inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
     scales, signs = dict(first.scales), dict(first.signs)
@@ -172,7 +172,8 @@ def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutation
 
 
 def _gather_last(values: Tensor, positions: Tensor) -> Tensor:
-    """Gather values along the last axis; return them. Either argument may lack the member axis."""
+    """Gather values along the last axis; return the gathered values. The values or the positions may have no member
+    axis."""
     leading_shape = max(values.shape[:-1], positions.shape[:-1], key=len)
     return values.expand(*leading_shape, -1).gather(-1, positions.expand(*leading_shape, -1))
 
@@ -218,12 +219,12 @@ def check_symmetry(table: Table, element: Element) -> None:
 
 def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, Tensor]) -> None:
     thing = f"permutation {group.name!r}"
-    places = torch.arange(group.size, device=permutation.device)
+    unit_numbers = torch.arange(group.size, device=permutation.device)
     if (
         permutation.dtype != torch.int64
         or permutation.ndim not in (1, 2)
         or permutation.shape[-1] != group.size
-        or not bool((permutation.sort(-1)[0] == places).all())
+        or not bool((permutation.sort(-1)[0] == unit_numbers).all())
     ):
         raise UsageError(
             thing,
@@ -238,9 +239,9 @@ def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, T
             permutation.device
         ).repeat_interleave(width, -1)
         if not bool(is_in_block.all()):
-            order = f"in the order that {group.mover!r} gives" if group.mover else "in place"
+            place_text = f"in the order that {group.mover!r} gives" if group.mover else "in place"
             raise UsageError(
-                thing, expected=f"{group.blocks} blocks that stay together, {order}", found=_describe(permutation)
+                thing, expected=f"{group.blocks} blocks that stay together, {place_text}", found=_describe(permutation)
             )
 
 

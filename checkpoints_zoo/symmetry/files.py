@@ -17,8 +17,8 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.symmetry.elements import Element
 
-VERSIONS = (b"1", b"2")
-_IDENTITY = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.string()}
+FORMAT_VERSIONS = (b"1", b"2")
+_IDENTITY_COLUMNS = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.string()}
 
 
 def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) -> None:
@@ -30,14 +30,14 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
         element: one symmetry for each member, in the order of the rows.
         view: text that describes the symmetries and is stored in the file.
     """
-    columns = {name: rows.column(name).cast(kind) for name, kind in _IDENTITY.items()}
+    columns = {name: rows.column(name).cast(kind) for name, kind in _IDENTITY_COLUMNS.items()}
     for name, p in element.permutations.items():
         columns[f"permutation {name}"] = _list_column(p.cpu().numpy().astype(np.int32))
     for name, s in element.scales.items():
         columns[f"scale {name}"] = _list_column(s.cpu().numpy().astype(np.float64))
     for name, s in element.signs.items():
         columns[f"sign {name}"] = _list_column(s.cpu().numpy().astype(np.int8))
-    version = VERSIONS[bool(element.signs)]
+    version = FORMAT_VERSIONS[bool(element.signs)]
     table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": version, b"view": view.encode()})
     manifest.write_manifest(table, path, table.schema)
 
@@ -48,7 +48,7 @@ def _list_column(values: np.ndarray) -> pa.Array:
 
 
 def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], int], Element]:
-    """Read symmetries; return the element, and the row in it of each (member, epoch).
+    """Read symmetries; return (member, epoch) -> row of the element, and the element with one symmetry in each row.
 
     Args:
         path: path of the Parquet file.
@@ -57,7 +57,7 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
     Raises:
         SourceNotFound: the file does not exist.
         FormatError: the file has another format or a newer version.
-        DamagedError: the file is damaged, or belongs to other weights.
+        DamagedError: the file is damaged, or has the symmetries of other weights.
     """
     if not path.is_file():
         raise SourceNotFound(f"symmetries {path}", expected="a file", found="none", path=path)
@@ -68,15 +68,17 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
         raise DamagedError(
             f"symmetries {path}", expected="a Parquet file", found=str(error).split("\n")[0], path=path
         ) from error
-    if (table.schema.metadata or {}).get(b"checkpoints_zoo_symmetries") not in VERSIONS:
+    if (table.schema.metadata or {}).get(b"checkpoints_zoo_symmetries") not in FORMAT_VERSIONS:
         raise FormatError(
             f"symmetries {path}",
-            expected=f"a file that write_symmetries wrote, version {VERSIONS[-1].decode()} or older",
+            expected=f"a file that write_symmetries wrote, version {FORMAT_VERSIONS[-1].decode()} or older",
             found="another",
             path=path,
         )
-    if table.schema.names[:3] != list(_IDENTITY):
-        raise FormatError(f"symmetries {path}", expected=f"columns {', '.join(_IDENTITY)} first", found="others")
+    if table.schema.names[:3] != list(_IDENTITY_COLUMNS):
+        raise FormatError(
+            f"symmetries {path}", expected=f"columns {', '.join(_IDENTITY_COLUMNS)} first", found="others"
+        )
     keys = list(zip(*(table.column(c).to_pylist() for c in ("member", "epoch")), strict=True))
     _check_hashes(path, dict(zip(keys, table.column("sha256").to_pylist(), strict=True)), rows)
     kinds = {"permutation ": torch.int64, "scale ": torch.float64, "sign ": torch.float64}
@@ -91,13 +93,13 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
     return {key: i for i, key in enumerate(keys)}, Element(*tensors.values())
 
 
-def _check_hashes(path: Path, claimed: dict[tuple[int, int], str | None], rows: pa.Table) -> None:
+def _check_hashes(path: Path, stored_hashes: dict[tuple[int, int], str | None], rows: pa.Table) -> None:
     names = ("member", "epoch", "sha256")
     identities: Sequence[tuple[int, int, str | None]] = list(
         zip(*(rows.column(c).to_pylist() for c in names), strict=True)
     )
     for member, epoch, sha in identities:
-        stored = claimed.get((member, epoch))
+        stored = stored_hashes.get((member, epoch))
         if sha is not None and stored is not None and sha != stored:
             raise DamagedError(
                 f"symmetries {path}",

@@ -99,7 +99,7 @@ class Scale:
             factors stay in place.
         exact: whether the network's function stays exactly the same. If false, the function would stay the same only if
             the norms had eps = 0; see `approximate_changes` for how far it changes.
-        norms: layers that undo the scale: nothing after them depends on it.
+        norms: names of the layers that undo the scale, so that the layers after them do not depend on the scale.
         writers: (tensor, axis) of the kernels or gains that scale the output, in topological order.
     """
 
@@ -115,13 +115,13 @@ class Scale:
 class Sign:
     """A vector of signs, 1 or -1, that can be chosen freely: the function stays the same.
 
-    A batch norm undoes the sign of a channel if its row, its running mean and its gain change sign. Odd activations,
-    and no activation, pass signs on to the next weights.
+    A batch norm undoes the sign of a channel if its row, its running mean and its gain change sign. If the next
+    activation is odd, or missing, the signs also multiply the weights after it.
 
     Args:
         name: name of the layer whose output has the signs.
         size: number of signs in the vector.
-        group: the group whose permutation also moves the signs; None: they stay in place.
+        group: the group whose permutation also moves the signs; None: the signs stay in place.
     """
 
     name: str
@@ -135,7 +135,8 @@ class Axes:
 
     Args:
         shape: shape of the tensor without the member axis.
-        role: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or "other".
+        role: role of the tensor in its layer: "weight", "bias", "gain", "offset", "mean", "variance", "slope" or
+            "other".
         shift: eps of a running variance, which a scale multiplies as value + shift; 0 for all other tensors.
         moves: the permutations that move the axes; an axis without a move is pinned.
         powers: the scales that multiply the axes.

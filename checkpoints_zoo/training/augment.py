@@ -30,16 +30,21 @@ class Augmentation:
         return (2 * self.padding + 1) ** 2 * (2 if self.flip else 1)
 
     def offsets(self, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode numbers of views; return arrays: first row of each crop, its first column, whether it is flipped.
+        """Decode numbers of views; return the first row and first column of each crop, and whether it is flipped,
+        (input,).
 
         Args:
-            choices: numbers of views in [0, views), (input,).
+            choices: number of the view of each image, in [0, views), (input,).
 
         >>> Augmentation(padding=1).offsets(torch.tensor([0, 4, 5]))[:2]
         (tensor([0, 1, 1]), tensor([0, 1, 2]))
         """
-        side = 2 * self.padding + 1
-        return choices // side % side, choices % side, choices >= side * side
+        positions_per_axis = 2 * self.padding + 1
+        return (
+            choices // positions_per_axis % positions_per_axis,
+            choices % positions_per_axis,
+            choices >= positions_per_axis * positions_per_axis,
+        )
 
     def __call__(self, images: Tensor, choices: Tensor) -> Tensor:
         """Take one view of each image; return the pixels in the same shape and dtype.
@@ -49,7 +54,7 @@ class Augmentation:
 
         Args:
             images: pixels, (input, channel, height, width).
-            choices: numbers of views in [0, views), on the images' device, (input,).
+            choices: number of the view of each image, in [0, views), on the images' device, (input,).
 
         >>> Augmentation(flip=True)(torch.tensor([[[[1, 2, 3]]]]), torch.tensor([1]))
         tensor([[[[3, 2, 1]]]])
@@ -57,10 +62,10 @@ class Augmentation:
         if self.views == 1:
             return images
         image_count, channels, height, width = images.shape
-        top, left, flipped = self.offsets(choices)
-        across = torch.arange(width, device=images.device)
-        rows = top[:, None] + torch.arange(height, device=images.device)
-        columns = left[:, None] + torch.where(flipped[:, None], width - 1 - across, across)
+        first_row, first_column, is_flipped = self.offsets(choices)
+        column_numbers = torch.arange(width, device=images.device)
+        rows = first_row[:, None] + torch.arange(height, device=images.device)
+        columns = first_column[:, None] + torch.where(is_flipped[:, None], width - 1 - column_numbers, column_numbers)
         padded = F.pad(images, (self.padding,) * 4)
         return padded[
             torch.arange(image_count, device=images.device)[:, None, None, None],

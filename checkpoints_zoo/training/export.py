@@ -11,20 +11,20 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.formats import disk, shard_files
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.training.loop import check_network
-from checkpoints_zoo.training.packing import PackedSnapshot, Row, description_of, layout_of, pack_members
+from checkpoints_zoo.training.packing import ManifestRow, PackedSnapshot, description_of, layout_of, pack_members
 from checkpoints_zoo.training.population import Progress, check_ids, train_members
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.shards import (
-    Log,
+    MemberLog,
     NewSnapshot,
     Staging,
     folder_source,
     lost_members,
+    read_rows,
     remove_unnamed_shards,
-    rows_of,
     write_shards,
 )
-from checkpoints_zoo.training.state import claim_folder, folder_of, training_lock, write_description
+from checkpoints_zoo.training.state import claim_folder, runs_folder, training_lock, write_description
 from checkpoints_zoo.workers import Engine, InProcess
 
 Say = Callable[[str], object]
@@ -45,17 +45,17 @@ class Export:
         out.mkdir(parents=True, exist_ok=True)
         self.recipe, self.source = recipe, folder_source(out)
         self.layout = layout_of(recipe)
-        existing = _existing_rows(recipe, out)
-        self.lost = lost_members(self.source, existing)
-        self.sealed = {row["member"] for row in existing} - self.lost
+        existing_rows = _existing_rows(recipe, out)
+        self.lost = lost_members(self.source, existing_rows)
+        self.members_in_shards = {row["member"] for row in existing_rows} - self.lost
         self.description = description_of(recipe, self.layout)
-        self.staging = Staging(folder_of(out, recipe.name) / "finished", self.layout, recipe.hash)
+        self.staging = Staging(runs_folder(out, recipe.name) / "finished", self.layout, recipe.hash)
         self.size = shard_files.members_per_shard(self.layout, len(recipe.snapshots) + 1)
 
     @property
     def members(self) -> set[int]:
         """Return the ids of the finished members, in shards or staged."""
-        return self.sealed | self.staging.members
+        return self.members_in_shards | self.staging.members
 
     def claim_runs_folder(self, ids: Collection[int]) -> Path:
         """Record the recipe and the description in the folder of runs; return that folder.
@@ -67,60 +67,62 @@ class Export:
             DamagedError: the source has lost the bytes of other members.
         """
         if others := sorted(self.lost.difference(ids)):
-            listed = format_ids([(member, None) for member in others])
+            ids_text = format_ids([(member, None) for member in others])
             raise DamagedError(
-                f"members {listed} of {self.recipe.name} in folder {self.source.root}",
+                f"members {ids_text} of {self.recipe.name} in folder {self.source.root}",
                 expected="their bytes in shards",
                 found="rows in the manifest alone",
-                do=f"Put the shards back, or train these members as well: --members {listed}",
+                do=f"Put the shards back, or train these members as well: --members {ids_text}",
                 collection=self.recipe.name,
                 path=self.source.root,
             )
         self._check_description()
-        with disk.writing_into(self.source.root):
+        with disk.translate_write_errors(self.source.root):
             folder = claim_folder(self.source.root, self.recipe)
             write_description(folder, self.description)
         return folder
 
     def _check_description(self) -> None:
         """Check that the members in the folder have the recipe's title and licence, which its hash does not cover."""
-        if not self.sealed:
+        if not self.members_in_shards:
             return
         stored = self.source.read_collection(self.recipe.name)[0]
         for field in ("title", "licence"):
-            before, now = getattr(stored, field), getattr(self.description, field)
-            if before != now:
+            stored_value, recipe_value = getattr(stored, field), getattr(self.description, field)
+            if stored_value != recipe_value:
                 raise UsageError(
                     f"{field} of collection {self.recipe.name} in folder {self.source.root}",
-                    expected=f"{before!r}, as its members have",
-                    found=repr(now),
+                    expected=f"{stored_value!r}, as its members have",
+                    found=repr(recipe_value),
                     do="Give another folder or name, or change the file in manifests/ once all members are trained",
                 )
 
     def stage(self, finished: Sequence[PackedSnapshot]) -> None:
         """Stage finished snapshots on disk, so that a kill from now on loses none of them."""
-        with disk.writing_into(self.source.root):
+        with disk.translate_write_errors(self.source.root):
             self.staging.stage(finished)
 
-    def write_whole_shards(self, finished: Sequence[PackedSnapshot]) -> None:
+    def write_complete_shards(self, finished: Sequence[PackedSnapshot]) -> None:
         """Write the shards that the finished snapshots have completed."""
         finished_ids = self.members
         for number in {f.row["member"] // self.size for f in finished}:
             if all(member in finished_ids for member in range(number * self.size, (number + 1) * self.size)):
-                self.write_shards(whole=True)
+                self.write_shards(complete_only=True)
                 return
 
-    def write_shards(self, *, whole: bool = False) -> None:
-        """Write the staged snapshots into shards; with `whole`, only into shards whose members are all finished."""
+    def write_shards(self, *, complete_only: bool = False) -> None:
+        """Write the staged snapshots into shards; `complete_only` leaves out shards with unfinished members."""
         new_snapshots = {
             key: NewSnapshot(row, self.staging.location(key) if row["status"] == "ok" else None)
             for key, row in self.staging.rows.items()
         }
         snapshots = len(self.recipe.snapshots) + 1
         try:
-            with disk.writing_into(self.source.root):
-                for keys in write_shards(self.source, self.description, new_snapshots, snapshots, whole=whole):
-                    self.sealed |= {member for member, _ in keys}
+            with disk.translate_write_errors(self.source.root):
+                for keys in write_shards(
+                    self.source, self.description, new_snapshots, snapshots, complete_only=complete_only
+                ):
+                    self.members_in_shards |= {member for member, _ in keys}
                     self.staging.drop(keys)
         except DamagedError as error:
             error.do = "The members trained now are kept. Delete that file, and train its members again"
@@ -129,13 +131,13 @@ class Export:
     def finish(self) -> None:
         """Write all staged snapshots into shards, and remove files that no row names any more."""
         self.write_shards()
-        self.staging.drop(())  # a killed run may have left an empty folder
+        self.staging.drop(())  # A killed run may have left an empty folder.
         remove_unnamed_shards(self.source, self.recipe.name)
 
 
-def _existing_rows(recipe: Recipe, out: Path) -> list[Row]:
+def _existing_rows(recipe: Recipe, out: Path) -> list[ManifestRow]:
     """Read the rows of the manifest; refuse members of another recipe under this name."""
-    rows = list(rows_of(folder_source(out), recipe.name).values())
+    rows = list(read_rows(folder_source(out), recipe.name).values())
     other_hashes = {r["recipe_hash"] for r in rows} - {recipe.hash}
     if other_hashes:
         raise UsageError(
@@ -159,8 +161,8 @@ def train_into(
     """Train the members that a folder does not hold yet, and export them into it; return how many were trained.
 
     A member depends on its seed alone; on a processor, its last bits depend on the number of torch's threads too.
-    However the run is divided, killed and resumed, and on whatever engine of so many threads, the shards are the same
-    in the end; so are the rows, except `created`, `wall_time_s` and `device`. The members that the folder held before
+    The shards do not depend on how the run is divided, killed and resumed, nor on an engine with the same number of
+    threads; nor do the rows, except `created`, `wall_time_s` and `device`. The members that the folder held before
     can be read during the run.
 
     Args:
@@ -173,8 +175,8 @@ def train_into(
         log: function that is called with a line of JSON for each finished member.
 
     Raises:
-        UsageError: invalid ids, a network that can't be trained, or a folder with members of another recipe under this
-            name.
+        UsageError: some ids are invalid, the network can't be trained, or the folder has members of another recipe
+            under this name.
         DamagedError: the folder has lost the bytes of members that are not among the ids.
         LockedError: another process is training into the folder.
         StorageError: the disk is full, or can't be written to.
@@ -184,45 +186,46 @@ def train_into(
     check_network(recipe)
     with training_lock(out):
         export = Export(recipe, out)
-        logged = Log(export.claim_runs_folder(ids) / "log.jsonl")
-        logged.add(export.staging.rows.values())
+        member_log = MemberLog(export.claim_runs_folder(ids) / "log.jsonl")
+        member_log.add(export.staging.rows.values())
         stored_ids = export.members
-        missing = [member for member in ids if member not in stored_ids]
-        if len(missing) < len(ids):
-            say(f"{recipe.name}: {len(ids) - len(missing)} of these members are in {out} already")
+        missing_ids = [member for member in ids if member not in stored_ids]
+        if len(missing_ids) < len(ids):
+            say(f"{recipe.name}: {len(ids) - len(missing_ids)} of these members are in {out} already")
         if export.lost:
             say(f"{recipe.name}: the bytes of {len(export.lost)} members are gone; these are trained again")
-        if missing:
-            say(f"{recipe.name}: {len(missing):,} members to train, {recipe.stack_width:,} at a time")
-        export.write_shards(whole=True)
-        began, accuracies, done = time.monotonic(), list[float](), 0
+        if missing_ids:
+            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time")
+        export.write_shards(complete_only=True)
+        start_time, accuracies, done_count = time.monotonic(), list[float](), 0
 
         def finish(finished: list[PackedSnapshot]) -> None:
-            nonlocal done
+            nonlocal done_count
             finished_members = [
                 f for f in finished if f.row["member"] not in stored_ids
-            ]  # a resumed stack may hold members that are stored already
+            ]  # A resumed stack may hold members that are stored already.
             export.stage(finished_members)
             stored_ids.update(f.row["member"] for f in finished_members)
-            for line in logged.add(f.row for f in finished_members):
+            for line in member_log.add(f.row for f in finished_members):
                 log(line)
-            export.write_whole_shards(finished_members)  # later runs log only staged members
-            finals = [f.row for f in finished_members if f.row["final"]]
-            done += len(finals)
-            accuracies.extend(row["test_accuracy"] for row in finals if row.get("test_accuracy") is not None)
-            say(f"{recipe.name}: {_progress_text(done, len(missing), time.monotonic() - began, accuracies)}")
+            export.write_complete_shards(finished_members)  # Later runs log only staged members.
+            final_rows = [f.row for f in finished_members if f.row["final"]]
+            done_count += len(final_rows)
+            accuracies.extend(row["test_accuracy"] for row in final_rows if row.get("test_accuracy") is not None)
+            progress_text = _progress_text(done_count, len(missing_ids), time.monotonic() - start_time, accuracies)
+            say(f"{recipe.name}: {progress_text}")
 
-        train_members(recipe, missing, out, finish, progress, engine, pack_members)
+        train_members(recipe, missing_ids, out, finish, progress, engine, pack_members)
         export.finish()
-    return len(missing)
+    return len(missing_ids)
 
 
-def _progress_text(done: int, total: int, seconds: float, accuracies: Sequence[float]) -> str:
+def _progress_text(done_count: int, total: int, seconds: float, accuracies: Sequence[float]) -> str:
     """Return a line on the progress: members done, rate, time left, mean accuracy."""
-    rate = done / max(seconds, 1e-3)
+    rate = done_count / max(seconds, 1e-3)
     mean = f", mean test accuracy {fmean(accuracies):.4f}" if accuracies else ""
-    left = (total - done) / rate if rate else 0.0
-    return f"{done:,} of {total:,} members, {rate * 60:.3g} a minute, {_duration_text(left)} left{mean}"
+    time_left = (total - done_count) / rate if rate else 0.0
+    return f"{done_count:,} of {total:,} members, {rate * 60:.3g} a minute, {_duration_text(time_left)} left{mean}"
 
 
 def _duration_text(seconds: float) -> str:

@@ -29,8 +29,8 @@ Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tens
 def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device) -> Gradient:
     """Return the function that computes the gradients of a step.
 
-    The function's arguments: the step's number; parameters, buffers and loss scaling by name; images and labels. The
-    function returns gradients by name, losses in nats (member,), and the new buffers by name.
+    The function takes the step's number; parameters, buffers and loss scaling by name; images and labels. The function
+    returns gradients by name, losses in nats (member,), and the new buffers by name.
 
     Args:
         recipe: the recipe of the members.
@@ -42,19 +42,19 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
     def member_loss(
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-        with _autocast(recipe, device):
+        with _autocast_context(recipe, device):
             logits = functional_call(module, (params, buffers), (images,))
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
         return loss * scaling["scale"] if scaling else loss, (loss, buffers)
 
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_if_requested(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function) if recipe.compile else function
 
     if recipe.stack_width == 1:
-        return _single_gradient(compiled(member_loss), recipe, members[0], device)
+        return _single_gradient(compile_if_requested(member_loss), recipe, members[0], device)
     if recipe.precision != "float32":
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
-            norm.register_forward_pre_hook(_in_float32)  # under vmap the inputs need the weights' dtype
+            norm.register_forward_pre_hook(_convert_to_float32)  # Under vmap the inputs need the weights' dtype.
 
     def pure_loss(
         params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
@@ -63,32 +63,33 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         copies = {name: buffer.clone() for name, buffer in buffers.items()}
         return member_loss(params, copies, scaling, images, labels)
 
-    mapped = compiled(vmap(grad(pure_loss, has_aux=True)))
-    # One backward pass of the summed losses is faster than a mapped one, and bit-equal for nets without batch norm.
+    mapped_gradient = compile_if_requested(vmap(grad(pure_loss, has_aux=True)))
+    # A backward pass of the summed losses is faster than a mapped backward pass, and bit-equal for nets without batch
+    # norm.
     if not recipe.compile and not has_statistics(module):
-        mapped = _summed_backward(vmap(pure_loss))
+        mapped_gradient = _summed_backward(vmap(pure_loss))
 
-    def stacked(
+    def stacked_gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
         with explain_vmap_errors(
             recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"
         ):
-            gradients, (loss, new_buffers) = mapped(params, buffers, scaling, images, labels)
+            gradients, (loss, new_buffers) = mapped_gradient(params, buffers, scaling, images, labels)
         gradients = {name: _with_strides_of(params[name], gradient) for name, gradient in gradients.items()}
         return gradients, loss, {name: buffer.contiguous() for name, buffer in new_buffers.items()}
 
-    return stacked
+    return stacked_gradient
 
 
 @contextmanager
-def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]:
+def explain_vmap_errors(architecture: str, axis_name: str, advice: str) -> Iterator[None]:
     """Turn an error of torch.vmap in the block into a UsageError that names the architecture.
 
     Args:
         architecture: name of the network.
-        over: name of the axis that the network is mapped over, such as "a stack", for the error.
-        do: the advice in the error.
+        axis_name: name of the axis that the network is mapped over, such as "a stack", for the error.
+        advice: advice in the error.
 
     Raises:
         UsageError: torch.vmap can't map the network.
@@ -100,18 +101,18 @@ def explain_vmap_errors(architecture: str, over: str, do: str) -> Iterator[None]
             raise
         raise UsageError(
             f"architecture {architecture!r}",
-            expected=f"a module that torch.vmap maps over {over}: no random numbers, no branches on values",
+            expected=f"a module that torch.vmap maps over {axis_name}: no random numbers, no branches on values",
             found=error_line(error),
-            do=do,
+            do=advice,
         ) from error
 
 
-def _summed_backward(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
+def _summed_backward(mapped_loss: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
     """Return the function `vmap(grad(…, has_aux=True))`, computed by one backward pass of the summed losses."""
 
-    def gradients_of(params: Tensors, *rest: Any) -> tuple[Tensors, Any]:
+    def gradients_of(params: Tensors, *other_arguments: Any) -> tuple[Tensors, Any]:
         leaves = {name: parameter.detach().requires_grad_() for name, parameter in params.items()}
-        losses, (loss, buffers) = mapped(leaves, *rest)
+        losses, (loss, buffers) = mapped_loss(leaves, *other_arguments)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, gradients, strict=True)), (loss.detach(), buffers)
 
@@ -121,7 +122,8 @@ def _summed_backward(mapped: Callable[..., tuple[Tensor, Any]]) -> Callable[...,
 def _single_gradient(
     member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
 ) -> Gradient:
-    """Return the gradient function of a stack of one; it updates its buffers in place and returns them."""
+    """Return the gradient function of a stack of one member; the function updates the buffers in place and returns
+    them."""
     weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
     channels_last = uses_channels_last(recipe, device)
 
@@ -132,12 +134,12 @@ def _single_gradient(
         pixels = images[0].contiguous(memory_format=torch.channels_last) if channels_last else images[0]
         # Dropout draws from torch's own generator.
         with seed_torch(derive_seed(member, f"noise {step}"), device):
-            scaled, (loss, _) = member_loss(weights, buffers_of.views_of(buffers), scale, pixels, labels[0])
-            gradients_found = torch.autograd.grad(
-                scaled, list(weights.values()), allow_unused=True, materialize_grads=True
+            scaled_loss, (loss, _) = member_loss(weights, buffers_of.views_of(buffers), scale, pixels, labels[0])
+            gradient_list = torch.autograd.grad(
+                scaled_loss, list(weights.values()), allow_unused=True, materialize_grads=True
             )
         gradients = {
-            n: _with_strides_of(params[n], gradient[None]) for n, gradient in zip(weights, gradients_found, strict=True)
+            n: _with_strides_of(params[n], gradient[None]) for n, gradient in zip(weights, gradient_list, strict=True)
         }
         return gradients, loss.detach()[None], buffers
 
@@ -169,24 +171,26 @@ class _SingleMember:
 def uses_channels_last(recipe: Recipe, device: torch.device) -> bool:
     """Return whether a recipe's images and kernels have the memory format channels_last on a device.
 
-    A CPU never gets it: there the backward pass of a 1×1 convolution with a stride and fewer than 8 channels writes
+    A CPU never gets this format: there the backward pass of a 1×1 convolution with a stride and fewer than 8 channels
+    writes
     beyond its memory in this format (torch 2.15 with oneDNN).
     """
     return recipe.channels_last and device.type != "cpu"
 
 
 def _with_strides_of(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient with its parameter's strides: with others torch's foreach step would loop over the tensors."""
+    """Return a gradient with its parameter's strides: with other strides torch's foreach step would loop over the
+    tensors."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _in_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _convert_to_float32(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor.float() for tensor in inputs)
 
 
-def _autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
+def _autocast_context(recipe: Recipe, device: torch.device) -> AbstractContextManager[Any]:
     if recipe.precision == "float32":
         return nullcontext()
     # With torch.autocast's cache the next step would use this step's cast weights.

@@ -1,8 +1,8 @@
 """The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
 A member's bits depend on its seed, the stack width, the build of torch, the kind of processor or GPU and, on a
-processor, the number of threads. They do not depend on the other members of the stack or on the position in it. cuDNN
-is set to deterministic algorithms; all other operations are deterministic.
+processor, the number of threads. The bits do not depend on the other members of the stack or on the position in the
+stack. cuDNN is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -45,10 +45,10 @@ class StackState:
         params, momentum, buffers: stacked tensors by name.
         loss: mean training loss of the last epoch in nats, (member,).
         failed_step: first step whose loss was not finite, or -1, (member,).
-        epoch: epochs done.
+        epoch: number of finished epochs.
         averages: averages of the weights so far, by name; empty if the recipe has no averaging.
         scaling: factors of the loss, by name; empty if the precision is not float16.
-        adam: from `first_adam_state`; empty if the optimizer is not Adam.
+        adam: state of Adam, from `first_adam_state`; empty if the optimizer is not Adam.
         snapshots: epoch -> stored weights and buffers by name, on the CPU.
     """
 
@@ -75,8 +75,8 @@ def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
     """Return the state of untrained members: each is initialised from its seed, and permuted if the recipe says so.
 
     Raises:
-        UsageError, SymmetryError: more transpositions than the architecture's units allow, or an architecture without a
-            symmetry table.
+        UsageError, SymmetryError: the architecture's units do not allow so many transpositions, or the architecture has
+            no symmetry table.
     """
     modules = []
     with torch.random.fork_rng(devices=[]):
@@ -120,8 +120,8 @@ def train_epochs(
     Args:
         recipe: recipe of the members.
         members: ids of the members, in the order of the stack.
-        state: state of the stack, from `initial_state` or saved after an epoch; it stays on its device.
-        data: the training split.
+        state: state of the stack, from `initial_state` or saved after an epoch; the state stays on its device.
+        data: images of the training split.
         gradient: function that computes a step's gradients; None for `stack_gradient`.
 
     Raises:
@@ -139,18 +139,20 @@ def train_epochs(
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
     if uses_channels_last(recipe, device):
         for tensors in (state.params, state.momentum, state.adam):
-            tensors.update({n: _kernels_channels_last(tensor) for n, tensor in tensors.items()})
+            tensors.update({n: _use_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = image_count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
         state.snapshots[0] = _copy_weights(recipe, state, data)
 
-    with ThreadPoolExecutor(1) as background:
-        upcoming = background.submit(_draw_epoch, members, state.epoch, image_count, augmentation.views)
+    with ThreadPoolExecutor(1) as executor:
+        next_epoch_draws = executor.submit(_draw_epoch, members, state.epoch, image_count, augmentation.views)
         while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
-            order, view = (draws.to(device) for draws in upcoming.result())
+            order, view_numbers = (draws.to(device) for draws in next_epoch_draws.result())
             if state.epoch + 1 < recipe.epochs:
-                upcoming = background.submit(_draw_epoch, members, state.epoch + 1, image_count, augmentation.views)
+                next_epoch_draws = executor.submit(
+                    _draw_epoch, members, state.epoch + 1, image_count, augmentation.views
+                )
             state.loss = torch.zeros_like(state.loss)
 
             # No operation in a step waits for the GPU: steps are queued while it computes.
@@ -159,7 +161,7 @@ def train_epochs(
                     step = state.epoch * steps_per_epoch + epoch_step
                     batch_slice = slice(epoch_step * batch, (epoch_step + 1) * batch)
                     indices = order[:, batch_slice]
-                    images = augmentation(pixels[indices].flatten(0, 1), view[:, batch_slice].flatten())
+                    images = augmentation(pixels[indices].flatten(0, 1), view_numbers[:, batch_slice].flatten())
                     inputs = normalise(images).view(*indices.shape, *images.shape[1:])
                     gradients, loss, state.buffers = gradient(
                         step, state.params, state.buffers, state.scaling, inputs, labels[indices]
@@ -171,8 +173,8 @@ def train_epochs(
                         optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
-                    failed = (state.failed_step < 0) & ~loss.isfinite()
-                    state.failed_step = torch.where(failed, step, state.failed_step)
+                    has_failed = (state.failed_step < 0) & ~loss.isfinite()
+                    state.failed_step = torch.where(has_failed, step, state.failed_step)
 
             state.epoch += 1
             if state.epoch in recipe.snapshots:
@@ -181,7 +183,7 @@ def train_epochs(
 
 
 def _draw_epoch(members: Sequence[int], epoch: int, image_count: int, views: int) -> tuple[Tensor, Tensor]:
-    """Draw the order of the images and their views for an epoch, on the CPU: its generator is the same everywhere.
+    """Draw the order of the images and their views for an epoch, on the CPU, whose generator is the same everywhere.
 
     Returns:
         Order and views of the images in an epoch, both (member, input). If many members are trained on a GPU, drawing
@@ -191,7 +193,7 @@ def _draw_epoch(members: Sequence[int], epoch: int, image_count: int, views: int
     return order, torch.stack([epoch_views(member, epoch, image_count, views) for member in members])
 
 
-def _kernels_channels_last(tensor: Tensor) -> Tensor:
+def _use_channels_last(tensor: Tensor) -> Tensor:
     """Return the stacked tensor of a single member; in the memory format channels_last if it is a kernel."""
     return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
 
@@ -208,8 +210,8 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     Args:
         recipe: recipe by which the members are trained.
         state: training state of the stacked members.
-        data: the training split.
-        test: images with labels.
+        data: images of the training split.
+        test: labelled images of the test split.
 
     Raises:
         UsageError: the images have no labels.
@@ -221,9 +223,9 @@ def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test:
     ensemble = Ensemble(recipe.skeleton().eval(), tensors, range(members))
     correct = torch.zeros(members, device=device)
     with deterministic(device), torch.inference_mode():
-        for first in range(0, len(test), 500):
-            logits = ensemble(recipe.preprocess(test.images[first : first + 500].to(device)))
-            correct += (logits.argmax(-1) == test.labels[first : first + 500].to(device)).sum(1)
+        for start in range(0, len(test), 500):
+            logits = ensemble(recipe.preprocess(test.images[start : start + 500].to(device)))
+            correct += (logits.argmax(-1) == test.labels[start : start + 500].to(device)).sum(1)
     return correct / len(test)
 
 
@@ -242,7 +244,7 @@ def check_network(recipe: Recipe) -> None:
     module = recipe.skeleton()
     with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code(network_label, expected):
         logits: Any = module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
-    fits = isinstance(logits, Tensor) and logits.dtype == torch.float32
-    if not fits or tuple(logits.shape) != (batch, len(split.classes)):
+    is_float32 = isinstance(logits, Tensor) and logits.dtype == torch.float32
+    if not is_float32 or tuple(logits.shape) != (batch, len(split.classes)):
         found = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise UsageError(network_label, expected=expected, found=found)

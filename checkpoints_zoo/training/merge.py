@@ -1,7 +1,7 @@
 """Merge folders with parts of a collection into one source, as if one run had trained all members.
 
-Shards and descriptions have the same bytes as after one run. So do the rows of manifests, except the columns on the
-run: `RUN_COLUMNS`. If several folders have the same member, the oldest row stays.
+Shards and descriptions have the same bytes as after one run. Rows of manifests are the same too, except the columns on
+the run: `RUN_COLUMNS`. If several folders have the same member, the oldest row stays.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from checkpoints_zoo.formats import disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.selection import format_ids
-from checkpoints_zoo.training.packing import Key, Row
+from checkpoints_zoo.training.packing import ManifestRow, SnapshotKey
 from checkpoints_zoo.training.shards import (
     NewSnapshot,
     Staging,
     folder_source,
     lost_members,
+    read_rows,
     remove_unnamed_shards,
-    rows_of,
     write_shards,
 )
-from checkpoints_zoo.training.state import folder_of, read_description, reading_lock, recorded_hash, training_lock
+from checkpoints_zoo.training.state import read_description, reading_lock, recorded_hash, runs_folder, training_lock
 
 # Columns on the run that trained a member. Two runs that train the same member may differ in these columns.
 RUN_COLUMNS = ("code_version", "torch_version", "device", "wall_time_s", "created")
@@ -41,7 +41,7 @@ class CollectionPiece:
 
     folder: Path
     description: Description
-    snapshots: dict[Key, NewSnapshot]
+    snapshots: dict[SnapshotKey, NewSnapshot]
     staging: Staging | None
 
 
@@ -60,7 +60,7 @@ def merge(
     Args:
         folders: folders with trained members; no run may be training into them.
         out: folder of the merged source; it may hold members already.
-        names: names of the collections to merge; None for all in the folders.
+        names: names of the collections to merge; None for all collections in the folders.
         say: function called with a line of text for each shard.
 
     Raises:
@@ -83,21 +83,21 @@ def merge(
                 raise CollectionNotFound(
                     f"folder {folder}", expected="members that were trained", found=found, path=folder
                 )
-        selected = (
+        selected_names = (
             sorted({name for collection_names in names_by_folder.values() for name in collection_names})
             if names is None
             else list(names)
         )
-        for name in selected:
+        for name in selected_names:
             if not any(name in collection_names for collection_names in names_by_folder.values()):
                 raise CollectionNotFound(
                     f"collection {name!r}", expected=f"one in {', '.join(map(str, folders))}", found="none"
                 )
-        with disk.writing_into(out):
+        with disk.translate_write_errors(out):
             stack.enter_context(training_lock(out))
         return {
             name: _merge_collection(name, [f for f in folders if name in names_by_folder[f]], out, say)
-            for name in selected
+            for name in selected_names
         }
 
 
@@ -109,15 +109,15 @@ def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callab
     description = _common_description(pieces)
     _check_recipes(name, pieces)
     snapshots = _choose_snapshots(name, pieces)
-    existing = rows_of(target, name)
+    existing_rows = read_rows(target, name)
     new_snapshots = {
         key: snapshot
         for key, snapshot in snapshots.items()
-        if existing.get(key) != {**snapshot.row, **_location_columns(existing.get(key))}
+        if existing_rows.get(key) != {**snapshot.row, **_location_columns(existing_rows.get(key))}
     }
-    per_member = max(Counter(member for member, _ in snapshots).values())
-    with disk.writing_into(out):
-        for keys in write_shards(target, description, new_snapshots, per_member):
+    snapshots_per_member = max(Counter(member for member, _ in snapshots).values())
+    with disk.translate_write_errors(out):
+        for keys in write_shards(target, description, new_snapshots, snapshots_per_member):
             say(f"{name}: {len(keys):,} snapshots in {out}")
         for piece in pieces:
             if piece.folder == out and piece.staging is not None:
@@ -128,14 +128,14 @@ def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callab
 
 def _collection_names(folder: Path) -> set[str]:
     """Return the names of the collections in a folder, staged ones included."""
-    staged = {path.parent.parent.name for path in (folder / ".training").glob("*/finished/*.json")}
-    return {path.stem for path in (folder / "manifests").glob("*.parquet")} | staged
+    staged_names = {path.parent.parent.name for path in (folder / ".training").glob("*/finished/*.json")}
+    return {path.stem for path in (folder / "manifests").glob("*.parquet")} | staged_names
 
 
 def _read_piece(name: str, folder: Path) -> CollectionPiece:
     """Read the part of a collection in a folder, staged snapshots included."""
-    source, runs = folder_source(folder), folder_of(folder, name)
-    rows = rows_of(source, name)
+    source, runs = folder_source(folder), runs_folder(folder, name)
+    rows = read_rows(source, name)
     description = source.read_collection(name)[0] if rows else read_description(runs)
     if len(description.layouts) != 1 or description.base:
         raise UsageError(
@@ -159,13 +159,13 @@ def _read_piece(name: str, folder: Path) -> CollectionPiece:
     locations = source.locate(description, table) if stored_keys else []
     shard_files.check_against_files(locations)
     location_of = dict(zip(stored_keys, locations, strict=True))
-    fresh = {key: NewSnapshot(row, location_of.get(key)) for key, row in rows.items()}
+    snapshots = {key: NewSnapshot(row, location_of.get(key)) for key, row in rows.items()}
     staging, recipe_hash = None, recorded_hash(runs)
     if recipe_hash is not None and (runs / "finished").is_dir():
         staging = Staging(runs / "finished", next(iter(description.layouts.values())), recipe_hash, readonly=True)
         for key, row in staging.rows.items():
-            fresh.setdefault(key, NewSnapshot(row, staging.location(key) if row["status"] == "ok" else None))
-    return CollectionPiece(folder, description, fresh, staging)
+            snapshots.setdefault(key, NewSnapshot(row, staging.location(key) if row["status"] == "ok" else None))
+    return CollectionPiece(folder, description, snapshots, staging)
 
 
 def _common_description(pieces: Sequence[CollectionPiece]) -> Description:
@@ -212,19 +212,19 @@ def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
         )
 
 
-def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Key, NewSnapshot]:
+def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[SnapshotKey, NewSnapshot]:
     """Choose the oldest row of each snapshot; return the snapshots by member and epoch.
 
     Raises:
         UsageError: a member has different bytes in two pieces, or failed in only one of them.
     """
-    earliest: dict[Key, tuple[NewSnapshot, Path]] = {}
+    oldest_snapshots: dict[SnapshotKey, tuple[NewSnapshot, Path]] = {}
     for piece in pieces:
         for key, snapshot in piece.snapshots.items():
-            if key not in earliest:
-                earliest[key] = (snapshot, piece.folder)
+            if key not in oldest_snapshots:
+                oldest_snapshots[key] = (snapshot, piece.folder)
                 continue
-            earlier, earlier_folder = earliest[key]
+            earlier, earlier_folder = oldest_snapshots[key]
             descriptions = [
                 f"sha256 {x.row['sha256'][:16]}…" if x.row["status"] == "ok" else x.row["status"]
                 for x in (earlier, snapshot)
@@ -239,14 +239,16 @@ def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Key,
                     member=key[0],
                 )
             if _age_key(snapshot.row) < _age_key(earlier.row):
-                earliest[key] = (snapshot, piece.folder)
-    return {key: snapshot for key, (snapshot, _) in earliest.items()}
+                oldest_snapshots[key] = (snapshot, piece.folder)
+    return {key: snapshot for key, (snapshot, _) in oldest_snapshots.items()}
 
 
-def _age_key(row: Row) -> tuple[Any, str]:
-    """Return the key that sorts rows of one snapshot: time first, then all columns except the location."""
-    return row["created"], json.dumps({k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION}, default=str)
+def _age_key(row: ManifestRow) -> tuple[Any, str]:
+    """Return the key that sorts rows of one snapshot: by time, then by all columns except the location."""
+    return row["created"], json.dumps(
+        {k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION_COLUMNS}, default=str
+    )
 
 
-def _location_columns(row: Row | None) -> Row:
-    return {} if row is None else {column: row[column] for column in manifest.LOCATION}
+def _location_columns(row: ManifestRow | None) -> ManifestRow:
+    return {} if row is None else {column: row[column] for column in manifest.LOCATION_COLUMNS}

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.recipe import Recipe
 
 # Loss scaling as in torch.amp.GradScaler's defaults.
-FIRST_SCALE, GROWTH, BACKOFF, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
+FIRST_SCALE, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
 # The one-cycle schedule: share of the steps that rise; highest rate / first rate; first rate / last rate.
 ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
 
@@ -26,12 +26,14 @@ def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, grad
     last bits depend on its place in the stack.
     """
     weights, velocity = list(params.values()), [momentum[name] for name in params]
-    decayed = torch._foreach_add([gradients[name] for name in params], torch._foreach_mul(weights, recipe.weight_decay))
+    decayed_gradients = torch._foreach_add(
+        [gradients[name] for name in params], torch._foreach_mul(weights, recipe.weight_decay)
+    )
     torch._foreach_mul_(velocity, recipe.momentum)
-    torch._foreach_add_(velocity, decayed)
+    torch._foreach_add_(velocity, decayed_gradients)
     update: list[Tensor] = velocity
     if recipe.nesterov:
-        update = list(torch._foreach_add(decayed, torch._foreach_mul(velocity, recipe.momentum)))
+        update = list(torch._foreach_add(decayed_gradients, torch._foreach_mul(velocity, recipe.momentum)))
     torch._foreach_sub_(weights, torch._foreach_mul(update, lr))
 
 
@@ -39,7 +41,7 @@ def first_adam_state(recipe: Recipe, params: Tensors) -> Tensors:
     """Return the initial state of Adam beside the momentum, {} for other optimizers.
 
     The means of squared gradients are under "square/NAME"; "beta1" and "beta2" hold the product of each beta over the
-    member's steps so far, (member,). Running products round alike at all positions of a stack, powers need not.
+    member's steps so far, (member,). Running products round alike at all positions of a stack; powers may not.
     """
     if recipe.optimizer == "sgd":
         return {}
@@ -54,10 +56,10 @@ def optimizer_step(
     """Take one step of the recipe's optimizer in place.
 
     Args:
-        recipe: of the members.
+        recipe: recipe of the members.
         lr: learning rate of the step.
         params, momentum, gradients: stacked tensors by name.
-        adam: from `first_adam_state`.
+        adam: state of Adam, from `first_adam_state`.
     """
     if recipe.optimizer == "sgd":
         sgd_step(recipe, lr, params, momentum, gradients)
@@ -72,18 +74,20 @@ def adam_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, ada
     fuses a product and a sum.
     """
     weights, means = list(params.values()), [momentum[name] for name in params]
-    squares, used = [adam[f"square/{name}"] for name in params], [gradients[name] for name in params]
+    squares, used_gradients = [adam[f"square/{name}"] for name in params], [gradients[name] for name in params]
     if recipe.optimizer == "adamw":
         torch._foreach_mul_(weights, 1 - lr * recipe.weight_decay)
     else:
-        used = list(torch._foreach_add(used, torch._foreach_mul(weights, recipe.weight_decay)))
+        used_gradients = list(torch._foreach_add(used_gradients, torch._foreach_mul(weights, recipe.weight_decay)))
     torch._foreach_mul_(means, recipe.momentum)
-    torch._foreach_add_(means, torch._foreach_mul(used, 1 - recipe.momentum))
+    torch._foreach_add_(means, torch._foreach_mul(used_gradients, 1 - recipe.momentum))
     torch._foreach_mul_(squares, recipe.beta2)
-    torch._foreach_add_(squares, torch._foreach_mul(torch._foreach_mul(used, used), 1 - recipe.beta2))
+    torch._foreach_add_(
+        squares, torch._foreach_mul(torch._foreach_mul(used_gradients, used_gradients), 1 - recipe.beta2)
+    )
     adam["beta1"].mul_(recipe.momentum)
     adam["beta2"].mul_(recipe.beta2)
-    rate, root = (lr / (1 - adam["beta1"])).float(), (1 - adam["beta2"]).sqrt().float()  # bias corrections, (member,)
+    rate, root = (lr / (1 - adam["beta1"])).float(), (1 - adam["beta2"]).sqrt().float()  # Bias corrections, (member,).
     divisors = list(torch._foreach_div(torch._foreach_sqrt(squares), [_per_member(root, t) for t in squares]))
     torch._foreach_add_(divisors, recipe.epsilon)
     update = torch._foreach_mul(means, [_per_member(rate, t) for t in means])
@@ -108,20 +112,22 @@ def scaled_step(
 ) -> None:
     """Take one step in place with gradients of a scaled loss; members whose gradients overflow skip the step.
 
-    An overflow halves the member's factor; 2,000 steps without overflow double it. This is torch.amp.GradScaler,
-    applied to each member separately.
+    An overflow halves the member's factor; 2,000 steps without overflow double it. torch.amp.GradScaler has
+    the same rule; here it is applied to each member separately.
     """
     factor = scaling["scale"].double().reciprocal().float()
     gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
-    finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
-    changed = [tensor for tensors in (params, momentum, adam) for tensor in tensors.values()]
-    before = [tensor.clone() for tensor in changed]
+    is_finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
+    changed_tensors = [tensor for tensors in (params, momentum, adam) for tensor in tensors.values()]
+    old_tensors = [tensor.clone() for tensor in changed_tensors]
     optimizer_step(recipe, lr, params, momentum, adam, gradients)
-    for tensor, old_tensor in zip(changed, before, strict=True):
-        tensor.copy_(torch.where(_per_member(finite, tensor), tensor, old_tensor))
-    steps = (scaling["steps"] + 1) * finite
+    for tensor, old_tensor in zip(changed_tensors, old_tensors, strict=True):
+        tensor.copy_(torch.where(_per_member(is_finite, tensor), tensor, old_tensor))
+    steps = (scaling["steps"] + 1) * is_finite
     is_grown = steps == GROWTH_STEPS
-    scaling["scale"] = scaling["scale"] * torch.where(finite, torch.where(is_grown, GROWTH, 1.0), BACKOFF)
+    scaling["scale"] = scaling["scale"] * torch.where(
+        is_finite, torch.where(is_grown, GROWTH_FACTOR, 1.0), BACKOFF_FACTOR
+    )
     scaling["steps"] = steps * ~is_grown
 
 
@@ -172,12 +178,15 @@ def _cycle_bounds(recipe: Recipe, epoch: int) -> tuple[int, int]:
     return bounds[index], bounds[index + 1] if index < len(recipe.milestones) else recipe.epochs
 
 
-def _one_cycle_rate(highest: float, unit: int, units: int) -> float:
-    """Return the rate of a step or epoch: it rises from `highest / ONE_CYCLE_START`, then falls to almost zero."""
-    top = ONE_CYCLE_RISE * units - 1
-    if unit <= top:
-        return _cosine_between(highest / ONE_CYCLE_START, highest, unit / top)
-    return _cosine_between(highest, highest / ONE_CYCLE_START / ONE_CYCLE_END, (unit - top) / (units - 1 - top))
+def _one_cycle_rate(highest_rate: float, unit: int, units: int) -> float:
+    """Return the rate of a step or epoch: the rate rises from `highest_rate / ONE_CYCLE_START`, then falls to almost
+    zero."""
+    peak_unit = ONE_CYCLE_RISE * units - 1
+    if unit <= peak_unit:
+        return _cosine_between(highest_rate / ONE_CYCLE_START, highest_rate, unit / peak_unit)
+    return _cosine_between(
+        highest_rate, highest_rate / ONE_CYCLE_START / ONE_CYCLE_END, (unit - peak_unit) / (units - 1 - peak_unit)
+    )
 
 
 def _cosine_between(start: float, end: float, share: float) -> float:
@@ -190,7 +199,8 @@ def update_averages(
     """Update the averages of the weights in place, after a step.
 
     Sources: "ema", the exponential moving average of all weights and buffers after each step; "swa", the mean of the
-    weights after each epoch (Izmailov et al. 2018, algorithm 1). Both as torch.optim.swa_utils.AveragedModel.
+    weights after each epoch (Izmailov et al. 2018, algorithm 1). Both averages equal those of
+    torch.optim.swa_utils.AveragedModel.
 
     Args:
         recipe: recipe of the members; its `averaging` names the kind of average.
@@ -228,7 +238,7 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     Args:
         recipe: recipe of the members.
         params, buffers, averages: stacked tensors by name.
-        data: the training split.
+        data: images of the training split.
     """
     tensors = params | buffers | averages
     module = recipe.skeleton().eval()
@@ -237,4 +247,6 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     device = next(iter(params.values())).device
     size = recipe.batch_size
     batches = (data.images[first : first + size] for first in range(0, len(data) // size * size, size))
-    return tensors | reestimate(module, tensors, (recipe.preprocess(pixels.to(device)) for pixels in batches))
+    return tensors | reestimate_statistics(
+        module, tensors, (recipe.preprocess(pixels.to(device)) for pixels in batches)
+    )

@@ -24,11 +24,11 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.population import TrainedMember
-from checkpoints_zoo.training.recipe import STORAGE, Recipe, initial_seed
+from checkpoints_zoo.training.recipe import STORAGE_DTYPES, Recipe, initial_seed
 from checkpoints_zoo.training.seeds import derive_seed, deterministic
 
-Key = tuple[int, int]  # member, epoch
-Row = dict[str, Any]
+SnapshotKey = tuple[int, int]  # Member and epoch.
+ManifestRow = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +40,15 @@ class PackedSnapshot:
         raw: the snapshot's bytes in the recipe's layout; None for a member that failed.
     """
 
-    row: Row
+    row: ManifestRow
     raw: bytearray | None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SnapshotKey:
         return member_and_epoch(self.row)
 
 
-def member_and_epoch(row: Mapping[str, Any]) -> Key:
+def member_and_epoch(row: Mapping[str, Any]) -> SnapshotKey:
     """Return the member and the epoch of a row."""
     return row["member"], row["epoch"]
 
@@ -63,7 +63,7 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
 
     Args:
         recipe: recipe by which the members were trained.
-        trained: the members.
+        trained: members after their training.
         device: torch device on which the stored weights are evaluated, in float32.
     """
     layout = layout_of(recipe)
@@ -76,28 +76,30 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
         for t in trained
         for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()
     }
-    ordered = [snapshots[key] for key in sorted(snapshots)]
-    measured = _measure(recipe, layout, [f for f in ordered if f.raw is not None], torch.device(device))
-    for snapshot in ordered:
-        snapshot.row.update(measured.get(snapshot.key, {}))
-    return ordered
+    sorted_snapshots = [snapshots[key] for key in sorted(snapshots)]
+    figures_by_key = _measure_snapshots(
+        recipe, layout, [f for f in sorted_snapshots if f.raw is not None], torch.device(device)
+    )
+    for snapshot in sorted_snapshots:
+        snapshot.row.update(figures_by_key.get(snapshot.key, {}))
+    return sorted_snapshots
 
 
 def layout_of(recipe: Recipe) -> Layout:
     """Return the layout in which the recipe stores a member's tensors."""
-    return modules.layout_of(recipe.skeleton().state_dict(), STORAGE[recipe.storage])
+    return modules.layout_of(recipe.skeleton().state_dict(), STORAGE_DTYPES[recipe.storage])
 
 
-def _measure(
+def _measure_snapshots(
     recipe: Recipe, layout: Layout, snapshots: Sequence[PackedSnapshot], device: torch.device
-) -> dict[Key, dict[str, Any]]:
+) -> dict[SnapshotKey, dict[str, Any]]:
     """Measure snapshots in float32 from their bytes in a temporary shard; return key -> figures and hash."""
     if not snapshots:
         return {}
     with tempfile.TemporaryDirectory(prefix="zoo-training-") as folder:
         root = Path(folder)
         members = [(tensor_prefix(f.row), f.raw) for f in snapshots if f.raw is not None]
-        with disk.writing_into(root):
+        with disk.translate_write_errors(root):
             path = shard_files.write_shard(root, 0, layout, members)
         first = shard_files.first_offset(layout, [prefix for prefix, _ in members])
         rows = [
@@ -106,17 +108,19 @@ def _measure(
             for at, f in enumerate(snapshots)
         ]  # fmt: skip
         with deterministic(device):
-            return _measure_stored(recipe, FolderSource(root, "training"), description_of(recipe, layout), rows, device)
+            return _measure_temporary_shard(
+                recipe, FolderSource(root, "training"), description_of(recipe, layout), rows, device
+            )
 
 
-def _measure_stored(
-    recipe: Recipe, source: FolderSource, description: Description, rows: Sequence[Row], device: torch.device
-) -> dict[Key, dict[str, Any]]:
+def _measure_temporary_shard(
+    recipe: Recipe, source: FolderSource, description: Description, rows: Sequence[ManifestRow], device: torch.device
+) -> dict[SnapshotKey, dict[str, Any]]:
     architecture = recipe.skeleton if recipe.build is not None else None
     members = Collection(source, "", description, manifest.build_manifest(rows), architecture)
     train, test = recipe.split("train"), recipe.split("test")
-    figures: dict[Key, dict[str, Any]] = {}
-    for row, digest, (_, on_train), (_, on_test) in zip(
+    figures: dict[SnapshotKey, dict[str, Any]] = {}
+    for row, digest, (_, train_figures), (_, test_figures) in zip(
         members.rows.to_pylist(),
         shard_files.hash_members(members._locations()),
         single_members.member_figures(members, train, device),
@@ -125,10 +129,10 @@ def _measure_stored(
     ):
         figures[member_and_epoch(row)] = {
             "sha256": digest,
-            "train_accuracy": on_train["accuracy"],
-            "train_loss": on_train["nll"],
-            **{f"test_{name}": value for name, value in on_test.items()},
-            "eval_data": arguments.eval_data(test),
+            "train_accuracy": train_figures["accuracy"],
+            "train_loss": train_figures["nll"],
+            **{f"test_{name}": value for name, value in test_figures.items()},
+            "eval_data": arguments.manifest_image_name(test),
         }
     return figures
 
@@ -175,7 +179,8 @@ def split_of_run(run_id: str) -> str:
 
 
 def device_and_threads(device: torch.device) -> str:
-    """Return the name of a device; for a processor, with the number of threads that torch uses in this process."""
+    """Return the name of a device; for a processor, the name and the number of threads that torch uses in this
+    process."""
     name, threads = device_name(device), torch.get_num_threads()
     return name if device.type != "cpu" else f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
@@ -191,7 +196,7 @@ def split_threads(device: str) -> tuple[str, str]:
 
 
 def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)
-    """Return the name of a device; for a processor, with the instruction set that torch uses."""
+    """Return the name of a device; for a processor, the name and the instruction set that torch uses."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:

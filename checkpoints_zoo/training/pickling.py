@@ -13,7 +13,7 @@ from torch import nn
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training.recipe import Recipe, run_module
 
-FUNCTIONS = ("build", "images")
+FUNCTION_FIELDS = ("build", "images")
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
     Raises:
         UsageError: a function of the recipe is defined inside another one, where other processes can't find it.
     """
-    values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTIONS}
+    values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTION_FIELDS}
     values["arguments"] = dict(recipe.arguments)
-    functions = {name: getattr(recipe, name) for name in FUNCTIONS}
-    class_places = {
-        name: _function_place(recipe.name, name, function)
+    functions = {name: getattr(recipe, name) for name in FUNCTION_FIELDS}
+    function_places = {
+        name: _locate_function(recipe.name, name, function)
         for name, function in functions.items()
         if function is not None
     }
-    return SentRecipe(values, recipe.hash, class_places)
+    return SentRecipe(values, recipe.hash, function_places)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _rebuild_skeleton(recipe: SentRecipe) -> Skeleton:
     return Skeleton(rebuild_recipe(recipe))
 
 
-def _function_place(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
+def _locate_function(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
     """Return the file, the module and the name of a function."""
     module, name = function.__module__, function.__qualname__
     path = getattr(sys.modules.get(module), "__file__", None)
@@ -94,13 +94,13 @@ def rebuild_recipe(serialized: SentRecipe) -> Recipe:
         functions = {field: _find_function(*place) for field, place in serialized.functions.items()}
         recipe = Recipe(**serialized.values, **functions)
     if recipe is None or recipe.hash != serialized.hash:
-        where = f"the same file {paths[0]}" if paths else "the same package"
-        where += ", and the images that it gives," if "images" in serialized.functions else ""
+        missing_files = f"the same file {paths[0]}" if paths else "the same package"
+        missing_files += ", and the images that it gives," if "images" in serialized.functions else ""
         raise UsageError(
             f"recipe {serialized.values['name']!r}",
             expected=f"hash {serialized.hash}, as on the sending machine",
             found="no such file" if recipe is None else f"hash {recipe.hash}",
-            do=f"Put {where} onto every node",
+            do=f"Put {missing_files} onto every node",
         )
     return recipe
 
@@ -115,7 +115,7 @@ def _find_function(path: str, module: str, name: str) -> Any:
 
 def _import_file(path: Path, name: str) -> object:
     """Import a file under a module's name, unless it is imported already; return the module."""
-    # Both are names under which a script runs as the main program. In other processes it is imported under the second
+    # A script runs as the main program under both of these names. Other processes import the script under the second
     # name, so that its main guard does not run.
     names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
     for candidate in names:

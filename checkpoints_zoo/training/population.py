@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
-from checkpoints_zoo.formats.disk import sync_folder, writing_into
+from checkpoints_zoo.formats.disk import sync_folder, translate_write_errors
 from checkpoints_zoo.formats.layout import is_statistic
 from checkpoints_zoo.networks.device import free_if_short
 from checkpoints_zoo.networks.modules import first_names
@@ -24,15 +24,15 @@ from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState, initial_state, measure_accuracies, train_epochs
 from checkpoints_zoo.training.optimizers import stored_tensors
 from checkpoints_zoo.training.pickling import SentRecipe, rebuild_recipe, serialize_recipe
-from checkpoints_zoo.training.recipe import STORAGE, Recipe
+from checkpoints_zoo.training.recipe import STORAGE_DTYPES, Recipe
 from checkpoints_zoo.training.state import (
     RunKey,
     adopt_state,
     claim_folder,
     clean_folder,
+    divide_into_stacks,
     read_state,
     recorded_hash,
-    stacks_of,
     state_name,
     training_lock,
     write_state,
@@ -50,7 +50,7 @@ class TrainedMember:
         state: parameters and buffers by name, in float32, without `num_batches_tracked`.
         train_loss: mean training loss over the steps of the last epoch, nats.
         wall_time_s: the member's share of the seconds that its stack took, interrupted runs included.
-        snapshots: epoch -> parameters and buffers, as in `state`.
+        snapshots: epoch -> parameters and buffers by name, in the form of `state`.
         device: name of the device on which the member was trained.
     """
 
@@ -112,13 +112,13 @@ def train_members(
     with training_lock(out):
         folder = claim_folder(out, recipe)
         clean_folder(folder, set(ids), recipe.epochs)
-        stacks = stacks_of(folder, recipe, ids)
+        stacks = divide_into_stacks(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        work = StackTrainer(recipe, folder, prepare, progress)
-        with closing(engine.run(work, jobs)) as results:
+        trainer = StackTrainer(recipe, folder, prepare, progress)
+        with closing(engine.run(trainer, jobs)) as results:
             for job, finished in results:
                 finish(finished)
-                with writing_into(folder):
+                with translate_write_errors(folder):
                     (folder / state_name(job.argument)).unlink(missing_ok=True)
                     sync_folder(folder)
 
@@ -177,7 +177,7 @@ def train_stack(
     Args:
         recipe: recipe by which the members are trained.
         stack: ids of the members, at most the recipe's stack width.
-        data: the training split.
+        data: images of the training split.
         path: path of the saved state; None saves no states.
         progress: function called after every epoch.
         device: torch device to train on.
@@ -188,26 +188,26 @@ def train_stack(
     state, earlier_s = initial_state(recipe, members).to(device), 0.0
     if path is not None and path.exists():
         earlier_s = _resume_state(path, key, state)
-    began = time.monotonic()
+    start_time = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
-            with writing_into(path.parent):
-                write_state(path, state, key, earlier_s + time.monotonic() - began)
+            with translate_write_errors(path.parent):
+                write_state(path, state, key, earlier_s + time.monotonic() - start_time)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
             if recipe.eval_every and epoch % recipe.eval_every == 0:
-                measured = measure_accuracies(recipe, state, data, recipe.split("test"))
-                accuracy = measured[: len(stack)].mean().item()
+                accuracies = measure_accuracies(recipe, state, data, recipe.split("test"))
+                accuracy = accuracies[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
-    share_s = (earlier_s + time.monotonic() - began) / len(stack)
-    return _split_stack(recipe, stack, state, share_s, data)
+    seconds_per_member = (earlier_s + time.monotonic() - start_time) / len(stack)
+    return _split_stack(recipe, stack, state, seconds_per_member, data)
 
 
 def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
     """Check that the weights, optimizer states and gradients of a stack fit into the free memory.
 
     Raises:
-        TooLargeError: they don't.
+        TooLargeError: the free memory is too small.
     """
     bytes_per_member = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
     needed = (3 if recipe.optimizer == "sgd" else 4) * bytes_per_member * recipe.stack_width
@@ -220,11 +220,12 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
         )
 
 
-def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
-    """Load the saved state into a new one; return its seconds, and print the reason if it can't be used."""
+def _resume_state(path: Path, key: RunKey, new_state: StackState) -> float:
+    """Load a saved state into a new state; return the seconds of training so far, and print why a state can't be
+    used."""
     try:
         state, found_key, earlier_s = read_state(path)
-        if found_key != key or not adopt_state(fresh, state):
+        if found_key != key or not adopt_state(new_state, state):
             raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found_key}")
     except DamagedError as error:
         print(f"{error} The state is deleted, and its members are trained from the start.", file=sys.stderr)
@@ -234,14 +235,14 @@ def _resume_state(path: Path, key: RunKey, fresh: StackState) -> float:
 
 
 def _split_stack(
-    recipe: Recipe, stack: tuple[int, ...], state: StackState, share_s: float, data: images.ImageData
+    recipe: Recipe, stack: tuple[int, ...], state: StackState, seconds_per_member: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
-    names = first_names(recipe.skeleton())  # name in the stored file -> name of the trained tensor
-    final = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
+    names = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
+    final_tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors, reason = _member_tensors(names, final, position), ""
+        tensors, reason = _member_tensors(names, final_tensors, position), ""
         snapshots = {
             epoch: _member_tensors(names, tensors_of_epoch, position)
             for epoch, tensors_of_epoch in state.snapshots.items()
@@ -267,7 +268,7 @@ def _split_stack(
                 reason=reason,
                 state=tensors,
                 train_loss=state.loss[position].item(),
-                wall_time_s=share_s,
+                wall_time_s=seconds_per_member,
                 snapshots={} if reason else snapshots,
                 device=state.loss.device,
             )
@@ -278,7 +279,7 @@ def _split_stack(
 def _is_finite_when_stored(recipe: Recipe, name: str, tensor: Tensor) -> bool:
     """Return whether a tensor stays finite in the dtype of its storage."""
     is_cast = tensor.is_floating_point() and not is_statistic(name)
-    return bool((tensor.to(STORAGE[recipe.storage]) if is_cast else tensor).isfinite().all())
+    return bool((tensor.to(STORAGE_DTYPES[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
 def _member_tensors(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
@@ -294,11 +295,11 @@ def check_ids(ids: Sequence[int]) -> None:
     """Check that all ids are in [0, 2^31) and none is repeated.
 
     Raises:
-        UsageError: an invalid id, or one that is repeated.
+        UsageError: an id is invalid or repeated.
     """
-    invalid = [member for member in ids if not 0 <= member < 2**31]
-    if invalid:
-        raise UsageError(f"member {invalid[0]}", expected="an id in [0, 2^31)", found=str(invalid[0]))
+    invalid_ids = [member for member in ids if not 0 <= member < 2**31]
+    if invalid_ids:
+        raise UsageError(f"member {invalid_ids[0]}", expected="an id in [0, 2^31)", found=str(invalid_ids[0]))
     if len(set(ids)) < len(ids):
         [(repeated, _)] = Counter(ids).most_common(1)
         raise UsageError("ids", expected="each once", found=f"member {repeated} more than once")

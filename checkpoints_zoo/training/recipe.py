@@ -1,7 +1,7 @@
 """Recipes: everything that determines the training of a member, except its seed, which is the member's id.
 
-A recipe may hold functions of the user, which build the network and load the images. Their exceptions become errors
-that name the line in the user's file.
+A recipe may hold functions of the user, which build the network and load the images. Exceptions of these functions
+become errors that name the line in the user's file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PACKAGE = Path(__file__).parents[1]
 _NOT_USER_CODE = ("<", str(_PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
 SPLITS = ("train", "test")
 # Fields that do not change a byte of a member.
-NOT_HASHED = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
+UNHASHED_FIELDS = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
 # Fields added after the first recipes, with their defaults. A default is left out of the hash, so that old hashes stay.
 _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
@@ -48,22 +48,22 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
     "images": None, "beta2": 0.999, "epsilon": 1e-8,
 }  # fmt: skip
-STORAGE = {"float16": torch.float16, "float32": torch.float32}
-_CHOICES: dict[str, tuple[Any, ...]] = {
+STORAGE_DTYPES = {"float16": torch.float16, "float32": torch.float32}
+_ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
     "optimizer": ("sgd", "adam", "adamw"),
     "schedule": ("cosine", "cosine-restarts", "constant", "multistep", "one-cycle"),
     "schedule_unit": ("step", "epoch"),
     "precision": ("float32", "bfloat16", "float16"),
-    "storage": tuple(STORAGE),
+    "storage": tuple(STORAGE_DTYPES),
     "averaging": ("none", "ema", "swa"),
     "nesterov": (False, True),
     "channels_last": (False, True),
     "compile": (False, True),
 }
-# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: they would
-# train without an end, or fill the memory.
-_COUNTS = {
+# Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: training
+# would never end, or memory would be full.
+_WHOLE_NUMBER_RANGES = {
     "epochs": (1, 1_000_000), "batch_size": (1, 1_000_000), "stack_width": (1, 4096), "save_every": (1, 1_000_000),
     "members": (1, 2**31 - 1), "init_permutation": (0, 1_000_000), "warmup_epochs": (0, 1_000_000),
     "averaging_start": (0, 1_000_000), "eval_every": (0, 1_000_000),
@@ -80,16 +80,18 @@ class Recipe:
             `checkpoints_zoo.networks.modules.build_architecture`; with `build`, any name and the arguments of `build`.
         dataset, split_rule: names of the data set and of the rule that splits it; with `images`, any rule and any name
             except those of the package's data sets.
-        preprocess: turns pixels into inputs; its statistics come from the training split.
+        preprocess: preprocessing that turns pixels into inputs; its statistics come from the training split.
         epochs: number of passes over the training split; an incomplete last batch is dropped.
         batch_size: number of images per member in each step.
-        lr: highest learning rate; `schedule` "cosine" brings it to 0, "cosine-restarts" does so again from each of the
-            `milestones` to the next, "multistep" multiplies it by `gamma` at each of them, "one-cycle" raises it first,
-            "constant" keeps it. See `checkpoints_zoo.training.optimizers`.
+        lr: highest learning rate; `schedule` "cosine" brings the rate to 0, "cosine-restarts" does so again from each
+            of the
+            `milestones` to the next, "multistep" multiplies the rate by `gamma` at each of them, "one-cycle" raises the
+            rate first, "constant" keeps the rate. See `checkpoints_zoo.training.optimizers`.
         optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters: "sgd"
             and "adam" add it to the gradient, "adamw" shrinks the weights directly.
-        momentum, nesterov, weight_decay: of the optimizer; the momentum of Adam is the first of torch's `betas`.
-        beta2, epsilon: of Adam: the second of torch's `betas`, and `eps`.
+        momentum, nesterov, weight_decay: settings of the optimizer; the momentum of Adam is the first of torch's
+            `betas`.
+        beta2, epsilon: settings of Adam: the second of torch's `betas`, and `eps`.
         augmentation: name of the augmentation, a key of `checkpoints_zoo.training.augment.AUGMENTATIONS`.
         precision: precision of the computation; "bfloat16" and "float16" use torch.autocast, and float16 scales the
             loss.
@@ -103,10 +105,10 @@ class Recipe:
         build: function that builds the module, for an architecture that the package lacks. The text of its file enters
             the recipe's hash: any change of the file, even of a comment, makes another recipe.
         images: function that returns your own images for training and for testing, each from `zoo.images.of`. The
-            pixels enter the hash, the function's text does not.
-        milestones, gamma: epochs at which the schedule changes, in order; and the factor that "multistep" applies at
-            each.
-        schedule_unit: whether the rate changes every "step" or every "epoch".
+            recipe's hash covers the pixels, not the text of the function.
+        milestones, gamma: epochs at which the schedule changes, in order; factor that "multistep" applies at each of
+            these epochs.
+        schedule_unit: "step" or "epoch": how often the rate changes.
         warmup_epochs: number of epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
         channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
@@ -117,7 +119,8 @@ class Recipe:
         averaging_start: number of epochs before averaging begins.
         snapshots: earlier epochs after which the weights are stored too; 0 is the initialisation.
         members: number of members of the whole collection.
-        eval_every: number of epochs between two measurements on the test split, which are only printed; 0 for none.
+        eval_every: number of epochs between two measurements on the test split, which are only printed; 0 for no
+        measurements.
         made_from: name of the original recipe and the fields that were set, for the manifest; "" if the recipe is no
             variant.
         title, licence: title and licence of the collection, for its description.
@@ -184,10 +187,10 @@ class Recipe:
                 is_image_name(self.dataset),
                 f"a lower-case name for your own images, other than {', '.join(DATASETS)}",
             )
-        for field, choices in _CHOICES.items():
+        for field, choices in _ALLOWED_VALUES.items():
             is_allowed = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
             self._check(field, is_allowed, f"one of {', '.join(map(str, choices))}")
-        for field, (least, most) in _COUNTS.items():
+        for field, (least, most) in _WHOLE_NUMBER_RANGES.items():
             expected = f"a whole number from {least} to {most:,}"
             self._check(field, _is_whole(getattr(self, field), least, most), expected)
         is_seed = self.init_seed is None or _is_whole(self.init_seed, 0, 2**31 - 1)
@@ -224,8 +227,8 @@ class Recipe:
             "channels_last", not self.channels_last or self.stack_width == 1, "a stack_width of 1 to go with it"
         )
 
-    def _check(self, field: str, fits: bool, expected: str) -> None:
-        if not fits:
+    def _check(self, field: str, is_allowed: bool, expected: str) -> None:
+        if not is_allowed:
             raise UsageError(f"{field} of recipe {self.name!r}", expected=expected, found=repr(getattr(self, field)))
 
     def module(self) -> nn.Module:
@@ -245,23 +248,25 @@ class Recipe:
                 found=f"{dict(self.arguments)!r}: {error}",
             ) from error
         with user_code(f"build of recipe {self.name!r}", "a module"):
-            built: Any = self.build(**self.arguments)
-        fits = isinstance(built, nn.Module)
-        frozen = [n for n, p in built.named_parameters() if not p.requires_grad] if fits else []
-        if not fits or frozen:
+            network: Any = self.build(**self.arguments)
+        is_module = isinstance(network, nn.Module)
+        frozen_parameters = [n for n, p in network.named_parameters() if not p.requires_grad] if is_module else []
+        if not is_module or frozen_parameters:
             raise UsageError(
                 f"build of recipe {self.name!r}",
                 expected="a function that returns a torch.nn.Module whose parameters are all trained",
-                found=f"parameter {frozen[0]!r} without requires_grad" if frozen else repr(built)[:80],
+                found=f"parameter {frozen_parameters[0]!r} without requires_grad"
+                if frozen_parameters
+                else repr(network)[:80],
             )
-        module: nn.Module = built.train()
+        module: nn.Module = network.train()
         return module
 
     def split(self, name: str) -> ImageData:
         """Return a split of the recipe's data set; images of the user's function are loaded once.
 
         Args:
-            name: "train" or "test".
+            name: name of the split: "train" or "test".
 
         Raises:
             UsageError: `images` does not return two splits that fit the recipe.
@@ -300,9 +305,9 @@ class Recipe:
 
         The file of `build` is hashed once: editing it during a run changes nothing.
         """
-        deciding = {name: value for name, value in self.to_json().items() if name not in NOT_HASHED}
-        canonical = json.dumps(deciding, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        hashed_fields = {name: value for name, value in self.to_json().items() if name not in UNHASHED_FIELDS}
+        canonical_json = json.dumps(hashed_fields, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical_json.encode()).hexdigest()[:16]
 
 
 def _is_whole(value: object, smallest: int, largest: float = math.inf) -> bool:
@@ -310,7 +315,7 @@ def _is_whole(value: object, smallest: int, largest: float = math.inf) -> bool:
 
 
 def _are_epochs(value: object, smallest: int, end: float) -> bool:
-    """Return whether a value is a tuple of whole numbers in [least, end), each larger than the one before."""
+    """Return whether a value is a tuple of whole numbers in [smallest, end), each larger than the one before."""
     if not isinstance(value, tuple) or not all(_is_whole(epoch, smallest) and epoch < end for epoch in value):
         return False
     return all(one < other for one, other in itertools.pairwise(value))
@@ -354,7 +359,7 @@ def load_images(
 
     Args:
         images: function that returns the images for training and for testing.
-        recipe: name of the recipe, for errors.
+        recipe: name of the recipe, for error texts.
         dataset: name of the images.
         preprocess: preprocessing whose input shape the images must have.
 
@@ -407,7 +412,7 @@ def user_code(label: str, expected: str) -> Iterator[None]:
     """Turn any exception of the user's code in the block into a UsageError.
 
     Args:
-        label: name of the code, for the error.
+        label: name of the code, for the error text.
         expected: text about the expected behaviour, for the error.
     """
     try:
@@ -428,7 +433,7 @@ def run_module(path: Path, name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
     module, previous = importlib.util.module_from_spec(spec), sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and pickle look the module up in `sys.modules`
+    sys.modules[name] = module  # Dataclasses and pickle look the module up there.
     try:
         with warnings.catch_warnings():
             # A recipe file of 0.1 can't be edited, since its text is hashed: a deprecation warning must never stop it.
@@ -450,8 +455,8 @@ def error_line(error: Exception) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_USER_CODE)]
-    where = f" (in line {user_frames[-1].lineno} of {user_frames[-1].filename})" if user_frames else ""
+    line_text = f" (in line {user_frames[-1].lineno} of {user_frames[-1].filename})" if user_frames else ""
     if isinstance(error, SyntaxError):
-        where = f" (in line {error.lineno} of {error.filename})"
+        line_text = f" (in line {error.lineno} of {error.filename})"
     message = (error.msg if isinstance(error, SyntaxError) else str(error)).strip().split("\n")[0]
-    return f"{type(error).__name__}: {message[:200]}{where}"
+    return f"{type(error).__name__}: {message[:200]}{line_text}"

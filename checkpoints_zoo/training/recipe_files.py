@@ -11,10 +11,10 @@ from typing import Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest_name
-from checkpoints_zoo.training.recipe import NOT_HASHED, Recipe, run_module, user_code
+from checkpoints_zoo.training.recipe import UNHASHED_FIELDS, Recipe, run_module, user_code
 
-_IN_A_FILE = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
-_KINDS = {
+_FILE_CONTENTS = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
+_TYPE_DESCRIPTIONS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
@@ -22,7 +22,7 @@ _KINDS = {
     "int | None": "a whole number or none",
     "tuple[int, ...]": "whole numbers between commas, or none",
 }
-_NOT_SET = ("made_from", "split_rule")
+_FIXED_FIELDS = ("made_from", "split_rule")
 
 
 def is_recipe_file(text: str) -> bool:
@@ -33,9 +33,10 @@ def is_recipe_file(text: str) -> bool:
 def read_recipe(text: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
-    The file is code that is executed, so the user must trust it. It defines `RECIPE` or `RECIPES`; with several recipes
-    the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns one. Its
-    `build` may be a function of the file.
+    The file is code that is executed, so the user must trust it. The file defines `RECIPE` or `RECIPES`; with several
+    recipes
+    the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns a
+    `Recipe`. The recipe's `build` may be a function of the file.
 
     Args:
         text: path of the file, and ":NAME" if the file has several recipes.
@@ -73,14 +74,14 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     if not isinstance(recipes_by_name, Mapping) or not recipes_by_name:
         raise UsageError(
             f"recipe file {path}",
-            expected=_IN_A_FILE,
+            expected=_FILE_CONTENTS,
             found=repr(recipes_by_name)[:80] if recipes_by_name else "neither",
         )
     with user_code(f"recipe file {path}", "recipes"):
         recipes = [value() if callable(value) else value for value in recipes_by_name.values()]
     for recipe in recipes:
         if not isinstance(recipe, Recipe):
-            raise UsageError(f"recipe file {path}", expected=_IN_A_FILE, found=repr(recipe)[:80])
+            raise UsageError(f"recipe file {path}", expected=_FILE_CONTENTS, found=repr(recipe)[:80])
     return {name or recipe.name: recipe for name, recipe in zip(recipes_by_name, recipes, strict=True)}
 
 
@@ -88,7 +89,7 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """Set fields of a recipe; return the variant, whose `made_from` lists the fields that were set.
 
     Args:
-        recipe: the original.
+        recipe: recipe whose fields are set.
         changes: texts "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
 
     Raises:
@@ -115,7 +116,7 @@ def check_changes(recipe: Recipe, changes: Sequence[str]) -> None:
     """Check that each change of the command line changes the recipe, and that no field is set twice.
 
     Raises:
-        UsageError: a field has this value already, or is set twice; or one of the cases of `vary_recipe`.
+        UsageError: a field has this value already, or is set twice, or `vary_recipe` raises this error.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> check_changes(convnet_digits(), ["lr=0.05"])
@@ -131,8 +132,8 @@ recipe 'convnet-digits' has. Leave it out.
             raise UsageError(f"--set {change}", expected="each field once", found=f"{field} twice")
         seen_fields.add(field)
         argument = field.removeprefix("arguments.")
-        now = getattr(recipe, field) if argument == field else recipe.arguments.get(argument)
-        if type(value) is type(now) and value == now:
+        current_value = getattr(recipe, field) if argument == field else recipe.arguments.get(argument)
+        if type(value) is type(current_value) and value == current_value:
             raise UsageError(
                 f"--set {change}",
                 expected="another value than the recipe's",
@@ -151,9 +152,13 @@ def _parse_change(change: str) -> tuple[str, Any]:
 
 def _parse_field(field: str, text: str) -> Any:
     """Parse the text of a field by the field's type; return the value."""
-    kinds = {f.name: str(f.type) for f in dataclasses.fields(Recipe) if f.type in _KINDS and f.name not in _NOT_SET}
-    if field not in kinds:
-        known_fields = [*kinds, "arguments.NAME"]
+    field_types = {
+        f.name: str(f.type)
+        for f in dataclasses.fields(Recipe)
+        if f.type in _TYPE_DESCRIPTIONS and f.name not in _FIXED_FIELDS
+    }
+    if field not in field_types:
+        known_fields = [*field_types, "arguments.NAME"]
         # Other common names of fields: "learning_rate" means lr, and "wd" means weight_decay.
         suggestions = [
             name for name in known_fields if _initials_of_words(field) == name or _initials_of_words(name) == field
@@ -165,19 +170,21 @@ def _parse_field(field: str, text: str) -> Any:
             found="no such field",
             do=f"Did you mean {suggestions[0]}?",
         )
-    kind = kinds[field]
+    field_type = field_types[field]
     try:
-        if kind == "str":
+        if field_type == "str":
             return text
-        if kind == "bool":
+        if field_type == "bool":
             return {"true": True, "false": False}[text.lower()]
-        if kind == "tuple[int, ...]":
+        if field_type == "tuple[int, ...]":
             return () if text == "none" else tuple(int(part) for part in text.split(","))
-        if kind == "int | None" and text == "none":
+        if field_type == "int | None" and text == "none":
             return None
-        return float(text) if kind == "float" else int(text)
+        return float(text) if field_type == "float" else int(text)
     except (ValueError, KeyError) as error:
-        raise UsageError(f"field {field!r} of a recipe", expected=_KINDS[kind], found=repr(text)) from error
+        raise UsageError(
+            f"field {field!r} of a recipe", expected=_TYPE_DESCRIPTIONS[field_type], found=repr(text)
+        ) from error
 
 
 def _initials_of_words(field: str) -> str:
@@ -193,12 +200,12 @@ def _parse_json(field: str, text: str) -> Any:
 
 
 def _describe_variant(base: Recipe, variant: Recipe) -> str:
-    """Write how a variant differs from its original recipe; return "NAME FIELD=VALUE …", sorted by field."""
-    first, *earlier = (base.made_from or base.name).split(" ")
-    settings = dict(part.split("=", 1) for part in earlier)
+    """Describe how a variant differs from its original recipe; return "NAME FIELD=VALUE …", sorted by field."""
+    base_name, *earlier_settings = (base.made_from or base.name).split(" ")
+    settings = dict(part.split("=", 1) for part in earlier_settings)
     for field in dataclasses.fields(Recipe):
         base_value, variant_value = getattr(base, field.name), getattr(variant, field.name)
-        if field.name in NOT_HASHED or base_value == variant_value:
+        if field.name in UNHASHED_FIELDS or base_value == variant_value:
             continue
         if field.name == "arguments":
             settings |= {
@@ -208,7 +215,7 @@ def _describe_variant(base: Recipe, variant: Recipe) -> str:
             }
         else:
             settings[field.name] = _field_text(variant_value)
-    return " ".join([first, *(f"{name}={value}" for name, value in sorted(settings.items()))])
+    return " ".join([base_name, *(f"{name}={value}" for name, value in sorted(settings.items()))])
 
 
 def _field_text(value: object) -> str:

@@ -18,7 +18,7 @@ from checkpoints_zoo.training.recipe_files import check_changes, vary_recipe
 # for the decay of mlp-digits.
 
 # Mean and standard deviation of the pixels of digits' training split.
-_DIGITS = Preprocess(size=(8, 8), channels=1, mean=(0.3065,), std=(0.3759,))
+_DIGITS_PREPROCESS = Preprocess(size=(8, 8), channels=1, mean=(0.3065,), std=(0.3759,))
 
 
 def convnet_digits() -> Recipe:
@@ -33,7 +33,7 @@ def convnet_digits() -> Recipe:
         arguments={"channels": 1, "classes": 10},
         dataset="digits",
         split_rule="digits-sha256-540",
-        preprocess=_DIGITS,
+        preprocess=_DIGITS_PREPROCESS,
         epochs=40,
         batch_size=32,
         lr=0.05,
@@ -56,7 +56,7 @@ def resnet8_digits() -> Recipe:
         arguments={"widths": (8, 16, 32), "channels": 1, "classes": 10},
         dataset="digits",
         split_rule="digits-sha256-540",
-        preprocess=_DIGITS,
+        preprocess=_DIGITS_PREPROCESS,
         epochs=20,
         batch_size=32,
         lr=0.1,
@@ -72,9 +72,9 @@ def resnet8_digits() -> Recipe:
 def mlp_digits() -> Recipe:
     """Return the recipe of 64 multilayer perceptrons with few weights, on handwritten digits, for full-batch HMC."""
     # On held-out images: accuracy 0.988, ensemble 0.992. Twice the weight decay, or half the learning rate, costs 0.003
-    # to 0.004 of accuracy. Half the weight decay lowers the ensemble's loss by a tenth; but it is the precision of the
-    # prior, and HMC mixes worse with a less precise prior. At twice the rate some members diverge; widths of 24 and 16
-    # cost 0.002 and 0.005; "shift1" costs 0.031.
+    # to 0.004 of accuracy. Half the weight decay lowers the ensemble's loss by a tenth; but the weight decay is the
+    # precision of the prior, and HMC mixes worse with a less precise prior. At twice the rate some members diverge;
+    # widths of 24 and 16 cost 0.002 and 0.005; "shift1" costs 0.031.
     return Recipe(
         name="mlp-digits",
         title="Small multilayer perceptrons with ReLU, on handwritten digits",
@@ -82,7 +82,7 @@ def mlp_digits() -> Recipe:
         arguments={"channels": 1, "size": 8, "widths": (32, 32), "classes": 10},
         dataset="digits",
         split_rule="digits-sha256-540",
-        preprocess=_DIGITS,
+        preprocess=_DIGITS_PREPROCESS,
         epochs=40,
         batch_size=32,
         lr=0.1,
@@ -96,13 +96,13 @@ def mlp_digits() -> Recipe:
 
 # The recipes of the published collections (Laurent, Aldea & Franchi 2024) are not known. The numbers below are those
 # that torch-uncertainty had for these networks when they were trained (September 2023, unless said otherwise), which is
-# the best evidence, but no proof. Values marked "ours" were chosen for this package. Ours in all these recipes:
-# bfloat16 instead of float16 with loss scaling, complete batches only, and fixed seeds.
+# the best evidence, but no proof. Values marked "ours" were chosen for this package. In all these recipes,
+# bfloat16 (instead of float16 with loss scaling), complete batches only, and fixed seeds are ours.
 
-_CIFAR10 = Preprocess((32, 32), 3, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.201))
-_CIFAR100 = Preprocess((32, 32), 3, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
-_IMAGENET = Preprocess((64, 64), 3, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-_MNIST = Preprocess((28, 28), 1, mean=(0.1307,), std=(0.3081,))
+_CIFAR10_PREPROCESS = Preprocess((32, 32), 3, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.201))
+_CIFAR100_PREPROCESS = Preprocess((32, 32), 3, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
+_IMAGENET_PREPROCESS = Preprocess((64, 64), 3, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+_MNIST_PREPROCESS = Preprocess((28, 28), 1, mean=(0.1307,), std=(0.3081,))
 
 
 def resnet18_cifar10() -> Recipe:
@@ -114,7 +114,7 @@ def resnet18_cifar10() -> Recipe:
         arguments={"channels": 3, "classes": 10},
         dataset="cifar10",
         split_rule="official",
-        preprocess=_CIFAR10,
+        preprocess=_CIFAR10_PREPROCESS,
         epochs=75,
         batch_size=128,
         lr=0.05,
@@ -142,7 +142,7 @@ def resnet18_cifar100() -> Recipe:
         name="resnet18-cifar100",
         arguments={"channels": 3, "classes": 100},
         dataset="cifar100",
-        preprocess=_CIFAR100,
+        preprocess=_CIFAR100_PREPROCESS,
         lr=0.1,
         nesterov=True,
         gamma=0.1,  # torch-uncertainty had a factor of 0.2 in March 2024, half the learning rate, a fifth of the decay
@@ -159,7 +159,7 @@ def resnet18_tiny_imagenet() -> Recipe:
         arguments={"channels": 3, "classes": 200},
         dataset="tiny-imagenet",
         split_rule="official, validation as test",
-        preprocess=_IMAGENET,
+        preprocess=_IMAGENET_PREPROCESS,
         epochs=200,
         batch_size=256,
         lr=0.2,
@@ -171,11 +171,13 @@ def resnet18_tiny_imagenet() -> Recipe:
 
 
 def resnet20_frn_silu_cifar10() -> Recipe:
-    """Return the recipe of 1,024 ResNet-20s with filter response normalisation and SiLU, on CIFAR-10; it is ours.
+    """Return the recipe of 1,024 ResNet-20s with filter response normalisation and SiLU, on CIFAR-10; the recipe is
+    ours.
 
     How the published members were trained is not known. Rate, momentum, decay, batch, augmentation and length (64,000
     steps of 128, rounded down to epochs) are those of ResNet-20 on CIFAR-10 in He et al. 2016, section 4.2; the cosine
-    and the warm-up those that Singh & Krishnan 2020 recommend with filter response normalisation, 5 epochs being ours.
+    and the warm-up are those that Singh & Krishnan 2020 recommend with filter response normalisation; the 5 epochs of
+    warm-up are ours.
     """
     return Recipe(
         name="resnet20-frn-silu-cifar10",
@@ -184,7 +186,7 @@ def resnet20_frn_silu_cifar10() -> Recipe:
         arguments={"channels": 3, "classes": 10},
         dataset="cifar10",
         split_rule="official",
-        preprocess=_CIFAR10,
+        preprocess=_CIFAR10_PREPROCESS,
         epochs=164,
         batch_size=128,
         lr=0.1,
@@ -202,7 +204,7 @@ def resnet20_frn_silu_cifar10() -> Recipe:
 
 
 def optunet_mnist() -> Recipe:
-    """Return the recipe of 8,192 convnets of 392 parameters, on MNIST, after OptuMNIST-v1's.
+    """Return the recipe of 8,192 convnets of 392 parameters, on MNIST, which follows the recipe of OptuMNIST-v1.
 
     OptuMNIST-v1's recipe trains 355 parameters in float16 and keeps the best epoch; float32 and the last epoch are
     ours.
@@ -214,7 +216,7 @@ def optunet_mnist() -> Recipe:
         arguments={"channels": 1, "classes": 10},
         dataset="mnist",
         split_rule="official",
-        preprocess=_MNIST,
+        preprocess=_MNIST_PREPROCESS,
         epochs=60,
         batch_size=64,
         lr=0.04,
@@ -242,7 +244,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "resnet18-tiny-imagenet": resnet18_tiny_imagenet,
     "optunet-mnist": optunet_mnist,
 }
-ALIASES = {"resnet18-tinyimagenet": "resnet18-tiny-imagenet"}
+RECIPE_ALIASES = {"resnet18-tinyimagenet": "resnet18-tiny-imagenet"}
 
 
 def recipe_by_name(name: str) -> Recipe:
@@ -254,15 +256,15 @@ def recipe_by_name(name: str) -> Recipe:
     >>> recipe_by_name("resnet18-tinyimagenet").name
     'resnet18-tiny-imagenet'
     """
-    make = RECIPES.get(ALIASES.get(name, name))
-    if make is None:
+    make_recipe = RECIPES.get(RECIPE_ALIASES.get(name, name))
+    if make_recipe is None:
         raise UsageError(
             f"recipe {name!r}",
             expected=f"one of {', '.join(RECIPES)}, or a Python file",
             found="no such name",
             do=f"Did you mean {nearest_name(name, RECIPES)}?",
         )
-    return make()
+    return make_recipe()
 
 
 def choose_recipe(
@@ -285,8 +287,8 @@ def choose_recipe(
     if init_seed is not None:
         recipe = replace(vary_recipe(recipe, [f"init_seed={init_seed}"]), name=f"{recipe.name}-from-{init_seed}")
     if init_permutation:
-        permuted = vary_recipe(recipe, [f"init_permutation={init_permutation}"])
-        recipe = replace(permuted, name=f"{recipe.name}-permuted-{init_permutation}")
+        permuted_recipe = vary_recipe(recipe, [f"init_permutation={init_permutation}"])
+        recipe = replace(permuted_recipe, name=f"{recipe.name}-permuted-{init_permutation}")
     if changes:
         check_changes(recipe, changes)
         recipe = vary_recipe(recipe, changes)

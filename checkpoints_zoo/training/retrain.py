@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
-from checkpoints_zoo.training.packing import PackedSnapshot, Row, pack_members, split_threads
+from checkpoints_zoo.training.packing import ManifestRow, PackedSnapshot, pack_members, split_threads
 from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import vary_recipe
-from checkpoints_zoo.training.recipes import ALIASES, RECIPES, recipe_by_name
+from checkpoints_zoo.training.recipes import RECIPE_ALIASES, RECIPES, recipe_by_name
 from checkpoints_zoo.workers import Engine, InProcess, Job
 
-LEVEL_Z = 2.5758  # quantile of the normal distribution for a two-sided interval of 99 %
+NORMAL_QUANTILE_99 = 2.5758  # Quantile of the normal distribution for a two-sided interval of 99 %.
 
 
 @dataclass(frozen=True)
 class RetrainResult:
-    """Result of the comparison of a retrained member with the stored one.
+    """Result of the comparison of a retrained member with the stored member.
 
     Args:
         member: id of the member.
-        compared: "bytes", "accuracy" or "status": the kind of comparison.
+        compared: kind of comparison: "bytes", "accuracy" or "status".
         same: whether the bytes are equal, or the accuracy is within the 99 % interval.
         text: sentence with the compared values.
     """
@@ -58,7 +58,7 @@ def retrain(
 
     Raises:
         SelectionError: no member has weights.
-        UsageError: the recipe is not known, or its hash differs from the rows'.
+        UsageError: the recipe is not known, or its hash differs from the hash in the rows.
     """
     rows = [row for row in members.rows.to_pylist() if row["status"] == "ok" and row["final"]]
     if not rows or count < 1:
@@ -77,25 +77,26 @@ def retrain(
             )
     ids = [row["member"] for row in rows]
     stacks = [
-        tuple(ids[at : at + expected_recipe.stack_width]) for at in range(0, len(ids), expected_recipe.stack_width)
+        tuple(ids[start : start + expected_recipe.stack_width])
+        for start in range(0, len(ids), expected_recipe.stack_width)
     ]
     say(f"{members.name}: training {', '.join(map(str, ids))} again …")
-    retrained: dict[int, PackedSnapshot] = {}
+    retrained_snapshots: dict[int, PackedSnapshot] = {}
     jobs = [Job(f"members {', '.join(map(str, stack))}", stack) for stack in stacks]
     with closing(engine.run(StackTrainer(expected_recipe, None, pack_members), jobs)) as results:
         for _, snapshots in results:
-            retrained |= {f.row["member"]: f for f in snapshots if f.row["final"]}
+            retrained_snapshots |= {f.row["member"]: f for f in snapshots if f.row["final"]}
     inputs = len(expected_recipe.split("test"))
-    return [_compare(row, retrained[row["member"]].row, inputs) for row in rows]
+    return [_compare_rows(row, retrained_snapshots[row["member"]].row, inputs) for row in rows]
 
 
-def _recipe_of_row(name: str, row: Row) -> Recipe:
+def _recipe_of_row(name: str, row: ManifestRow) -> Recipe:
     """Return the package's recipe that a row names, with the fields that the row sets.
 
     Rows are data from anybody, so no file that a row names is run. A recipe from a file must be passed by the caller.
     """
     base, *changes = (row["recipe"] or "").split(" ")
-    if ALIASES.get(base, base) not in RECIPES:
+    if RECIPE_ALIASES.get(base, base) not in RECIPES:
         raise UsageError(
             f"recipe of {name}",
             expected=f"one of the package's in its rows ({', '.join(RECIPES)})",
@@ -105,7 +106,7 @@ def _recipe_of_row(name: str, row: Row) -> Recipe:
     return vary_recipe(recipe_by_name(base), changes)
 
 
-def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
+def _compare_rows(row: ManifestRow, new_row: ManifestRow, inputs: int) -> RetrainResult:
     """Compare a row with the row of the retrained member; return the result."""
     member = row["member"]
     if new_row["status"] != "ok":
@@ -124,15 +125,20 @@ def _compare(row: Row, new_row: Row, inputs: int) -> RetrainResult:
             return RetrainResult(member, "bytes", False, text)
     if row["test_accuracy"] is None:
         raise UsageError(f"test accuracy of member {member}", expected="one in its row", found="none", member=member)
-    before, now = row["test_accuracy"], new_row["test_accuracy"]
-    within = difference_interval(before, now, inputs)
-    is_same = abs(now - before) <= within
-    where = f"trained by torch {row['torch_version']} on {row['device']}, "
-    where += f"here {new_row['torch_version']} on {new_row['device']}"
+    stored_accuracy, new_accuracy = row["test_accuracy"], new_row["test_accuracy"]
+    half_width = difference_interval(stored_accuracy, new_accuracy, inputs)
+    is_same = abs(new_accuracy - stored_accuracy) <= half_width
+    machines_text = f"trained by torch {row['torch_version']} on {row['device']}, "
+    machines_text += f"here {new_row['torch_version']} on {new_row['device']}"
     if on_same_machine:
-        unknown = "" if threads else "; the number of threads is not in its row"
-        where += f"; last bits depend on the number of threads{unknown}"
-    return RetrainResult(member, "accuracy", is_same, f"{before:.4f} before, {now:.4f} now, ± {within:.4f} ({where})")
+        threads_note = "" if threads else "; the number of threads is not in its row"
+        machines_text += f"; last bits depend on the number of threads{threads_note}"
+    return RetrainResult(
+        member,
+        "accuracy",
+        is_same,
+        f"{stored_accuracy:.4f} before, {new_accuracy:.4f} now, ± {half_width:.4f} ({machines_text})",
+    )
 
 
 def difference_interval(first_figure: float, second_figure: float, inputs: int) -> float:
@@ -144,4 +150,4 @@ def difference_interval(first_figure: float, second_figure: float, inputs: int) 
     0.112
     """
     shares = [(share * inputs + 1) / (inputs + 2) for share in (first_figure, second_figure)]
-    return LEVEL_Z * math.sqrt(sum(p * (1 - p) for p in shares) / (inputs + 2))
+    return NORMAL_QUANTILE_99 * math.sqrt(sum(p * (1 - p) for p in shares) / (inputs + 2))

@@ -20,28 +20,30 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read_members
-from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_place, write_planned
+from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_locations, write_planned
 from checkpoints_zoo.sources.source import FolderSource
-from checkpoints_zoo.training.packing import Key, PackedSnapshot, Row, member_and_epoch
+from checkpoints_zoo.training.packing import ManifestRow, PackedSnapshot, SnapshotKey, member_and_epoch
 
 
 @dataclass(frozen=True)
 class NewSnapshot:
-    """A snapshot to be written into a shard: its row, and the location of its bytes now; None for a failed member."""
+    """A snapshot to be written into a shard: its row, and the present location of its bytes (None for a failed
+    member)."""
 
-    row: Row
+    row: ManifestRow
     location: Location | None
 
 
 def write_shards(
     source: FolderSource,
     description: Description,
-    new_snapshots: Mapping[Key, NewSnapshot],
+    new_snapshots: Mapping[SnapshotKey, NewSnapshot],
     snapshots: int,
     *,
-    whole: bool = False,
-) -> Iterator[list[Key]]:
-    """Write every shard that gets new snapshots, and the manifest after each; yield the keys of its new snapshots.
+    complete_only: bool = False,
+) -> Iterator[list[SnapshotKey]]:
+    """Write every shard that gets new snapshots, and the manifest after each shard; yield the keys of the new
+    snapshots.
 
     Which members share a shard depends on their ids alone. Snapshots that exist already are replaced; rows of members
     whose bytes are lost are left out. Shards that no row names any more stay, since another process may be reading
@@ -52,35 +54,39 @@ def write_shards(
         description: description of the collection, with one layout.
         new_snapshots: snapshots to add; all snapshots of a member come together.
         snapshots: number of snapshots of a member; it determines how many members share a shard.
-        whole: whether to write only shards whose members are all finished.
+        complete_only: whether to write only shards whose members are all finished.
 
     Raises:
         DamagedError: a snapshot's bytes differ from its row.
     """
     name, ((key, layout),) = description.name, description.layouts.items()
-    existing = rows_of(source, name)
-    lost = lost_members(source, existing.values())
-    existing = {snapshot_key: row for snapshot_key, row in existing.items() if snapshot_key[0] not in lost}
+    existing_rows = read_rows(source, name)
+    lost_ids = lost_members(source, existing_rows.values())
+    existing_rows = {
+        snapshot_key: row for snapshot_key, row in existing_rows.items() if snapshot_key[0] not in lost_ids
+    }
     size = shard_files.members_per_shard(layout, snapshots)
     for number in sorted({member // size for member, _ in new_snapshots}):
-        group = {snapshot_key: row for snapshot_key, row in existing.items() if snapshot_key[0] // size == number}
-        group |= {
+        shard_rows = {
+            snapshot_key: row for snapshot_key, row in existing_rows.items() if snapshot_key[0] // size == number
+        }
+        shard_rows |= {
             snapshot_key: dict(snapshot.row)
             for snapshot_key, snapshot in new_snapshots.items()
             if snapshot_key[0] // size == number
         }
-        finals = {snapshot_key[0] for snapshot_key, row in group.items() if row["final"]}
-        if whole and len(finals) < size:
+        finished_ids = {snapshot_key[0] for snapshot_key, row in shard_rows.items() if row["final"]}
+        if complete_only and len(finished_ids) < size:
             continue
-        _write_shard(source, name, PlannedShard(number, key, layout), layout, group, new_snapshots)
-        existing |= group
-        table = manifest.build_manifest([existing[snapshot_key] for snapshot_key in sorted(existing)])
+        _write_shard(source, name, PlannedShard(number, key, layout), layout, shard_rows, new_snapshots)
+        existing_rows |= shard_rows
+        table = manifest.build_manifest([existing_rows[snapshot_key] for snapshot_key in sorted(existing_rows)])
         manifest.check_rows(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write_manifest(table, source.manifest_path(name))
-        for folder in (source.manifest_path(name).parent, source.root):  # the caller then removes the staged files
+        for folder in (source.manifest_path(name).parent, source.root):  # The caller then removes the staged files.
             disk.sync_folder(folder)
-        yield [snapshot_key for snapshot_key in group if snapshot_key in new_snapshots]
+        yield [snapshot_key for snapshot_key in shard_rows if snapshot_key in new_snapshots]
 
 
 def _write_shard(
@@ -88,39 +94,39 @@ def _write_shard(
     name: str,
     shard: PlannedShard,
     layout: Layout,
-    group: Mapping[Key, Row],
-    new_snapshots: Mapping[Key, NewSnapshot],
+    shard_rows: Mapping[SnapshotKey, ManifestRow],
+    new_snapshots: Mapping[SnapshotKey, NewSnapshot],
 ) -> None:
     """Write a shard, and the locations into the rows of its snapshots."""
-    stored = [k for k in sorted(group) if group[k]["status"] == "ok"]
-    if not any(k in new_snapshots for k in stored):
+    stored_keys = [k for k in sorted(shard_rows) if shard_rows[k]["status"] == "ok"]
+    if not any(k in new_snapshots for k in stored_keys):
         return
-    shard.pieces += [PlannedSnapshot(group[k], None, group[k]["sha256"]) for k in stored]
+    shard.snapshots += [PlannedSnapshot(shard_rows[k], None, shard_rows[k]["sha256"]) for k in stored_keys]
     locations = []
-    for piece, k in zip(shard.pieces, stored, strict=True):
+    for piece, k in zip(shard.snapshots, stored_keys, strict=True):
         snapshot = new_snapshots.get(k)
         if snapshot is not None and snapshot.location is not None:
             locations.append(snapshot.location)
         else:
-            row = group[k]
+            row = shard_rows[k]
             locations.append(Location(k[0], piece.prefix, source.local_path(row["path"]), row["offset"], layout))
     path = write_planned(source.root / "shards" / name, shard, locations, name)
-    for folder in (path.parent, path.parent.parent):  # the shard must be complete before the manifest names it
+    for folder in (path.parent, path.parent.parent):  # The shard must be complete before the manifest names it.
         disk.sync_folder(folder)
-    record_place(shard, path.relative_to(source.root).as_posix())
+    record_locations(shard, path.relative_to(source.root).as_posix())
 
 
-def rows_of(source: FolderSource, name: str) -> dict[Key, Row]:
+def read_rows(source: FolderSource, name: str) -> dict[SnapshotKey, ManifestRow]:
     """Return the rows of a collection in a source by member and epoch; {} if there is no manifest."""
     if not source.manifest_path(name).exists():
         return {}
     return {member_and_epoch(row): row for row in source.read_collection(name)[1].to_pylist()}
 
 
-def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
-    """Return the members whose bytes are lost: their file is missing, or too short."""
+def lost_members(source: FolderSource, rows: Iterable[ManifestRow]) -> set[int]:
+    """Return the ids of members whose bytes are lost: the file is missing or too short."""
     sizes: dict[str, int] = {}
-    lost = set()
+    lost_ids = set()
     for row in rows:
         if (path := row["path"]) is None:
             continue
@@ -130,15 +136,15 @@ def lost_members(source: FolderSource, rows: Iterable[Row]) -> set[int]:
             except SourceNotFound:
                 sizes[path] = 0
         if sizes[path] < row["offset"] + row["nbytes"]:
-            lost.add(row["member"])
-    return lost
+            lost_ids.add(row["member"])
+    return lost_ids
 
 
 def remove_unnamed_shards(source: FolderSource, name: str) -> None:
     """Remove shards that no row names any more, and temporary files of killed runs."""
-    named = {row["path"] for row in rows_of(source, name).values()}
+    named_paths = {row["path"] for row in read_rows(source, name).values()}
     for path in (source.root / "shards" / name).glob("*"):
-        if path.suffix == ".tmp" or path.relative_to(source.root).as_posix() not in named:
+        if path.suffix == ".tmp" or path.relative_to(source.root).as_posix() not in named_paths:
             path.unlink()
     for path in (source.root / "manifests").glob(f".{name}.*.tmp"):
         path.unlink()
@@ -156,13 +162,13 @@ class Staging:
         folder: folder of the staged files; only this object writes into it.
         layout: layout of the snapshots' bytes.
         recipe_hash: hash of the recipe by which the members were trained.
-        readonly: whether to keep incomplete files and those of another recipe; otherwise they are deleted.
+        readonly: whether to keep incomplete files and files of another recipe; otherwise they are deleted.
     """
 
     def __init__(self, folder: Path, layout: Layout, recipe_hash: str, *, readonly: bool = False) -> None:
         self.folder, self.layout, self.recipe_hash, self.readonly = folder, layout, recipe_hash, readonly
-        self.rows: dict[Key, Row] = {}
-        self._digests: dict[Key, str | None] = {}
+        self.rows: dict[SnapshotKey, ManifestRow] = {}
+        self._digests: dict[SnapshotKey, str | None] = {}
         self._read_staged()
 
     def _read_staged(self) -> None:
@@ -171,12 +177,12 @@ class Staging:
             # An unreadable row, as after a power loss, is ignored: the member is trained again.
             with suppress(FormatError, DamagedError, KeyError, TypeError, ValueError):
                 self._load_row(catalog.read_json(path))
-        complete = self.members
-        for key in [key for key in self.rows if key[0] not in complete]:
+        finished_members = self.members
+        for key in [key for key in self.rows if key[0] not in finished_members]:
             del self.rows[key], self._digests[key]
-        expected = {path for key in self.rows for path in (self._json_path(key), self._tensors_path(key))}
+        expected_paths = {path for key in self.rows for path in (self._json_path(key), self._tensors_path(key))}
         for path in () if self.readonly else self.folder.glob("*"):
-            if path not in expected:
+            if path not in expected_paths:
                 path.unlink()
 
     def _load_row(self, values: dict[str, object]) -> None:
@@ -200,16 +206,16 @@ class Staging:
         """Return the ids of the finished members."""
         return {key[0] for key, row in self.rows.items() if row["final"]}
 
-    def _file_name(self, key: Key) -> str:
+    def _file_name(self, key: SnapshotKey) -> str:
         return f"{key[0]:06d}@{key[1]}"
 
-    def _json_path(self, key: Key) -> Path:
+    def _json_path(self, key: SnapshotKey) -> Path:
         return self.folder / f"{self._file_name(key)}.json"
 
-    def _tensors_path(self, key: Key) -> Path:
+    def _tensors_path(self, key: SnapshotKey) -> Path:
         return self.folder / f"{self._file_name(key)}-{self._digests[key]}.safetensors"
 
-    def location(self, key: Key) -> Location:
+    def location(self, key: SnapshotKey) -> Location:
         """Return the location of a snapshot's bytes."""
         return Location(key[0], "", self._tensors_path(key), shard_files.first_offset(self.layout, [""]), self.layout)
 
@@ -220,14 +226,14 @@ class Staging:
             key, digest = snapshot.key, None
             if snapshot.raw is not None:
                 digest = hashlib.sha256(snapshot.raw).hexdigest()
-                written = shard_files.write_shard(self.folder, 0, self.layout, [("", snapshot.raw)])
-                written.replace(self.folder / f"{self._file_name(key)}-{digest}.safetensors")
+                shard_path = shard_files.write_shard(self.folder, 0, self.layout, [("", snapshot.raw)])
+                shard_path.replace(self.folder / f"{self._file_name(key)}-{digest}.safetensors")
             row = snapshot.row | {"created": snapshot.row["created"].isoformat()}
             catalog.write_json({"row": row, "bytes": digest}, self._json_path(key))
             self.rows[key], self._digests[key] = dict(snapshot.row), digest
         disk.sync_folder(self.folder)
 
-    def drop(self, keys: Iterable[Key]) -> None:
+    def drop(self, keys: Iterable[SnapshotKey]) -> None:
         """Delete staged snapshots that are in a shard now; their row files are deleted first."""
         for key in list(keys):
             self._json_path(key).unlink()
@@ -238,7 +244,7 @@ class Staging:
             self.folder.rmdir()
 
 
-class Log:
+class MemberLog:
     """A JSON line for every member that finished: member, status, reason, accuracy, seconds, time.
 
     Args:
@@ -248,33 +254,33 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.members: set[int] = set()
-        self._cut = False
+        self._ends_in_partial_line = False
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            self._cut = bool(lines[-1])  # a killed run left half a line
+            self._ends_in_partial_line = bool(lines[-1])  # A killed run left half a line.
             for line in lines:
                 try:
                     self.members.add(json.loads(line)["member"])
                 except (ValueError, KeyError, TypeError):
                     continue
 
-    def add(self, rows: Iterable[Row]) -> list[str]:
+    def add(self, rows: Iterable[ManifestRow]) -> list[str]:
         """Append a line for each member whose final snapshot is among the rows; return the new lines."""
         lines = []
         for row in rows:
             if not row["final"] or row["member"] in self.members:
                 continue
             self.members.add(row["member"])
-            facts = {
+            log_entry = {
                 "member": row["member"], "status": row["status"], "reason": row["reason"],
                 "accuracy": row.get("test_accuracy"), "seconds": row["wall_time_s"],
                 "time": row["created"].isoformat(),
             }  # fmt: skip
-            lines.append(json.dumps(facts))
+            lines.append(json.dumps(log_entry))
         if lines:
-            with disk.writing_into(self.path.parent), self.path.open("a", encoding="utf-8") as file:
-                file.write("\n" * self._cut + "".join(f"{line}\n" for line in lines))
+            with disk.translate_write_errors(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+                file.write("\n" * self._ends_in_partial_line + "".join(f"{line}\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
-            self._cut = False
+            self._ends_in_partial_line = False
         return lines

@@ -27,9 +27,9 @@ from checkpoints_zoo.training.gradients import Tensors
 from checkpoints_zoo.training.loop import StackState
 from checkpoints_zoo.training.recipe import Recipe
 
-_GROUPS = ("params", "momentum", "buffers", "averages", "scaling", "adam")
-_SNAPSHOT = "snapshot@"
-_FORMAT = 2
+_TENSOR_GROUPS = ("params", "momentum", "buffers", "averages", "scaling", "adam")
+_SNAPSHOT_PREFIX = "snapshot@"
+_FORMAT_VERSION = 2
 _held_locks = threading.local()
 
 
@@ -39,7 +39,7 @@ class RunKey:
 
     Args:
         recipe_hash: hash of the recipe.
-        members: ids of the stack's members, without the repeated ones that fill up a short stack.
+        members: ids of the stack's members, without the repeated ids that fill up a short stack.
         torch_version: version of torch that the run used; another build may round differently.
     """
 
@@ -58,8 +58,8 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         wall_time_s: seconds of training so far, interrupted runs included.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
-    facts = {
-        "format": _FORMAT,
+    metadata = {
+        "format": _FORMAT_VERSION,
         "recipe_hash": key.recipe_hash,
         "members": key.members,
         "torch_version": key.torch_version,
@@ -67,8 +67,8 @@ def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) 
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
     }
-    with replace_file(path, "wb", sync=True) as file:  # a worker declared dead by mistake may still write
-        file.write(save(tensors, {name: json.dumps(fact) for name, fact in facts.items()}))
+    with replace_file(path, "wb", sync=True) as file:  # A worker declared dead by mistake may still write.
+        file.write(save(tensors, {name: json.dumps(fact) for name, fact in metadata.items()}))
     sync_folder(path.parent)
 
 
@@ -80,23 +80,23 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-            # Copies, since a mapped file is aligned differently, and kernels may round by alignment.
+            metadata = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+            # Tensors are copied, because a mapped file is aligned differently and kernels may round by alignment.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        if facts["format"] != _FORMAT or facts["sha256"] != _digest(tensors):
+        if metadata["format"] != _FORMAT_VERSION or metadata["sha256"] != _digest(tensors):
             raise ValueError("the content has another hash, or the file has another format")
-        key = _key_from_json(facts)
-        groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
+        key = _key_from_json(metadata)
+        groups: dict[str, Tensors] = {group: {} for group in _TENSOR_GROUPS}
         snapshots: dict[int, Tensors] = {}
         for name, tensor in tensors.items():
             group, _, tensor_name = name.partition("/")
-            if group.startswith(_SNAPSHOT):
-                snapshots.setdefault(int(group.removeprefix(_SNAPSHOT)), {})[tensor_name] = tensor
+            if group.startswith(_SNAPSHOT_PREFIX):
+                snapshots.setdefault(int(group.removeprefix(_SNAPSHOT_PREFIX)), {})[tensor_name] = tensor
             elif tensor_name:
                 groups[group][tensor_name] = tensor
         loss, failed_step = tensors["loss"], tensors["failed_step"]
-        state = StackState(**groups, loss=loss, failed_step=failed_step, epoch=facts["epoch"], snapshots=snapshots)
-        return state, key, float(facts["wall_time_s"])
+        state = StackState(**groups, loss=loss, failed_step=failed_step, epoch=metadata["epoch"], snapshots=snapshots)
+        return state, key, float(metadata["wall_time_s"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedError(
             f"training state {path.name}", expected="a complete state file", found=str(error), path=path
@@ -107,43 +107,44 @@ def read_key(path: Path) -> tuple[RunKey, int] | None:
     """Return the key and the number of epochs of a state file, without reading tensors; None if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
-            facts = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        return _key_from_json(facts), int(facts["epoch"])
+            metadata = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+        return _key_from_json(metadata), int(metadata["epoch"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def adopt_state(fresh: StackState, saved: StackState) -> bool:
-    """Copy a saved state into a new one, which keeps its own memory format and device.
+def adopt_state(new_state: StackState, saved: StackState) -> bool:
+    """Copy a saved state into a new state, which keeps its own memory format and device.
 
     Returns:
         Whether both states have tensors of the same names, shapes and dtypes. If they differ, nothing is copied.
     """
-    fresh_tensors, saved_tensors = _named_tensors(fresh, initial_only=True), _named_tensors(saved, initial_only=True)
-    if fresh_tensors.keys() != saved_tensors.keys() or any(
-        (t.shape, t.dtype) != (saved_tensors[name].shape, saved_tensors[name].dtype)
-        for name, t in fresh_tensors.items()
+    new_tensors, saved_tensors = _named_tensors(new_state, initial_only=True), _named_tensors(saved, initial_only=True)
+    if new_tensors.keys() != saved_tensors.keys() or any(
+        (t.shape, t.dtype) != (saved_tensors[name].shape, saved_tensors[name].dtype) for name, t in new_tensors.items()
     ):
         return False
-    for name, tensor in fresh_tensors.items():
+    for name, tensor in new_tensors.items():
         tensor.copy_(saved_tensors[name])
-    fresh.epoch, fresh.snapshots = saved.epoch, saved.snapshots
-    stacked = fresh.params | fresh.buffers
-    fresh.averages = {name: torch.empty_like(stacked[name]).copy_(tensor) for name, tensor in saved.averages.items()}
+    new_state.epoch, new_state.snapshots = saved.epoch, saved.snapshots
+    stacked = new_state.params | new_state.buffers
+    new_state.averages = {
+        name: torch.empty_like(stacked[name]).copy_(tensor) for name, tensor in saved.averages.items()
+    }
     return True
 
 
-def _key_from_json(facts: dict[str, Any]) -> RunKey:
-    return RunKey(facts["recipe_hash"], tuple(facts["members"]), facts["torch_version"])
+def _key_from_json(metadata: dict[str, Any]) -> RunKey:
+    return RunKey(metadata["recipe_hash"], tuple(metadata["members"]), metadata["torch_version"])
 
 
 def _named_tensors(state: StackState, initial_only: bool = False) -> Tensors:
     """Return all tensors of a state under unique names; with `initial_only`, without averages and snapshots."""
-    groups = [group for group in _GROUPS if not initial_only or group != "averages"]
+    groups = [group for group in _TENSOR_GROUPS if not initial_only or group != "averages"]
     tensors = {f"{group}/{name}": tensor for group in groups for name, tensor in getattr(state, group).items()}
     if not initial_only:
         for epoch, snapshot in state.snapshots.items():
-            tensors |= {f"{_SNAPSHOT}{epoch}/{name}": tensor for name, tensor in snapshot.items()}
+            tensors |= {f"{_SNAPSHOT_PREFIX}{epoch}/{name}": tensor for name, tensor in snapshot.items()}
     return {**tensors, "loss": state.loss, "failed_step": state.failed_step}
 
 
@@ -155,20 +156,20 @@ def _digest(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-def _try_lock(file: IO[Any], how: int, folder: Path, do: str) -> None:
+def _try_lock(file: IO[Any], lock_kind: int, folder: Path, advice: str) -> None:
     """Lock an open file without waiting; the lock ends when the file is closed.
 
     Raises:
         LockedError: another process holds the lock.
     """
     try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        fcntl.flock(file, lock_kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise LockedError(
             f"folder {folder}",
             expected="no other process training into it",
             found=f"a lock on {file.name}",
-            do=do,
+            do=advice,
             path=folder,
         ) from error
 
@@ -178,7 +179,7 @@ def reading_lock(folder: Path) -> Iterator[None]:
     """Keep runs from training into a folder while the block runs; the folder may be read-only.
 
     Raises:
-        LockedError: a run is training into it.
+        LockedError: a run is training into the folder.
     """
     lock = folder / ".training" / "lock"
     if not lock.is_file():
@@ -198,7 +199,7 @@ def training_lock(out: Path) -> Iterator[None]:
         StorageError: the folder can't be written to.
     """
     lock = out / ".training" / "lock"
-    with disk.writing_into(lock.parent):
+    with disk.translate_write_errors(lock.parent):
         lock.touch()
     held_paths: set[Path] = _held_locks.__dict__.setdefault("paths", set())
     if (path := lock.resolve()) in held_paths:
@@ -213,7 +214,7 @@ def training_lock(out: Path) -> Iterator[None]:
             held_paths.remove(path)
 
 
-def folder_of(out: Path, name: str) -> Path:
+def runs_folder(out: Path, name: str) -> Path:
     """Return the folder of a collection's runs."""
     return out / ".training" / name
 
@@ -226,24 +227,25 @@ def claim_folder(out: Path, recipe: Recipe) -> Path:
     Raises:
         UsageError: the folder holds states or members of another recipe.
     """
-    folder = folder_of(out, recipe.name)
+    folder = runs_folder(out, recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
-    recorded = recorded_hash(folder)
+    recorded_recipe = recorded_hash(folder)
     has_members = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
-    if recorded not in (None, recipe.hash) and has_members:
+    if recorded_recipe not in (None, recipe.hash) and has_members:
         raise UsageError(
             f"folder {out}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"hash {recorded}: the recipe has changed since it was trained here",
+            found=f"hash {recorded_recipe}: the recipe has changed since it was trained here",
             do="Give another folder, or name the changed recipe differently",
         )
-    if recorded != recipe.hash:
+    if recorded_recipe != recipe.hash:
         catalog.write_json({"hash": recipe.hash, **recipe.to_json()}, folder / "recipe.json")
     return folder
 
 
 def write_description(folder: Path, description: Description) -> None:
-    """Write a collection's description into the folder of its runs; the source gets it with its first shard."""
+    """Write a collection's description into the folder of its runs; the source gets the description with its first
+    shard."""
     catalog.write_json(description.to_json(), folder / "description.json")
 
 
@@ -252,7 +254,7 @@ def read_description(folder: Path) -> Description:
 
     Raises:
         FormatError: the file breaks the format.
-        FileNotFoundError: there is no file.
+        FileNotFoundError: there is no such file.
     """
     path = folder / "description.json"
     return Description.from_json(catalog.read_json(path), path)
@@ -274,15 +276,15 @@ def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
         unfinished: ids of the members still to be trained.
         epochs: number of epochs of the recipe.
     """
-    for temporary in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
-        temporary.unlink()
+    for temporary_path in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
+        temporary_path.unlink()
     for path in folder.glob("*.safetensors"):
-        key = read_key(path)  # `train_stack` deletes unreadable states and prints a message
+        key = read_key(path)  # `train_stack` deletes unreadable states and prints a message.
         if key is not None and key[1] == epochs and unfinished.isdisjoint(key[0].members):
             path.unlink()
 
 
-def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
+def divide_into_stacks(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
     """Divide ids into stacks: stacks with a saved state keep their members; the other ids follow in order.
 
     A stack with a saved state may hold members that are finished already; they are trained to the same bytes again.
@@ -302,13 +304,16 @@ def stacks_of(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[in
             stacks.append(members)
             for member in members:
                 remaining.pop(member, None)
-    unstarted = list(remaining)
-    stacks += [tuple(unstarted[at : at + recipe.stack_width]) for at in range(0, len(unstarted), recipe.stack_width)]
+    unstarted_ids = list(remaining)
+    stacks += [
+        tuple(unstarted_ids[start : start + recipe.stack_width])
+        for start in range(0, len(unstarted_ids), recipe.stack_width)
+    ]
     position = {member: at for at, member in enumerate(ids)}
     return sorted(stacks, key=lambda stack: min(position[member] for member in stack if member in position))
 
 
 def state_name(stack: tuple[int, ...]) -> str:
     """Return the file name of a stack's state."""
-    check = hashlib.sha256(",".join(map(str, stack)).encode()).hexdigest()[:8]
-    return f"{stack[0]:06d}-{stack[-1]:06d}-{check}.safetensors"
+    ids_hash = hashlib.sha256(",".join(map(str, stack)).encode()).hexdigest()[:8]
+    return f"{stack[0]:06d}-{stack[-1]:06d}-{ids_hash}.safetensors"

@@ -40,7 +40,7 @@ def page() -> str:
     lines += ["", "| shell | line |", "|---|---|"]
     lines += [f"| {shell} | `{line}` |" for shell, line in COMPLETION.items()]
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
-    lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in program.MEANINGS.items()]
+    lines += [f"| {code} | {_cell(meaning)} |" for code, meaning in program.MEANING_OF_CODE.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -64,7 +64,7 @@ def page_of(found: Comparison, compact: CompactComparison, second: Mapping[str, 
         "members": f"{found.members:,}",
         "runs": str(found.settings.get("runs")),
         "draws": str(found.settings.get("per_run")),
-        "meaning": _listed(comparison.explanation(found)),
+        "meaning": _listed(comparison.explain_comparison(found)),
         "digits": laid.digits_table(found),
         "cifar100": laid.poster_table("CIFAR-100"),
         "tiny": laid.poster_table("TinyImageNet"),
@@ -90,7 +90,7 @@ def page_of(found: Comparison, compact: CompactComparison, second: Mapping[str, 
         "paper": paper_table(compact),
         "compact": compact_table(compact),
         "halves": halves_table(compact),
-        "compact_meaning": _listed(compact_comparison.explanation(compact)),
+        "compact_meaning": _listed(compact_comparison.explain_table(compact)),
         "compact_says": _listed(compact_says(compact)),
         "compact_facts": fits.facts_table({n: s.facts for n, s in compact.sources.items()}),
         "compact_mixing": fits.mixing({n: s.facts for n, s in compact.sources.items()}),
@@ -112,7 +112,7 @@ def orders(every: Mapping[str, Table]) -> list[str]:
     for column in ("mmd", "ns"):
         for mode in ("one", "multi"):
             texts = [f"{name}: {laid.order(table, mode, column)}" for name, table in every.items()]
-            mode_name = comparison.MODES[mode]
+            mode_name = comparison.MODE_TITLES[mode]
             lines.append(f"{COLUMN_TITLES[column]} (× 100 on digits), {mode_name}, nearest first. {'; '.join(texts)}.")
     return lines
 
@@ -204,7 +204,7 @@ def second_reference(second: Mapping[str, Any]) -> str:
 
 
 def _named(row: Row) -> str:
-    return f" {row.method} ({comparison.MODES[row.mode]})"
+    return f" {row.method} ({comparison.MODE_TITLES[row.mode]})"
 
 
 def corollary(found: Comparison) -> str:
@@ -217,8 +217,8 @@ def corollary(found: Comparison) -> str:
         for row in (r for r in tested if r.method == method):
             has = "fail" if (row.corollary or 0) < LEVEL else "pass"
             word = "as the paper says" if has == wanted else "**which is not what the paper says**"
-            said.append(f"`{method}` ({comparison.MODES[row.mode]}) {has}es" if has == "pass" else
-                        f"`{method}` ({comparison.MODES[row.mode]}) fails")  # fmt: skip
+            said.append(f"`{method}` ({comparison.MODE_TITLES[row.mode]}) {has}es" if has == "pass" else
+                        f"`{method}` ({comparison.MODE_TITLES[row.mode]}) fails")  # fmt: skip
             said[-1] += f" at the level of {LEVEL:g} (p = {laid.small(row.corollary)}), {word}."
     said.append(f"In all, {len(fails)} of {len(tested)} rows fail; {', '.join(holds) or 'none'} pass.")
     return " ".join(said)
@@ -226,21 +226,21 @@ def corollary(found: Comparison) -> str:
 
 def paper_table(compact: CompactComparison) -> str:
     """Lay out the paper's table."""
-    names = compact_comparison.headings(compact)
-    rows = [(compact_comparison.ROWS[row][0], *values[: len(names)]) for row, values in PAPER.items()]
+    names = compact_comparison.column_titles(compact)
+    rows = [(compact_comparison.ROW_TITLES[row][0], *values[: len(names)]) for row, values in PAPER.items()]
     return markdown(("", *names), rows, left=1)
 
 
 def compact_table(compact: CompactComparison) -> str:
     """Lay out the same of the digits MLP."""
-    rows = [(words, *values) for words, values in compact_comparison.cells(compact)]
-    return markdown(("", *compact_comparison.headings(compact)), rows, left=1)
+    rows = [(words, *values) for words, values in compact_comparison.table_cells(compact)]
+    return markdown(("", *compact_comparison.column_titles(compact)), rows, left=1)
 
 
 def halves_table(compact: CompactComparison) -> str:
     """Lay out HMC, one half of the chains against the other."""
     rows = [
-        (compact_comparison.ROWS[row][0], *(as_text(x[row]) for x in compact.halves.values()))
+        (compact_comparison.ROW_TITLES[row][0], *(as_text(x[row]) for x in compact.halves.values()))
         for row in ("agreement", "total_variation")
     ]
     return markdown(("one half against the other", *(f"HMC {c}" for c in compact.halves)), rows, left=1)

@@ -10,13 +10,13 @@ from scipy import stats
 
 from checkpoints_zoo.methods.comparing.comparison import (
     COLUMN_NAMES,
-    MODES,
+    MODE_TITLES,
     REFERENCE,
     Comparison,
     Row,
     format_estimate,
 )
-from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES
+from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES
 from checkpoints_zoo.methods.comparing.estimates import COLUMN_TITLES
 
 Table = Mapping[tuple[str, str], Mapping[str, float]]
@@ -80,7 +80,8 @@ def digits_table(found: Comparison) -> str:
     """Lay out the figures with half their intervals."""
     columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in found.rows)]
     rows = [
-        (row.method, MODES[row.mode], *(format_estimate(row.figures.get(n)) for n in columns)) for row in found.rows
+        (row.method, MODE_TITLES[row.mode], *(format_estimate(row.figures.get(n)) for n in columns))
+        for row in found.rows
     ]
     return markdown(("method", "mode", *(COLUMN_TITLES[n] for n in columns)), rows)
 
@@ -90,15 +91,15 @@ def poster_table(name: str) -> str:
     rows = []
     for key, values in POSTERS[name].items():
         method, mode = key.split(" ")
-        rows.append((TITLES[method], MODES["multi" if mode == "members" else mode], *values.split(" ")))
+        rows.append((TITLES[method], MODE_TITLES["multi" if mode == "members" else mode], *values.split(" ")))
     return markdown(("method", "mode", *(COLUMN_TITLES[n] for n in COLUMNS)), rows)
 
 
 def worth_table(found: Comparison) -> str:
     """Lay out how many independent members each row's figures are worth."""
-    placed = [n for n in WORTH_FIGURES if any(n in row.worth for row in found.rows)]
+    placed = [n for n in MONOTONE_FIGURES if any(n in row.worth for row in found.rows)]
     rows = [
-        (row.method, MODES[row.mode], *(str(row.worth[n]) if n in row.worth else "-" for n in placed))
+        (row.method, MODE_TITLES[row.mode], *(str(row.worth[n]) if n in row.worth else "-" for n in placed))
         for row in found.rows
         if row.worth and row.method != REFERENCE
     ]
@@ -109,7 +110,7 @@ def p_values_table(found: Comparison) -> str:
     """Lay out p-values: of MMD, NS, and the corollary, all layers together and by layer."""
     layers = list(dict.fromkeys(layer for row in found.rows for layer in row.corollary_layers))
     rows = [
-        (row.method, MODES[row.mode], *(p_of(row, n) for n in ("mmd", "ns")), small(row.corollary),
+        (row.method, MODE_TITLES[row.mode], *(p_of(row, n) for n in ("mmd", "ns")), small(row.corollary),
          *(small(row.corollary_layers.get(layer)) for layer in layers))
         for row in found.rows
     ]  # fmt: skip
@@ -218,4 +219,4 @@ def best(table: Table, column: str) -> str:
         return "-"
     value, method, mode = min(rows)
     others = sum(r[0] == value for r in rows) - 1
-    return f"{method}, {MODES[mode]}{f' and {others} more' if others else ''}"
+    return f"{method}, {MODE_TITLES[mode]}{f' and {others} more' if others else ''}"

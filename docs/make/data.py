@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checkpoints_zoo.images import CLASSES
-from checkpoints_zoo.images.data_sets import DIGITS_TEST, HUB_SETS, HubSet
+from checkpoints_zoo.images.data_sets import DIGITS_TEST_COUNT, HUB_SETS, HubSet
 from checkpoints_zoo.images.image_data import OTHER_SPELLINGS
 
 LINE = 116
@@ -187,9 +187,9 @@ def _where(hub_set: HubSet) -> str:
 
 def sets() -> str:
     """Return the rows of the table of sets by name."""
-    train = 1797 - DIGITS_TEST
+    train = 1797 - DIGITS_TEST_COUNT
     rows: list[tuple[str, ...]] = [
-        ("digits", "in scikit-learn: `load_digits`", f"{DIGITS_TEST:,}", f"{train:,}", "1 x 8 x 8", "10"),
+        ("digits", "in scikit-learn: `load_digits`", f"{DIGITS_TEST_COUNT:,}", f"{train:,}", "1 x 8 x 8", "10"),
         ("photos", "in scikit-learn: patches of `load_sample_images`", "2,000", "", "1 x 8 x 8", "none"),
     ]
     for each in HUB_SETS.values():
@@ -207,7 +207,7 @@ def classes() -> str:
         if name in HUB_SETS and HUB_SETS[name].names_sorted:
             lines[-1] += " The repo numbers the sorted names; they are put into this order when read."
         lines += ["", "```", *_wrapped(known), "```", ""]
-        spelled = HUB_SETS[name].spelled if name in HUB_SETS else {}
+        spelled = HUB_SETS[name].repo_names if name in HUB_SETS else {}
         if spelled:
             what = ", ".join(f"`{theirs}` for `{ours}`" for ours, theirs in spelled.items())
             lines += [f"The repo's names that differ: {what}.", ""]

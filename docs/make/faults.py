@@ -67,7 +67,7 @@ ROWS = (
     Row(
         "no bytes, again and again",
         "a range of bytes",
-        "… expected them to arrive; found no bytes for too long, 6 times. Try again: what has arrived is kept.",
+        "… expected all of them; found no bytes for too long, 6 times. Try again: what has arrived is kept.",
         KEPT,
         "test_hub_faults.py::test_a_range_that_always_stalls",
     ),
@@ -89,7 +89,7 @@ ROWS = (
     Row(
         "a manifest of the wrong bytes",
         "a whole file",
-        "… expected the hash …; found …. It was not kept; get it again.",
+        "… expected the hash …; found …. The file was not stored; get it again.",
         NO_CHANGE,
         "test_hub_faults.py::test_a_manifest_of_the_wrong_bytes_is_not_kept",
     ),
@@ -124,7 +124,7 @@ ROWS = (
     Row(
         "offline, some members local",
         "the others",
-        "1 of 3 members of NAME: expected them in the cache, since HF_HUB_OFFLINE is set; found no members 5 of …. "
+        "1 of 3 members of NAME: expected members in the cache, since HF_HUB_OFFLINE is set; found no members 5 of …. "
         "Get them online: `zoo-cli download …`.",
         KEPT,
         "sources/test_hub.py::test_offline_with_something_names_the_rest",
@@ -132,14 +132,14 @@ ROWS = (
     Row(
         "offline, nothing local",
         "everything",
-        "… expected a commit that it meant before, since HF_HUB_OFFLINE is set …",
+        "… expected a commit of it in the cache, since HF_HUB_OFFLINE is set …",
         NO_CHANGE,
         "sources/test_hub.py::test_offline_with_nothing",
     ),
     Row(
         "disk full, seen before",
         "the cache",
-        "cache …: expected room for … bytes; found … bytes free. Free some, or set "
+        "cache …: expected room for … bytes; found … bytes free. Free some space, or set "
         "HF_HOME to a folder on a larger disk …",
         KEPT,
         "test_cache.py::test_too_little_room_is_seen_before_anything_is_fetched",

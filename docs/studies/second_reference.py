@@ -20,22 +20,22 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.measures import Closeness
-from checkpoints_zoo.methods.comparing.study import PERMUTATIONS, SUBSETS
-from checkpoints_zoo.methods.deep_ensemble import check_fresh, train_members
-from checkpoints_zoo.methods.fitting import DRAWS
+from checkpoints_zoo.methods.comparing.study import DEFAULT_PERMUTATIONS, JACKKNIFE_SUBSETS
+from checkpoints_zoo.methods.deep_ensemble import check_no_shared_members, train_members
+from checkpoints_zoo.methods.fitting import DEFAULT_DRAWS
 from checkpoints_zoo.methods.modes import FIRST_SEED
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.recipes import convnet_digits
 from checkpoints_zoo.workers import InProcess
 
-SEEDS = range(FIRST_SEED + DRAWS, FIRST_SEED + DRAWS + 64)
+SEEDS = range(FIRST_SEED + DEFAULT_DRAWS, FIRST_SEED + DEFAULT_DRAWS + 64)
 ENSEMBLE, SECOND = "convnet-digits-deep-ensemble", "convnet-digits-second"
 
 
 def train(out: Path) -> tuple[zoo.Collection, zoo.Collection]:
     """Train the deep ensemble and the second reference, as far as the folder lacks them; return both."""
     recipe = convnet_digits()
-    train_members(recipe, out / "deep", ENSEMBLE, DRAWS, say=click.echo)
+    train_members(recipe, out / "deep", ENSEMBLE, DEFAULT_DRAWS, say=click.echo)
     second = replace(recipe, name=SECOND, members=len(SEEDS), made_from=recipe.name)
     train_into(second, SEEDS, out / "second", InProcess("cpu"), click.echo)
     return zoo.load(ENSEMBLE, source=out / "deep"), zoo.load(SECOND, source=out / "second")
@@ -43,7 +43,7 @@ def train(out: Path) -> tuple[zoo.Collection, zoo.Collection]:
 
 def p_values(ensemble: zoo.Collection, reference: zoo.Collection) -> dict[str, dict[str, dict[str, float | None]]]:
     """Test an ensemble against a reference as `zoo.compare` does; return measure -> group -> MMD² and p-value."""
-    measured = Closeness(reference, PERMUTATIONS, SUBSETS, seed=0).measure(ensemble, None)
+    measured = Closeness(reference, DEFAULT_PERMUTATIONS, JACKKNIFE_SUBSETS, seed=0).measure(ensemble, None)
     return {
         name: {group: {"value": x.value, "p": x.p} for group, x in groups.items()} for name, groups in measured.items()
     }
@@ -58,10 +58,10 @@ def command(out: Path, path: Path) -> None:
     ensemble, second = train(out)
     first = zoo.load("convnet-digits")
     for members, reference in ((ensemble, first), (ensemble, second), (second, first)):
-        check_fresh(members, reference)
+        check_no_shared_members(members, reference)
     result = {
         "seeds": [SEEDS[0], SEEDS[-1]],
-        "permutations": PERMUTATIONS,
+        "permutations": DEFAULT_PERMUTATIONS,
         "torch": torch.__version__,
         "deep ensemble against the first reference": p_values(ensemble, first),
         "deep ensemble against the second reference": p_values(ensemble, second),

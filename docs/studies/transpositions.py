@@ -23,7 +23,7 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, RED, path_of, save
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, RED, check_picture_path, save_figure
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
@@ -170,7 +170,7 @@ def draw_pairs(pairs: Sequence[Pair], path: Path) -> Path:
             panel.legend(frameon=False)
         return result
 
-    return save(figure, path_of(path), "transpositions before and after training")
+    return save_figure(figure, check_picture_path(path), "transpositions before and after training")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -103,13 +103,13 @@ def test_no_member_is_ok(built: Built) -> None:
     )
     text = (
         "member 0 of tiny: expected status ok; found failed (diverged)."
-        " `where=\"member = 0 and status = 'failed'\"` selects it all the same."
+        " `where=\"member = 0 and status = 'failed'\"` selects it nevertheless."
     )
     refused(built, lambda: load(built, members=[0]), text)
     chosen = load(built, where="member = 1 and status = 'failed'")
     assert chosen.ids == [1]
     text = (
-        "member 1 of tiny: expected weights; found a row without any (its status is not ok). Select with"
+        "member 1 of tiny: expected weights; found a row without weights (its status is not ok). Select with"
         " where=\"status = 'ok'\"."
     )
     for use in (chosen.stack, chosen.ensemble, chosen[0].model, chosen[0].state_dict, chosen.dataset, chosen._skeleton):
@@ -136,7 +136,7 @@ def test_a_manifest_cut_anywhere(built: Built) -> None:
             load(built)
 
 
-UPGRADE = "It was written by a newer checkpoints-zoo: install a newer one."
+UPGRADE = "Install a newer checkpoints-zoo."
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture
 def listed(tiny: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """The same, and a catalog that says where `tiny` lies."""
-    monkeypatch.setattr(catalog, "CATALOG", catalog_of(tiny, tmp_path / "catalog"))
+    monkeypatch.setattr(catalog, "CATALOG_FOLDER", catalog_of(tiny, tmp_path / "catalog"))
     return tiny
 
 
@@ -63,7 +63,7 @@ def test_list_shows_the_others_beside_a_damaged_one(tmp_path: Path) -> None:
 
 
 def test_list_of_an_empty_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "CATALOG", tmp_path)
+    monkeypatch.setattr(catalog, "CATALOG_FOLDER", tmp_path)
     assert (run("list").stdout, run("list").stderr) == ("", "no collections\n")
     assert values(run("list", "--format", "json")) == []
 

@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture
 def listed(tiny: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """The same, and a catalog that says where `tiny` lies."""
-    monkeypatch.setattr(catalog, "CATALOG", catalog_of(tiny, tmp_path / "catalog"))
+    monkeypatch.setattr(catalog, "CATALOG_FOLDER", catalog_of(tiny, tmp_path / "catalog"))
     return tiny
 
 
@@ -91,7 +91,7 @@ def test_every_kind_of_error_has_a_code() -> None:
     assert set(errors.ZooError.__subclasses__()) <= set(KINDS)
     for kind, code in KINDS.items():
         assert main.exit_code(kind("thing")) == code, kind
-    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(main.MEANINGS)
+    assert set(KINDS.values()) | {0, 1, 70, 130, 141} == set(main.MEANING_OF_CODE)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Result:

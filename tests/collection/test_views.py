@@ -66,7 +66,7 @@ def test_every_way_to_read_gives_the_same(
 ) -> None:
     viewed = zoo.load(name, n=5).canonicalize(**arguments)  # type: ignore[arg-type]
     stacked = viewed.stack()
-    monkeypatch.setattr(views, "_CHUNK", 1)  # one member at a time
+    monkeypatch.setattr(views, "_BYTES_AT_ONCE", 1)  # one member at a time
     again = viewed.stack()
     assert all(torch.equal(stacked[n], again[n]) for n in stacked)
     for i, member in enumerate(viewed):

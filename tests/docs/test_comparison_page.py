@@ -14,9 +14,9 @@ from scipy import stats
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, Source
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, DrawsSource
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
-from checkpoints_zoo.methods.comparing.equivalent_size import Worth
+from checkpoints_zoo.methods.comparing.equivalent_size import EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import Estimate
 from checkpoints_zoo.methods.fitting import METHODS, choose_method
 from checkpoints_zoo.training.recipes import convnet_digits
@@ -36,7 +36,7 @@ def made(**changes: float) -> Comparison:
             {n: Estimate(x / 100 * changes.get(n, 1), 0.0, 0.1, p=0.5 if n in ("mmd", "ns") else None)
              for n, x in figures.items()},
             corollary=0.001 if mode == "one" else 0.4, corollary_layers={"conv1": 0.002},
-            worth={"accuracy": Worth(4.2, 3.0, 6.0, 64, 0.99)},
+            worth={"accuracy": EquivalentSize(4.2, 3.0, 6.0, 64, 0.99)},
         )
         for (method, mode), figures in poster("CIFAR-100").items()
     ]  # fmt: skip
@@ -61,7 +61,7 @@ def compact() -> CompactComparison:
         for (method, column), value in zip(columns, values, strict=True):
             if value != "-":
                 table.setdefault(method, {}).setdefault(column, {})[row] = Interval(float(value) / scale, None, None)
-    sources = {name: Source(name, 10, 1000) for name in table}
+    sources = {name: DrawsSource(name, 10, 1000) for name in table}
     halves = {"sample": {"agreement": Interval(0.9, 0.8, 1.0), "total_variation": Interval(0.1, 0.0, 0.2)}}
     return CompactComparison(sources, "the first", "digits/test 00", 540, 100, 20, 0, "", table, halves)
 

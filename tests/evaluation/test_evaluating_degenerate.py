@@ -162,9 +162,9 @@ def test_blocks_change_nothing(name: str, stored: Stored, monkeypatch: pytest.Mo
     sizes = [min(2, members)]
     whole = zoo.evaluate(inside, ood=outside, subsets=5, sizes=sizes)
     monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * members * classes)  # 7 inputs
-    monkeypatch.setattr(subsets, "READ_BYTES", 14 * 2 * members * classes)  # two blocks
-    monkeypatch.setattr(subsets, "MEMORY", 1)  # one subset
-    monkeypatch.setattr(subsets, "SUBSETS_PER_WALK", 4)
+    monkeypatch.setattr(subsets, "MOST_READ_BYTES", 14 * 2 * members * classes)  # two blocks
+    monkeypatch.setattr(subsets, "MOST_MEAN_BYTES", 1)  # one subset
+    monkeypatch.setattr(subsets, "SUBSETS_PER_PASS", 4)
     again = zoo.evaluate(inside, ood=outside, subsets=5, sizes=sizes)
     for size, figures in whole.curve.items():
         for figure, x in figures.items():

@@ -17,7 +17,7 @@ from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.growth import Growth, estimate_growth
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.report import draw, draw_curves
+from checkpoints_zoo.evaluation.report import draw_curves, draw_report
 from checkpoints_zoo.evaluation.subsets import Population
 from tests.support.commands import run, values
 
@@ -201,12 +201,12 @@ def lines_at(axes: Any, style: str) -> list[float]:
 
 def test_the_pictures_mark_the_members_needed(report: Report, tmp_path: Path) -> None:
     found = report.needed("nll", 0.01)
-    panels: dict[str, Any] = {str(axes.get_label()): axes for axes in draw(report).axes}
+    panels: dict[str, Any] = {str(axes.get_label()): axes for axes in draw_report(report).axes}
     assert lines_at(panels["nll"], ":") == [found.members]
     assert [t.get_text() for t in panels["nll"].get_legend().get_texts()] == [f"within 0.01: {found}"]
     dashed = [line.get_ydata()[0] for line in panels["nll"].lines if line.get_linestyle() == "--"]
     assert dashed == [report.limits["nll"].value]
-    assert f"NLL within 0.01: {found}; Brier within" in str(draw(report).get_supxlabel()).replace("\n", " ")
+    assert f"NLL within 0.01: {found}; Brier within" in str(draw_report(report).get_supxlabel()).replace("\n", " ")
     every: dict[str, Any] = {str(axes.get_label()): axes for axes in draw_curves(report).axes}
     assert list(every) == list(report.ensemble)
     for name, axes in every.items():

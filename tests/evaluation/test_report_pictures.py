@@ -33,7 +33,7 @@ def sketched(members: int, ood: bool = True) -> tuple[Drawn, dict[str, Any]]:
 
 
 def axes_of(report: Drawn) -> dict[str, Any]:
-    return {axes.get_label(): axes for axes in reports.draw(report).axes}
+    return {axes.get_label(): axes for axes in reports.draw_report(report).axes}
 
 
 @pytest.mark.slow
@@ -161,11 +161,11 @@ def test_one_member_has_no_information() -> None:
 
 def test_the_note_names_the_members_without_the_folder() -> None:
     report = Drawn(5)
-    foot = str(reports.draw(report).get_supxlabel())
+    foot = str(reports.draw_report(report).get_supxlabel())
     assert foot.endswith("\nMembers: convnet-digits#0-4")
     assert "home" not in foot
     report.citation = f"embedded@{'4' * 40}/convnet-digits#{','.join(map(str, range(0, 900, 2)))}~01234567"
-    foot = str(reports.draw(report).get_supxlabel())
+    foot = str(reports.draw_report(report).get_supxlabel())
     assert "…" in foot
     assert foot.endswith(",898")
     assert "4444" not in foot
@@ -182,8 +182,8 @@ def inked(text: Text) -> Bbox:
 @pytest.mark.parametrize(("members", "ood"), [(1, True), (2, False), (5, True), (65, True)])
 def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     figures = []
-    draw = reports.draw
-    monkeypatch.setattr(reports, "draw", lambda report: figures.append(draw(report)) or figures[0])
+    draw_report = reports.draw_report
+    monkeypatch.setattr(reports, "draw_report", lambda report: figures.append(draw_report(report)) or figures[0])
     drawn(members, ood).plot(tmp_path / "r.png")
     figure = figures[0]
     page = figure.bbox

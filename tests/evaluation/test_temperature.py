@@ -19,7 +19,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import held_out, metrics, subsets
 from checkpoints_zoo.evaluation.evaluating import Report
-from checkpoints_zoo.evaluation.figures import SCALED, TEMPERATURE
+from checkpoints_zoo.evaluation.figures import SCALED_FIGURES, TEMPERATURE
 from checkpoints_zoo.evaluation.metrics import scaling
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
@@ -223,7 +223,7 @@ def test_scaled_figures_are_in_frame_and_json(report: Report) -> None:
     assert found["low"] is found["high"] is None  # too few members
     frame = report.to_frame()
     after = frame[(frame.of == "ensemble, scaled") & (frame.members == COUNT)].set_index("figure")
-    assert list(after.index) == list(SCALED)
+    assert list(after.index) == list(SCALED_FIGURES)
     for name, x in report.calibrated.ensemble.items():
         assert after.loc[name, "value"] == x.value
     before = frame[(frame.of == "ensemble") & (frame.members == COUNT)].set_index("figure")
@@ -281,7 +281,7 @@ def test_stored_predictions_give_the_same_whatever_the_blocks(
     stored: dict[str, Predictions], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * COUNT * 10)
-    monkeypatch.setattr(subsets, "READ_BYTES", 2 * 14 * COUNT * 10)
+    monkeypatch.setattr(subsets, "MOST_READ_BYTES", 2 * 14 * COUNT * 10)
     found = zoo.evaluate(stored["digits-test"], ood=stored["photos-test"], temperature=True, held_out=0.3, subsets=5)
     assert found.calibrated is not None
     assert report.calibrated is not None
@@ -299,7 +299,7 @@ def test_a_part_of_stored_logits_is_those_inputs(
     whole = stored["digits-test"].logits()
     at = torch.tensor([0, 3, 4, 100, 101, 300, 539])
     for longest in (1, 50, 1000):
-        monkeypatch.setattr(subsets, "READ_BYTES", longest * COUNT * 10 * 2)
+        monkeypatch.setattr(subsets, "MOST_READ_BYTES", longest * COUNT * 10 * 2)
         part = subsets.InputSubset(stored["digits-test"], at)
         assert part.shape == (COUNT, 7, 10)
         for begin in range(7):
@@ -416,4 +416,7 @@ def test_a_tie_of_the_label_and_a_class_stays_a_tie() -> None:
 
 
 def test_the_range_of_the_figure_is_that_of_the_metric() -> None:
-    assert (SCALED[TEMPERATURE].least, SCALED[TEMPERATURE].largest) == (scaling.LOWEST, scaling.HIGHEST)
+    assert (SCALED_FIGURES[TEMPERATURE].least, SCALED_FIGURES[TEMPERATURE].largest) == (
+        scaling.LOWEST_TEMPERATURE,
+        scaling.HIGHEST_TEMPERATURE,
+    )

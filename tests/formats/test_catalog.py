@@ -45,15 +45,15 @@ def test_nesting_of_any_depth(built: Built) -> None:
 
 VERSION = "a JSON object with a format_version; found "
 DESCRIPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"format_version": 2}, DESCRIPTION + "format version 1 or older; found version 2. It was written by a newer"
-                                          " checkpoints-zoo: install a newer one."),
+    ({"format_version": 2}, DESCRIPTION + "format version 1 or older; found version 2. Install a newer"
+                                          " checkpoints-zoo."),
     *(({"format_version": v}, DESCRIPTION + VERSION + "…") for v in ("1", 1.0, True, None, [1])),
-    ({"name": "other"}, DESCRIPTION + "the name 'tiny', as the file's; found 'other'."),
+    ({"name": "other"}, DESCRIPTION + "the name 'tiny', as in the file's name; found 'other'."),
     ({"name": None}, DESCRIPTION + "'name' to be a str; found None."),
     ({"classes": "0123456789"}, DESCRIPTION + "'classes' to be a list; found '0123456789'."),
-    ({"classes": [0, 1]}, DESCRIPTION + "class names and a layout or more; found others."),
+    ({"classes": [0, 1]}, DESCRIPTION + "class names, and one layout or more; found other values."),
     ({"arguments": []}, DESCRIPTION + "'arguments' to be a dict; found []."),
-    ({"layouts": {}}, DESCRIPTION + "class names and a layout or more; found others."),
+    ({"layouts": {}}, DESCRIPTION + "class names, and one layout or more; found other values."),
     ({"layouts": {"only": []}}, LAYOUT + "tensors, counters and a pad; found …"),
     ({"layouts": {"only": {"tensors": [["a", "F32", [-1]]], "counters": [], "pad": 0}}}, LAYOUT + "names, dtypes,"
         " shapes of whole numbers, counters, a pad of 0..7; found {'counters': [], 'pad': 0, 'tensors': [['a',"

@@ -18,7 +18,7 @@ from torch import Tensor
 from checkpoints_zoo.collection.reading import stack
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.formats import shard_files
-from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, finite_problems
+from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Layout, content_hash, tensors_not_finite
 from checkpoints_zoo.formats.shard_files import Location, hash_members, members_per_shard, tensor_prefix, write_shard
 from checkpoints_zoo.networks.modules import DTYPE_NAMES, layout_of, pack_member
 from tests.support.scenarios import State, hash_of, opened, random_state, raw, stored
@@ -246,7 +246,7 @@ def test_non_finite_values_are_found_and_not_packed(dtype: torch.dtype, value: f
     state = {"a": torch.ones(3), "b": torch.tensor([[1.0, value]]), "n": torch.tensor([1, 2])}
     layout = layout_of(state, dtype)
     member = b"".join(raw(t) for t in stored(state, dtype).values())
-    assert finite_problems(layout, member) == ["b"]
+    assert tensors_not_finite(layout, member) == ["b"]
     with pytest.raises(
         DamagedError, match=f"^tensor 'b': expected values that are finite as {DTYPE_NAMES[dtype]}; found inf"
     ):

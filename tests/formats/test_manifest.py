@@ -233,7 +233,7 @@ def test_names_that_cannot_be(name: str) -> None:
 def test_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = {"format_version": 1, "name": "tiny", "title": "Tiny", "architecture": "convnet", "dataset": "digits",
                "members": 4, "bytes": 58528, "licence": "Apache-2.0", "sources": [str(tmp_path)]}  # fmt: skip
-    monkeypatch.setattr(catalog, "CATALOG", tmp_path / "catalog")
+    monkeypatch.setattr(catalog, "CATALOG_FOLDER", tmp_path / "catalog")
     catalog.write_json(listing, tmp_path / "catalog" / "tiny.json")
     build(tmp_path)
     assert zoo.load("tiny").ids == [0, 1, 2, 3]

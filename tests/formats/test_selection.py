@@ -247,7 +247,7 @@ def test_damaged_citations(text: str) -> None:
         zoo.load(text)
     assert str(caught.value) == (
         f"citation {text!r}: expected SOURCE@COMMIT/NAME#IDS~CHECK; found another form."
-        " Copy it whole, from `#` to the eight digits after `~`."
+        " Copy the whole citation, up to the eight digits after `~`."
     )
 
 

@@ -56,8 +56,8 @@ def test_a_layout_of_terabytes_is_refused_before_memory_is_asked_for(built: Buil
 
 AGAIN = " Get the file again."
 CONTENTS: list[tuple[bytes, str]] = [
-    (b"", "file ROOT/SHARD: expected a safetensors header within its 0 bytes; found too few bytes for one. The file"
-          " is cut or no safetensors file; get it again."),
+    (b"", "file ROOT/SHARD: expected a safetensors header within its 0 bytes; found too few bytes for a header. The"
+          " file is cut or no safetensors file; get it again."),
     (HTML, "file ROOT/SHARD: expected a safetensors file; found a web page." + AGAIN),
     (b"  \n" + HTML.lower(), "file ROOT/SHARD: expected a safetensors file; found a web page." + AGAIN),
     (POINTER, "file ROOT/SHARD: expected a safetensors file; found a Git LFS pointer, not the file it points"

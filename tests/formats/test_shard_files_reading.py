@@ -10,7 +10,7 @@ import torch
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.shard_files import Location, hash_members, neighbour_groups
+from checkpoints_zoo.formats.shard_files import Location, group_adjacent, hash_members
 from tests.support.scenarios import build, hash_of, load, raw
 
 
@@ -20,9 +20,9 @@ from tests.support.scenarios import build, hash_of, load, raw
 def test_neighbours_of_one_file_are_read_together(tmp_path: Path, most: int, sizes: list[int]) -> None:
     built = build(tmp_path, members=range(7), per_shard=3)
     locations = load(built)._locations()
-    assert [len(g) for g in neighbour_groups(locations, most)] == sizes
-    assert [x for g in neighbour_groups(locations, most) for x in g] == locations
-    assert [len(g) for g in neighbour_groups(locations[::-1], most)] == [1] * 7
+    assert [len(g) for g in group_adjacent(locations, most)] == sizes
+    assert [x for g in group_adjacent(locations, most) for x in g] == locations
+    assert [len(g) for g in group_adjacent(locations[::-1], most)] == [1] * 7
     seen = [bytes(piece) for _, piece in shard_files.read_members(locations, most)]
     wanted = [b"".join(raw(t) for t in built.states[m, 40].values()) for m in range(7)]
     assert b"".join(seen) == b"".join(wanted)

@@ -374,7 +374,7 @@ PARTS = (
     "contains, ends_with, length, lower, round, starts_with, upper; found"
 )
 MORE = "For more, choose ids from `Collection.manifest` and pass them as `members`."
-ALONE = "expected one expression, alone; found a parameter, a second statement, or a clause such as ORDER BY or LIMIT."
+ALONE = "expected one expression only; found a parameter, a second statement, or a clause such as ORDER BY or LIMIT."
 NAMES = "expected names of columns; found"
 ALL_NAMES = "`Collection.manifest.columns` has all names."
 FIT = "expected values that fit the columns; found"
@@ -411,7 +411,7 @@ ERRORS = {
     "member[1] = 1": f"{PARTS} the expression array extract. {MORE}",
     "member::DOUBLE = 1": f"{PARTS} a cast to DOUBLE. {MORE}",
     "optimizer LIKE '%a%b%c%'": (
-        f"{PARTS} LIKE with a pattern that is no text, has more than three %, or over 200 characters. {MORE}"
+        f"{PARTS} LIKE with a pattern that is not text, has more than three %, or over 200 characters. {MORE}"
     ),
     "test_accuracy > 'abc'": (f"{FIT} Could not convert string 'abc' to DOUBLE. test_accuracy holds numbers."),
     "optimizer > 5": (f"{FIT} Cannot compare values of type VARCHAR and type INTEGER_LITERAL. optimizer holds text."),

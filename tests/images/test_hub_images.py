@@ -144,8 +144,8 @@ def test_offline_without_it(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     images.load("cifar10", "train")
     offline(monkeypatch)
     assert refusal("svhn") == (
-        "revision 'main' of hf://datasets/ufldl-stanford/svhn: expected a commit that it meant before, since"
-        " HF_HUB_OFFLINE is set; found none in the cache. Load it once online."
+        "revision 'main' of hf://datasets/ufldl-stanford/svhn: expected a commit of it in the cache, since"
+        " HF_HUB_OFFLINE is set; found none. Load it once online."
     )
     assert refusal("cifar10") == (
         f"data set 'cifar10' of hf://datasets/uoft-cs/cifar10@{commit[:8]}: expected files"
@@ -224,7 +224,7 @@ def test_tiny_imagenets_ids_mean_what_the_repo_calls_them(oracle: Callable[[str]
     first = [[words[name].split(",")[0] for name in pair] for pair in both]
     # The other meanings of the other words are not in ImageNet.
     assert first == [[word, word] for word in ("fly", "tractor", "apron", "mushroom")]
-    assert HUB_SETS["tiny-imagenet"].spelled == {ours: theirs for theirs, ours in TINY_RIGHT.items()}
+    assert HUB_SETS["tiny-imagenet"].repo_names == {ours: theirs for theirs, ours in TINY_RIGHT.items()}
 
 
 # ---- the table ----

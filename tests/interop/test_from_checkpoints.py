@@ -29,7 +29,7 @@ from checkpoints_zoo.interop.ingest import measuring
 from checkpoints_zoo.interop.ingest.origin import number_files
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.publishing.auditing import audit
-from checkpoints_zoo.sources.archives.keymaps import INSIDE, WRAPPERS, unwrap_names
+from checkpoints_zoo.sources.archives.keymaps import INNER_WRAPPER_PARTS, WRAPPER_PREFIXES, unwrap_names
 from tests.hub import Hub
 from tests.support.commands import run, values
 from tests.support.originals import ours, states
@@ -109,7 +109,7 @@ def tensors_file(state: State, path: Path) -> None:
      ("net_{}.safetensors", tensors_file)],
 )  # fmt: skip
 def test_every_kind_of_file(pattern: str, save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 60)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 60)
     made = mlps(12)
     folder, out = keep(tmp_path / "in", made, pattern, save), tmp_path / "out"
     (folder / "notes.txt").write_text("no checkpoint")
@@ -155,12 +155,12 @@ NAMES = st.lists(st.lists(PART, min_size=2, max_size=3).map(".".join), min_size=
 
 
 @settings(max_examples=60)
-@given(NAMES, OWN, st.lists(st.sampled_from(WRAPPERS), max_size=4), st.data())
+@given(NAMES, OWN, st.lists(st.sampled_from(WRAPPER_PREFIXES), max_size=4), st.data())
 def test_wrappers_in_any_nesting(bare: list[str], own: str, nest: list[str], data: st.DataObject) -> None:
     wanted = {own + name: (i,) for i, name in enumerate(bare)}
     wrapped = {"".join(nest) + name: shape for name, shape in wanted.items()}
     assert unwrap_names(wrapped, wanted) == dict(zip(wrapped, wanted, strict=True))
-    part, chosen = data.draw(st.sampled_from(INSIDE)), data.draw(st.sets(st.sampled_from(bare)))
+    part, chosen = data.draw(st.sampled_from(INNER_WRAPPER_PARTS)), data.draw(st.sets(st.sampled_from(bare)))
     inner = {name: name.replace(".", f".{part}.", 1) if name in chosen else name for name in bare}
     within = {"".join(nest) + inner[name]: (i,) for i, name in enumerate(bare)}
     assert list(unwrap_names(within, {name: (i,) for i, name in enumerate(bare)}).values()) == bare
@@ -415,7 +415,7 @@ class Stop(Exception):
 
 
 def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 60)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 60)
     made = mlps(12)
     folder, whole, out = keep(tmp_path / "in", made), tmp_path / "whole", tmp_path / "out"
     told: dict[str, Any] = {"columns": {"seed": range(12)}, "title": "Twelve"}

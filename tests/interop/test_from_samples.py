@@ -30,7 +30,7 @@ COUNT = 7
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards hold three draws."""
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 51)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 51)
 
 
 def draws(count: int = COUNT) -> list[State]:

@@ -43,7 +43,7 @@ COUNT = 12
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold few members, so that there are several."""
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 20)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 20)
     monkeypatch.setattr(measuring, "BATCH_MEMBERS", 5)
 
 

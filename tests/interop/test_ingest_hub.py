@@ -97,7 +97,7 @@ def test_cut_off_and_started_again(
 
 
 def test_shards_of_our_own(hub: Hub, nets: list[State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.MOST_TENSORS", 40)
+    monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 40)
     archives = {"mine": (f"{ADDRESS}/{NETS}", nets[:24]), "gz": (f"{ADDRESS}@main/gz/nets.tar", nets[24:]),
                 "loose": (f"{ADDRESS}/loose", nets[:3])}  # fmt: skip
     for name, (address, made) in archives.items():

@@ -174,11 +174,11 @@ def _of_archives(
         return min(numbers) == 1024, f"{min(numbers)} to {max(numbers)}"
 
     def halves() -> tuple[bool, object]:
-        kinds = {dtype for head in indexed(0).heads for _, dtype, _ in head.tensors}
+        kinds = {dtype for head in indexed(0).headers for _, dtype, _ in head.tensors}
         return kinds == {"F16"}, ", ".join(sorted(kinds))
 
     def counted() -> tuple[bool, object]:
-        found = {dtype for head in indexed(0).heads for tensor, dtype, _ in head.tensors if is_counter(tensor)}
+        found = {dtype for head in indexed(0).headers for tensor, dtype, _ in head.tensors if is_counter(tensor)}
         return found == {"F16"}, f"num_batches_tracked: {', '.join(sorted(found)) or 'not stored'}"
 
     def recognised() -> tuple[bool, object]:

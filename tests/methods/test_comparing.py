@@ -19,7 +19,7 @@ from scipy.spatial.distance import cdist
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.draw_ensembles import group_draws
-from checkpoints_zoo.methods.comparing.study import prepare
+from checkpoints_zoo.methods.comparing.study import prepare_comparison
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS, asked, draws, members  # noqa: F401 (fixtures)
 
 
@@ -165,13 +165,15 @@ def test_one_point_far_away_is_as_far_as_can_be(members: zoo.Collection, tmp_pat
         like="convnet-digits",
     )  # fmt: skip
     mode = group_draws("hmc", far)[0]
-    work = prepare(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).measuring
+    work = prepare_comparison(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).measuring
     value = work.closeness.measure(mode.run(0), None)["mmd"]["all"].value
-    inside = []
+    test_images = []
     for metric, power in (("euclidean", 2), ("cityblock", 1)):
         pairs = cdist(flat(reference), flat(reference), metric)[np.triu_indices(8, 1)]
-        inside += [np.exp(-((pairs / w) ** power)).mean() for w in np.geomspace(pairs.min() / 2, pairs.max() * 2, 10)]
-    assert value == pytest.approx(1 + np.mean(inside), abs=1e-6)
+        test_images += [
+            np.exp(-((pairs / w) ** power)).mean() for w in np.geomspace(pairs.min() / 2, pairs.max() * 2, 10)
+        ]
+    assert value == pytest.approx(1 + np.mean(test_images), abs=1e-6)
     assert 1 < value < 2
 
 

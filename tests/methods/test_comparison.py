@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.figures import FIGURES
 from checkpoints_zoo.methods.comparing import comparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, escape_latex, format_estimate
-from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
+from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS
 
@@ -40,8 +40,8 @@ def found() -> Comparison:
         if method == "reference":
             figures |= {"mmd": Estimate(-0.0002, p=0.5), "disagreement": Estimate(math.nan)}
         layers = {n: {layer: estimate(n, mode) for layer in LAYERS} for n in MMD_FIGURES}
-        sizes = dict(zip(WORTH_FIGURES, (0.0, 3.0, math.inf, 70.0, 1.5, 2.5, 4.5, 8.0, 64.0), strict=True))
-        worth = {n: Worth(size, 0.0, math.inf, 64, 0.1) for n, size in sizes.items()}
+        sizes = dict(zip(MONOTONE_FIGURES, (0.0, 3.0, math.inf, 70.0, 1.5, 2.5, 4.5, 8.0, 64.0), strict=True))
+        worth = {n: EquivalentSize(size, 0.0, math.inf, 64, 0.1) for n, size in sizes.items()}
         return Row(method, mode, RUNS, DRAWS, figures, layers, float(random.uniform()), {"conv1": 0.25}, worth)
 
     named = [(m, mode) for m in ("swag", "vi") for mode in ("one", "multi")]
@@ -131,7 +131,7 @@ def test_text_says_what_everything_means(found: Comparison) -> None:
 
 @pytest.mark.slow
 def test_the_picture_has_two_panels_a_figure(found: Comparison, tmp_path: Path) -> None:
-    figure = comparison.draw(found)
+    figure = comparison.draw_comparison(found)
     labels = [axes.get_label() for axes in figure.axes]
     assert labels[:4] == ["accuracy mmd", "accuracy ns", "nll mmd", "nll ns"]
     assert len(labels) == 20

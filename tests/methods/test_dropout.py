@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.dropout import Dropout, Layer, draw_masks, find_dropout_layers, fold_masks
+from checkpoints_zoo.methods.dropout import Dropout, MaskedLayer, draw_masks, find_layers_to_drop_before, fold_masks
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.recipe import Recipe
@@ -90,7 +90,7 @@ def test_a_draw_is_the_network_with_that_mask(name: str, dtype: torch.dtype) -> 
     build, shape = NETWORKS[name]
     network = build().to(dtype)
     inputs = torch.randn(7, *shape, dtype=dtype)
-    layers = find_dropout_layers(network, inputs[:2])
+    layers = find_layers_to_drop_before(network, inputs[:2])
     wanted = [n for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)][1:]
     assert sorted(layer.name for layer in layers) == sorted(wanted)
     masks = {y.name: (torch.rand(3, y.units) >= RATE).to(dtype) / (1 - RATE) for y in layers}
@@ -105,7 +105,7 @@ def test_a_draw_is_the_network_with_that_mask(name: str, dtype: torch.dtype) -> 
             assert (drawn(inputs) - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
-def with_modules(network: nn.Module, layers: list[Layer]) -> nn.Module:
+def with_modules(network: nn.Module, layers: list[MaskedLayer]) -> nn.Module:
     """Put torch's dropout before layers, whole channels before convolutions."""
     for layer in layers:
         parent, _, own = layer.name.rpartition(".")
@@ -124,7 +124,7 @@ def test_draws_have_the_moments_of_torch_uncertaintys(name: str, oracle: Callabl
     network = NETWORKS[name][0]()
     inputs = zoo.images.load("digits").images[:6]
     inputs = problem.recipe.preprocess(inputs)
-    layers = find_dropout_layers(network, inputs)
+    layers = find_layers_to_drop_before(network, inputs)
     states = fold_masks(network.state_dict(), layers, draw_masks(layers, RATE, draws, 1))
     ensemble = zoo.Ensemble(network, {n: t for n, t in states.items() if "tracked" not in n}, range(draws))
     theirs = methods.mc_dropout(with_modules(copy.deepcopy(network), layers), draws).eval()
@@ -182,7 +182,7 @@ def test_training_is_a_scripts(recipe: Recipe, width: int) -> None:
     before = torch.get_rng_state()
     runs = Dropout(RATE).fit(problem, 2, 20, 3)
     assert torch.equal(torch.get_rng_state(), before)
-    layers = {layer.name for layer in find_dropout_layers(problem.network(), problem.inputs[:2])}
+    layers = {layer.name for layer in find_layers_to_drop_before(problem.network(), problem.inputs[:2])}
     for at, run in enumerate(runs):
         with torch.random.fork_rng(devices=[]):
             wanted = script(problem, 1_000_000 + at, RATE)
@@ -206,7 +206,7 @@ def test_same_seed_same_draws() -> None:
 
 
 def test_masks_are_evenly_drawn() -> None:
-    masks = draw_masks([Layer("a", 3, 1, False), Layer("b", 5, 1, False)], RATE, 4000, 1)
+    masks = draw_masks([MaskedLayer("a", 3, 1, False), MaskedLayer("b", 5, 1, False)], RATE, 4000, 1)
     assert {name: tuple(mask.shape) for name, mask in masks.items()} == {"a": (4000, 3), "b": (4000, 5)}
     both = torch.cat(list(masks.values()), 1)
     assert set(both.flatten().tolist()) == {0.0, 1.25}

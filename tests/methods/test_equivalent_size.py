@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from checkpoints_zoo.methods.comparing.equivalent_size import Curve, Worth, equivalent_size
+from checkpoints_zoo.methods.comparing.equivalent_size import EquivalentSize, FigureCurve, equivalent_size
 from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
 
 
-def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> Curve:
-    return Curve(sizes, [limit + b / k for k in sizes], limit)
+def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) -> FigureCurve:
+    return FigureCurve(sizes, [limit + b / k for k in sizes], limit)
 
 
 @given(st.floats(-1, 1), st.floats(0.01, 1), st.booleans(), st.floats(1, 200))
@@ -43,12 +43,12 @@ def test_worth_in_words_and_where_it_says_nothing() -> None:
         placed = equivalent_size(curve, estimate)
         assert placed is not None
         assert (str(placed), placed.short) == (long, short)
-        assert Worth.from_json(json.loads(json.dumps(placed.to_json(), allow_nan=False))) == placed
-    uneven = Curve((1, 2, 4, 8), (0.9, 0.98, 0.96, 1.0), 1.0)  # levelled: sizes 2 and 4 both 0.97
-    assert uneven.monotone() == pytest.approx([0.1, 0.03, 0.03, 0.0])
+        assert EquivalentSize.from_json(json.loads(json.dumps(placed.to_json(), allow_nan=False))) == placed
+    uneven = FigureCurve((1, 2, 4, 8), (0.9, 0.98, 0.96, 1.0), 1.0)  # regression: sizes 2 and 4 both 0.97
+    assert uneven.falling_distances() == pytest.approx([0.1, 0.03, 0.03, 0.0])
     assert uneven.size_of(0.97) == 4
     assert equivalent_size(curve, Estimate(math.nan)) is None
-    assert equivalent_size(Curve((1, 2), (0.5, 0.5), 0.5), Estimate(0.5)) is None
+    assert equivalent_size(FigureCurve((1, 2), (0.5, 0.5), 0.5), Estimate(0.5)) is None
 
 
 def test_means_over_runs() -> None:

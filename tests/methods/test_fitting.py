@@ -18,7 +18,7 @@ from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.comparing.draws import MethodFits
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.dropout import Dropout
-from checkpoints_zoo.methods.fitting import CHOSEN, METHODS, choose_method
+from checkpoints_zoo.methods.fitting import CHOSEN_SETTINGS, METHODS, choose_method
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
@@ -66,7 +66,7 @@ def test_all_methods_are_here() -> None:
         assert dataclasses.asdict(choose_method(name, "nothing")) == json.loads(
             json.dumps(dataclasses.asdict(choose_method(name, "nothing")))
         )
-    for collection, methods in CHOSEN.items():
+    for collection, methods in CHOSEN_SETTINGS.items():
         assert collection in ("convnet-digits", "resnet8-digits")
         assert all(isinstance(method, METHODS[name]) for name, method in methods.items())
     with pytest.raises(UsageError, match=r"method .swga.: expected one of dropout, vi, .*Did you mean swag"):

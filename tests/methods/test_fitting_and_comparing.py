@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.draws import MethodFits, available_methods
-from checkpoints_zoo.methods.comparing.study import prepare
+from checkpoints_zoo.methods.comparing.study import prepare_comparison
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.method import Run
 from checkpoints_zoo.methods.problem import Problem
@@ -81,7 +81,7 @@ class Lacking(Quick):
 def quick(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Let there be three methods, and a recipe of one epoch."""
     monkeypatch.setattr(fitting, "METHODS", {kind.name: kind for kind in (Quick, Refusing, Lacking)})
-    monkeypatch.setattr(fitting, "CHOSEN", {})
+    monkeypatch.setattr(fitting, "CHOSEN_SETTINGS", {})
     Quick.fitted.clear()
     return replace(convnet_digits(), epochs=1)
 
@@ -97,7 +97,7 @@ def test_methods_are_fitted_once_and_left_out_with_a_reason(
         "methods": None, "draws": None, "recipe": quick, "runs": 2, "per_run": 3, "reference": members[:8],
         "ood": "none", "out": tmp_path / "out", "say": said.append,
     }  # fmt: skip
-    todo = prepare(population, **options).todo()
+    todo = prepare_comparison(population, **options).remaining_work()
     assert (todo.fits, len(todo.cells), todo.found) == (("quick", "refusing"), 3, 0)
     result = zoo.compare(population, **options)
     assert [(row.method, row.mode, row.runs, row.draws) for row in result.rows] == [
@@ -207,7 +207,7 @@ def test_what_can_not_be_compared(
     ]  # fmt: skip
     for collection, options, text in refused:
         with pytest.raises(UsageError) as error:
-            prepare(collection, **(asked | {"out": tmp_path} | options))
+            prepare_comparison(collection, **(asked | {"out": tmp_path} | options))
         assert str(error.value).startswith(text), str(error.value)
     assert not list(tmp_path.iterdir())
 

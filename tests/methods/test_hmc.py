@@ -183,9 +183,9 @@ def test_step_sizes_are_found_anew_half_way(monkeypatch: pytest.MonkeyPatch, war
     chances: list[Tensor] = []
 
     class Noted(StepSizes):
-        def learn(self, chance: Tensor) -> None:
+        def adapt(self, chance: Tensor) -> None:
             chances.append(chance)
-            super().learn(chance)
+            super().adapt(chance)
 
     monkeypatch.setattr(hmc, "StepSizes", Noted)
     density = differentiated(lambda at: -at["x"].square().sum(1) / 2)
@@ -195,7 +195,7 @@ def test_step_sizes_are_found_anew_half_way(monkeypatch: pytest.MonkeyPatch, war
     for part in parts:
         sizes = StepSizes(torch.ones(3, dtype=torch.float64), 0.8)
         for chance in chances[part]:
-            sizes.learn(chance)
+            sizes.adapt(chance)
         found = found / sizes.average
     doublings = torch.log2(found / 0.01)
     torch.testing.assert_close(doublings, doublings.round(), rtol=0, atol=1e-9)
@@ -206,7 +206,7 @@ def test_step_sizes_are_pyro_s(oracle: Oracle) -> None:
     ours = StepSizes(torch.tensor([0.02], dtype=torch.float64), 0.8)
     for chance in (1.0, 0.0, 0.3, 0.9, 1.0, 0.85, 0.2):
         theirs.step(0.8 - chance)
-        ours.learn(torch.tensor([chance], dtype=torch.float64))
+        ours.adapt(torch.tensor([chance], dtype=torch.float64))
         trial, average = (math.exp(v) for v in theirs.get_state())
         assert math.isclose(ours.trial, trial, rel_tol=1e-12)
         assert math.isclose(ours.average, average, rel_tol=1e-12)
@@ -419,7 +419,7 @@ def test_norms_keep_the_statistics_of_the_mode(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_is_refused(convnet: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hmc, "MAX_SIZE", 10**6)
+    monkeypatch.setattr(hmc, "MOST_PARAMETERS_TIMES_INPUTS", 10**6)
     with pytest.raises(UsageError) as refused:
         Hmc().fit(convnet, 1, 2, seed=0)
     assert str(refused.value) == (

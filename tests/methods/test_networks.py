@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods import fitting
-from checkpoints_zoo.methods.dropout import find_dropout_layers
+from checkpoints_zoo.methods.dropout import find_layers_to_drop_before
 from checkpoints_zoo.methods.fitting import METHODS
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import LaplaceLastLayer
@@ -142,14 +142,14 @@ OTHERS = (
 )
 def test_masks_are_folded_into_a_layers_own_weights_alone(build: Callable[[], nn.Module], text: str) -> None:
     with pytest.raises(UsageError) as error:
-        find_dropout_layers(build(), torch.zeros(2, 1, 8, 8))
+        find_layers_to_drop_before(build(), torch.zeros(2, 1, 8, 8))
     assert str(error.value) == text
 
 
 def test_a_network_that_fails_keeps_no_hooks() -> None:
     network = narrow(8)
     with pytest.raises(RuntimeError):
-        find_dropout_layers(network, torch.zeros(2, 1, 3, 3))
+        find_layers_to_drop_before(network, torch.zeros(2, 1, 3, 3))
     assert not any(layer._forward_pre_hooks for layer in network.modules())
 
 

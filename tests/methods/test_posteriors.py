@@ -133,10 +133,10 @@ def test_cyclical_rates_and_draws_are_those_of_the_paper() -> None:
     for step in (1, 2, 50, 100, 101, 399, 400):  # equation 1, which counts from 1
         inside = ((step - 1) % math.ceil(total / 4)) / math.ceil(total / 4)
         assert method.rate(step - 1) == pytest.approx(0.5 / 2 * (math.cos(math.pi * inside) + 1), rel=1e-12)
-    assert method.kept(10) == [86, 93, 100, 186, 193, 200, 290, 300, 390, 400]
-    assert method.kept(2) == [100, 200]
+    assert method.draw_steps(10) == [86, 93, 100, 186, 193, 200, 290, 300, 390, 400]
+    assert method.draw_steps(2) == [100, 200]
     with pytest.raises(UsageError) as raised:
-        method.kept(81)
+        method.draw_steps(81)
     assert str(raised.value) == (
         "draws of csghmc in a cycle: expected at most 20, the steps with noise; found 21. "
         "Make cycles longer, or take more of them."

@@ -12,8 +12,8 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods.comparing.comparison import Comparison
-from checkpoints_zoo.methods.comparing.result_files import Measuring
-from checkpoints_zoo.methods.comparing.study import prepare
+from checkpoints_zoo.methods.comparing.result_files import CellMeasurer
+from checkpoints_zoo.methods.comparing.study import prepare_comparison
 from tests.support.few_draws import PERMUTATIONS, RUNS, asked, draws, few_images, members  # noqa: F401 (fixtures)
 
 
@@ -44,13 +44,13 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
     before, said, measured = cells_of(folder), list[str](), list[str]()
     assert len(before) == 2 * RUNS + 3 + 3
     assert json.loads((folder / "comparison.json").read_text()) == json.loads(found.to_json())
-    whole = Measuring.__call__
+    whole = CellMeasurer.__call__
 
-    def watched(self: Measuring, task: Any, device: str) -> dict[str, Any]:
+    def watched(self: CellMeasurer, task: Any, device: str) -> dict[str, Any]:
         measured.append(task.name)
         return whole(self, task, device)
 
-    monkeypatch.setattr(Measuring, "__call__", watched)
+    monkeypatch.setattr(CellMeasurer, "__call__", watched)
     assert zoo.compare(members[:8], out=folder, **few, say=said.append) == found
     assert (measured, said, cells_of(folder)) == ([], [], before)
     for damage in ("{", "[]", None):
@@ -67,9 +67,9 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
         assert path.read_bytes() == before[name][0]
     # Another seed, other permutations, other images: other cells.
     more = few | {"permutations": PERMUTATIONS + 1}
-    prepared = prepare(members[:8], out=folder, **more)
-    assert {name.split(" ")[2] for name in prepared.todo().cells} == {"closeness"}
-    other = prepare(members[:8], out=folder, **(few | {"ood": few_images()[1]})).todo()
+    prepared = prepare_comparison(members[:8], out=folder, **more)
+    assert {name.split(" ")[2] for name in prepared.remaining_work().cells} == {"closeness"}
+    other = prepare_comparison(members[:8], out=folder, **(few | {"ood": few_images()[1]})).remaining_work()
     assert {name.split(" ")[2] for name in other.cells} == {"uncertainty"}
     assert other.found == len(before) - len(other.cells)
 
@@ -78,15 +78,15 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
 def test_a_run_that_is_cut_off_goes_on(
     found: Comparison, members: zoo.Collection, few: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, calls = Measuring.__call__, list[str]()
+    whole, calls = CellMeasurer.__call__, list[str]()
 
-    def cut(self: Measuring, task: Any, device: str) -> dict[str, Any]:
+    def cut(self: CellMeasurer, task: Any, device: str) -> dict[str, Any]:
         calls.append(task.name)
         if len(calls) == 8:
             raise KeyboardInterrupt
         return whole(self, task, device)
 
-    monkeypatch.setattr(Measuring, "__call__", cut)
+    monkeypatch.setattr(CellMeasurer, "__call__", cut)
     with pytest.raises(KeyboardInterrupt):
         zoo.compare(members[:8], out=tmp_path, **few)
     monkeypatch.undo()

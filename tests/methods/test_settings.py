@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.fitting import CHOSEN, METHODS
+from checkpoints_zoo.methods.fitting import CHOSEN_SETTINGS, METHODS
 from checkpoints_zoo.methods.method import check_settings
 
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -58,6 +58,8 @@ def test_runs_and_draws_are_counts(name: str, given: dict[str, Any], found: str)
 
 
 def test_settings_that_are_used_are_in_range() -> None:
-    methods = [method for of in CHOSEN.values() for method in of.values()] + [kind() for kind in METHODS.values()]
+    methods = [method for of in CHOSEN_SETTINGS.values() for method in of.values()] + [
+        kind() for kind in METHODS.values()
+    ]
     for method in methods:
         check_settings(method, 10, 100)

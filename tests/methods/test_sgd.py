@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, check_fresh, train_members
+from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble, check_no_shared_members, train_members
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgd import continue_training
@@ -84,7 +84,7 @@ RECIPES = [convnet_digits(), dataclasses.replace(convnet_digits(), stack_width=1
 @pytest.mark.parametrize("recipe", RECIPES, ids=["convnet", "alone", "resnet8"])
 def test_weights_on_the_way_are_a_scripts(recipe: Recipe) -> None:
     problem = small(recipe)
-    found = continue_training(problem, RUNS, SEED, schedule="constant", lr=0.02, after=[1, 3])
+    found = continue_training(problem, RUNS, SEED, schedule="constant", lr=0.02, epochs_after_mode=[1, 3])
     assert list(found) == [1, 3]
     for run in range(RUNS):
         for wanted, tensors in zip(script(problem, run, 0.02, [1, 3]), found.values(), strict=True):
@@ -160,7 +160,7 @@ def test_swag_is_its_formula(diagonal: bool, uncertainty: ModuleType) -> None:
     rank, clamp, scale = 4, 0.02, 0.7
     swag = Swag(epochs=6, max_num_models=rank, var_clamp=clamp, scale=scale, diag_covariance=diagonal)
     with torch.random.fork_rng(devices=[]):
-        drawn = swag.gather(problem, weights).sample(scale, seed=11)
+        drawn = swag.collect_weights(problem, weights).sample(scale, seed=11)
     random = torch.Generator().manual_seed(11)
     for name, parameter in drawn.named_parameters():
         path = np.stack([tensors[name].double().numpy().ravel() for tensors in weights])
@@ -184,7 +184,7 @@ def test_draws_are_torch_uncertaintys(recipe: Recipe, uncertainty: ModuleType) -
     problem, epochs = small(recipe), 4
     method = Swag(lr=0.02, epochs=epochs, scale=0.3, max_num_models=3, var_clamp=1e-8)
     runs = method.fit(problem, RUNS, 2, SEED)
-    path = continue_training(problem, RUNS, SEED, schedule="constant", lr=0.02, after=range(1, epochs + 1))
+    path = continue_training(problem, RUNS, SEED, schedule="constant", lr=0.02, epochs_after_mode=range(1, epochs + 1))
     for at, run in enumerate(runs):
         network = problem.network()
         theirs = uncertainty.SWAG(network, 0, 1, max_num_models=3, var_clamp=1e-8, num_estimators=1)
@@ -256,9 +256,9 @@ def test_members_of_a_deep_ensemble_are_trained_members(trained: Path) -> None:
 
 def test_members_that_are_in_the_reference_are_refused(trained: Path) -> None:
     members, reference = zoo.load("tiny-deep-ensemble", source=trained), zoo.load("convnet-digits")
-    check_fresh(members, reference)
+    check_no_shared_members(members, reference)
     with pytest.raises(UsageError) as error:
-        check_fresh(reference[3:5], reference)
+        check_no_shared_members(reference[3:5], reference)
     assert str(error.value) == (
         "members of convnet-digits: expected none that are in convnet-digits; found the same weights as 3-4 there."
     )

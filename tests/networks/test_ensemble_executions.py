@@ -59,7 +59,7 @@ def test_overwriting_changes_no_bit(net: str) -> None:
     made, wanted = looped(build, x, 1)
     program, state = derive_program(made[0], x.dim()), stacked(made)
     assert program is not None
-    assert any(step.over >= 0 for step in program.steps)
+    assert any(step.overwrite_index >= 0 for step in program.steps)
     ready = program.prepare(state)
     kept = [None if t is None else t.clone() for t in ready]
     with torch.no_grad():

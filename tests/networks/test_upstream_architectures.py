@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.formats.layout import Layout, content_hash, finite_problems, is_counter
+from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter, tensors_not_finite
 from checkpoints_zoo.formats.shard_files import parse_header
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, recognise, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, recognise, tensor_shapes
 
 Oracle = Callable[[str], ModuleType]
 Rule = Callable[[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]
@@ -75,7 +75,7 @@ def test_logits_are_torch_uncertaintys_bit_for_bit(
     assert (sum(p.numel() for p in upstream.parameters()), len(state)) == (parameters, keys)
 
     module = build_architecture(name, **arguments).eval()
-    module.load_state_dict(renamed(UPSTREAM[name].ours, state), strict=True)
+    module.load_state_dict(renamed(KEY_MAPS[name].translate_to_ours, state), strict=True)
     images = torch.randn(3, 3, 32, 32)
     images[1] *= 1e-3  # so small that a norm's eps counts
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_logits_are_torch_uncertaintys_bit_for_bit(
     assert (logits.std(0) > 0).all()
     assert logits.isfinite().all()
 
-    back = renamed(UPSTREAM[name].stored, module.state_dict())
+    back = renamed(KEY_MAPS[name].translate_to_stored, module.state_dict())
     assert back.keys() == state.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in state.items())
     upstream.load_state_dict(back, strict=True)
@@ -158,10 +158,10 @@ def test_a_float16_file_with_infinite_counters_becomes_a_module(oracle: Oracle) 
     layout = Layout.of((key, dtype, shape) for key, (dtype, shape) in told.tensors.items())
     member = file[header.data_start :]
     assert (layout.payload, len(member)) == (22_562_104, 22_562_104)
-    assert finite_problems(layout, member) == []
+    assert tensors_not_finite(layout, member) == []
 
     module = build_architecture(told.architecture, **told.arguments).eval()
-    state = renamed(UPSTREAM["resnet18"].ours, halves)
+    state = renamed(KEY_MAPS["resnet18"].translate_to_ours, halves)
     for t in layout.tensors:
         stored = torch.frombuffer(bytearray(member[t.offset : t.offset + t.nbytes]), dtype=torch.float16)
         assert torch.equal(stored.reshape(t.shape), state[t.name])

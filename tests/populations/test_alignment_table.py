@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import MemberNotFound, UsageError
-from checkpoints_zoo.populations.alignment_table import Alignment, alignment, draw, measure_alignment
+from checkpoints_zoo.populations.alignment_table import Alignment, alignment, draw_alignment, measure_alignment
 from checkpoints_zoo.populations.loss_barrier import barrier
 from tests.support.matching_oracles import count_swaps
 
@@ -115,7 +115,7 @@ def test_the_picture_shows_every_member_but_the_reference(tmp_path: Path) -> Non
     members = zoo.load("convnet-digits", n=4)
     found = alignment(members)
     lines = [barrier(view, points=3) for view in (members, members.align())]
-    figure = draw(found, lines)
+    figure = draw_alignment(found, lines)
     distances, counts, losses = figure.axes
     points = np.asarray(distances.collections[0].get_offsets())
     assert np.allclose(points, np.stack([found.before[1:], found.after[1:]], 1))
@@ -123,7 +123,7 @@ def test_the_picture_shows_every_member_but_the_reference(tmp_path: Path) -> Non
     means = [line for line in losses.lines if line.get_linewidth() == 2]
     assert np.allclose(means[0].get_ydata(), lines[0].losses.mean(0))
     assert np.allclose(means[1].get_ydata(), lines[1].losses.mean(0))
-    assert [len(draw(found, None).axes), len(draw(_of_one(found), None).axes)] == [2, 2]
+    assert [len(draw_alignment(found, None).axes), len(draw_alignment(_of_one(found), None).axes)] == [2, 2]
     assert found.plot(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

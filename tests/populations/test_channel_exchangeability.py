@@ -169,7 +169,7 @@ def test_equal_seeds_give_equal_results(monkeypatch: pytest.MonkeyPatch) -> None
     assert str(one) == str(other)
     assert (one.ids, one.seed, one.simulations, len(one)) == (tuple(members.ids), 3, 500, 6)
     assert [layer.p for layer in one.layers] != [layer.p for layer in zoo.corollary(members, simulations=500).layers]
-    monkeypatch.setattr(channel_exchangeability, "_BATCH", 1)  # members read one by one
+    monkeypatch.setattr(channel_exchangeability, "_BYTES_AT_ONCE", 1)  # members read one by one
     assert str(zoo.corollary(members, seed=3, simulations=500)) == str(one)
     params = {n: t for n, t in members.stack().items() if n.endswith("weight")}
     alone = check_layers(members.symmetry_table, params, seed=3, simulations=500)

@@ -320,7 +320,7 @@ def test_what_a_compact_posterior_cannot_take() -> None:
 
 def test_the_picture_shows_the_numbers(digits: Compact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "DPI", 40)
-    figure: Figure = compact_posterior.draw(digits)
+    figure: Figure = compact_posterior.draw_compact(digits)
     panels = {axes.get_label(): axes for axes in figure.axes}
     assert set(panels) == {"sigma", "accuracy", "pruning"}
     lines = {str(line.get_label()): np.asarray(line.get_ydata()) for line in panels["pruning"].lines}
@@ -358,7 +358,7 @@ def test_the_numbers_are_what_is_measured_now(name: str) -> None:
         known = written["barrier"][when]["first_losses"][::12]
         np.testing.assert_allclose(found.losses[0], known, rtol=0.02, atol=1e-3)
     judge = make_evaluator(members, None, None, "cpu", 512)
-    singles = judge.accuracies(judge.log_probs(members.stack(), anew=False))
+    singles = judge.accuracies(judge.log_probs(members.stack(), reestimated=False))
     assert float(singles.mean()) == pytest.approx(written["compact"]["table"]["members"]["sample_accuracy"]["value"])
 
 

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import BLUE, RED, STYLE, _make_printable
+from checkpoints_zoo.evaluation.drawing import BLUE, MATPLOTLIB_STYLE, RED, _make_printable
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.discrepancy import MMD, NS, Discrepancy
 
@@ -39,7 +39,7 @@ def found(layers: int) -> NS:
 
 
 def axes_of(before: MMD, after: MMD | None) -> dict[Any, Any]:
-    return {axes.get_label(): axes for axes in discrepancy.draw(before, after).axes}
+    return {axes.get_label(): axes for axes in discrepancy.draw_mmd(before, after).axes}
 
 
 @pytest.mark.parametrize("layers", [1, 21, 80])
@@ -70,14 +70,14 @@ def test_as_stored_alone_and_what_the_texts_say() -> None:
     axes = axes_of(found(4).mmd, found(4).ns)
     assert [text.get_text() for text in axes["mmd"].get_legend().get_texts()] == ["as stored", "symmetries removed"]
     assert [text.get_text() for text in axes["p"].get_legend().get_texts()] == ["p = 0.05"]
-    figure = discrepancy.draw(made(4, 0.1))
+    figure = discrepancy.draw_mmd(made(4, 0.1))
     assert figure.get_suptitle() == "resnet18-cifar100: 100 members against 1,000"
     assert figure.get_supxlabel() == (
         "MMD²: unbiased, mean over kernels. p: 999 permutations; not adjusted for many layers."
     )
     other = made(4, 0.1, ("resnet18-cifar100", "resnet18-cifar100-swag"))
-    assert discrepancy.title(other) == "resnet18-cifar100 (100 members) against resnet18-cifar100-swag (1,000)"
-    assert discrepancy.title(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
+    assert discrepancy.figure_title(other) == "resnet18-cifar100 (100 members) against resnet18-cifar100-swag (1,000)"
+    assert discrepancy.figure_title(MMD("", "", (5, 7), 9, {})) == "5 members against 7"
 
 
 @pytest.mark.slow
@@ -85,8 +85,8 @@ def test_as_stored_alone_and_what_the_texts_say() -> None:
 def test_no_text_covers_another(layers: int) -> None:
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        figure = _make_printable(discrepancy.draw(found(layers).mmd, found(layers).ns))
+        mpl.rcParams.update(MATPLOTLIB_STYLE)
+        figure = _make_printable(discrepancy.draw_mmd(found(layers).mmd, found(layers).ns))
         figure.draw_without_rendering()
     hidden = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):

@@ -18,7 +18,7 @@ from checkpoints_zoo.images import ImageData, Preprocess
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.populations import untrained_networks as evaluating
 from checkpoints_zoo.populations.loss_barrier import Barriers, barrier, interpolate
-from checkpoints_zoo.populations.statistics import has_statistics, reestimate
+from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 from checkpoints_zoo.populations.untrained_networks import Evaluator, InputBatches, make_evaluator
 from checkpoints_zoo.symmetry import Element, random_element
 from tests.support.few_digits import some
@@ -53,7 +53,7 @@ def test_statistics_are_those_of_update_bn() -> None:
     parts = batches(members, TRAIN, [50, 30, 50])
     stacked = members.stack(dtype=torch.float32)
     before = {n: t.clone() for n, t in stacked.items()}
-    found = reestimate(members._skeleton(), stacked, parts)
+    found = reestimate_statistics(members._skeleton(), stacked, parts)
     for i in range(2):
         module = loaded(members, {n: t[i] for n, t in stacked.items()})
         update_bn(parts, module)
@@ -69,7 +69,7 @@ def test_statistics_are_those_of_update_bn() -> None:
 def test_statistics_of_one_batch_are_its_mean_and_unbiased_variance() -> None:
     members = zoo.load("resnet8-digits", n=1)
     inputs = members.preprocess(TRAIN.images)
-    found = reestimate(members._skeleton(), members.stack(dtype=torch.float32), [inputs])
+    found = reestimate_statistics(members._skeleton(), members.stack(dtype=torch.float32), [inputs])
     module = members[0].model()
     assert isinstance(module.conv1, nn.Conv2d)
     maps = module.conv1(inputs).detach().double().numpy().transpose(1, 0, 2, 3).reshape(8, -1)
@@ -81,7 +81,7 @@ def test_dropout_stays_off_while_statistics_are_estimated() -> None:
     net = nn.Sequential(nn.Dropout(0.9), nn.BatchNorm1d(3)).eval()
     stacked = {n: t[None] for n, t in net.state_dict().items() if t.is_floating_point()}
     values = torch.arange(12.0).reshape(4, 3)
-    found = reestimate(net, stacked, [values])
+    found = reestimate_statistics(net, stacked, [values])
     np.testing.assert_allclose(found["1.running_mean"][0], values.numpy().mean(0), rtol=1e-6)
 
 
@@ -102,7 +102,7 @@ def test_a_norm_called_twice_is_estimated_as_torch_does() -> None:
     net = Twice().eval()
     stacked = {n: t[None].clone() for n, t in net.state_dict().items() if not n.endswith("tracked")}
     parts = list(torch.split(torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), 6))
-    found = reestimate(net, stacked, parts)
+    found = reestimate_statistics(net, stacked, parts)
     update_bn(parts, net)
     torch.testing.assert_close(found["two.running_var"][0], net.one.running_var, rtol=1e-6, atol=1e-7)
 
@@ -113,10 +113,10 @@ def test_statistics_that_cannot_be_estimated() -> None:
     with pytest.raises(
         UsageError, match=r"^running statistics '0\.running_mean': expected those of a batch norm of tor"
     ):
-        reestimate(net, stacked, [torch.zeros(2, 2, 4)])
+        reestimate_statistics(net, stacked, [torch.zeros(2, 2, 4)])
     plain = nn.Sequential(nn.BatchNorm1d(2)).eval()
     with pytest.raises(UsageError, match="inputs to estimate running statistics on: expected two or more; found none"):
-        reestimate(plain, {n: t[None] for n, t in plain.state_dict().items() if t.is_floating_point()}, [])
+        reestimate_statistics(plain, {n: t[None] for n, t in plain.state_dict().items() if t.is_floating_point()}, [])
     assert has_statistics(plain)
     assert not has_statistics(nn.Linear(2, 2))
 
@@ -154,7 +154,7 @@ def test_averaged_running_buffers_are_not_the_statistics_of_the_average() -> Non
     judge = make_evaluator(members, TEST, TRAIN, "cpu", 512)
     first, second = ({n: t for n, t in m.state_dict().items() if t.is_floating_point()} for m in members)
     middle = interpolate(first, second, torch.tensor([0.5]))
-    averaged, estimated = (float(judge.losses(judge.log_probs(middle, anew=anew))) for anew in (False, True))
+    averaged, estimated = (float(judge.losses(judge.log_probs(middle, reestimated=new))) for new in (False, True))
     assert averaged > estimated + 0.2
 
 

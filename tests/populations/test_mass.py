@@ -149,7 +149,7 @@ def test_the_picture_shows_masses_and_their_excess(found: MinimalMass, tmp_path:
     path = mass_figure(found, tmp_path / "new" / "mass.png", name="convnet-digits")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert mass_figure(found, tmp_path / "again.png", name="convnet-digits").read_bytes() == path.read_bytes()
-    mass_axes, excess_axes = mass.draw(found, "convnet-digits", None).axes
+    mass_axes, excess_axes = mass.draw_mass(found, "convnet-digits", None).axes
     points = mass_axes.lines[1].get_xydata()
     np.testing.assert_array_equal(points, np.stack([found.before, found.after], 1))
     heights = [bar.get_height() for bar in excess_axes.patches]
@@ -158,7 +158,7 @@ def test_the_picture_shows_masses_and_their_excess(found: MinimalMass, tmp_path:
 
 def test_the_picture_along_training_shows_the_last_snapshots(found: MinimalMass) -> None:
     snapshots = dataclasses.replace(found, ids=tuple(i // 2 for i in range(64)))
-    mass_axes, _, training = mass.draw(snapshots, "", [10 * (i % 2) for i in range(64)]).axes
+    mass_axes, _, training = mass.draw_mass(snapshots, "", [10 * (i % 2) for i in range(64)]).axes
     np.testing.assert_array_equal(mass_axes.lines[1].get_xdata(), found.before[1::2])
     (mean,) = [line for line in training.lines if line.get_label() == "its minimum"]
     np.testing.assert_allclose(mean.get_ydata(), [found.after[::2].mean(), found.after[1::2].mean()], rtol=1e-12)

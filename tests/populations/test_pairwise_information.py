@@ -22,7 +22,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.populations.divergence import Pairs, compare_pairs, embedding
+from checkpoints_zoo.populations.divergence import Pairs, compare_pairs, find_embedding
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise, summarise_pairs
 
 NATS = 1e-6
@@ -92,7 +92,7 @@ def test_informations_of_any_probabilities(classes: int, alpha: float, seed: int
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 100, 1000, 10000])
 def test_the_bound_of_an_embedding_holds_between_the_points_it_was_found_on(classes: int) -> None:
-    found = embedding(classes)
+    found = find_embedding(classes)
     assert found.bound <= NATS
     points = torch.tensor([0.0, *np.logspace(-11.5, 0, 333), 0.5, 0.25], dtype=torch.float32)
     vectors, p = found(points).double().numpy(), points.double().numpy()

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import STYLE
+from checkpoints_zoo.evaluation.drawing import MATPLOTLIB_STYLE
 from checkpoints_zoo.populations import pairwise_information
 from checkpoints_zoo.populations.divergence import Pairs
 from checkpoints_zoo.populations.pairwise_information import Pairwise, summarise_pairs
@@ -38,7 +38,7 @@ def pairs(members: int, ood: bool = True) -> Pairwise:
 @cache
 def sketched(members: int, ood: bool = True) -> tuple[Pairwise, dict[str, Any]]:
     found = pairs(members, ood)
-    return found, {axes.get_label(): axes for axes in pairwise_information.draw(found).axes}
+    return found, {axes.get_label(): axes for axes in pairwise_information.draw_pairwise(found).axes}
 
 
 def upper(matrix: torch.Tensor) -> np.ndarray:
@@ -90,13 +90,13 @@ def test_the_matrix_is_the_disagreement(ood: bool) -> None:
 
 
 def test_the_title_and_the_foot_say_what_it_is() -> None:
-    figure = pairwise_information.draw(pairs(12))
+    figure = pairwise_information.draw_pairwise(pairs(12))
     assert figure.get_suptitle() == "resnet18-cifar100: 66 pairs of 12 members"
     assert figure.get_supxlabel() == (
         "cifar100/test, 10,000 inputs; out of distribution: svhn/test, 26,032 inputs."
         " [ ]: 95 % intervals by a jackknife over members."
     )
-    few = pairwise_information.draw(summarise_pairs(pairs(2).inside))
+    few = pairwise_information.draw_pairwise(summarise_pairs(pairs(2).inside))
     assert few.get_suptitle() == "1 pair of 2 members"
     assert few.get_supxlabel() == "10,000 inputs. Too few or too like members for intervals."
 
@@ -105,7 +105,7 @@ def test_pairs_that_are_all_alike() -> None:
     same = torch.zeros(4, 4, dtype=torch.float64)
     axes = {
         a.get_label(): a
-        for a in pairwise_information.draw(summarise_pairs(Pairs(same, same, 5), Pairs(same, same, 5))).axes
+        for a in pairwise_information.draw_pairwise(summarise_pairs(Pairs(same, same, 5), Pairs(same, same, 5))).axes
     }
     assert [bar.get_height() for bar in axes["id"].patches] == [6]
     assert axes["scatter"].get_legend().get_texts()[0].get_text() == "correlation -"
@@ -116,8 +116,8 @@ def test_pairs_that_are_all_alike() -> None:
 def test_no_text_covers_another(members: int, ood: bool) -> None:
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        figure = pairwise_information.draw(pairs(members, ood))
+        mpl.rcParams.update(MATPLOTLIB_STYLE)
+        figure = pairwise_information.draw_pairwise(pairs(members, ood))
         figure.draw_without_rendering()
     hidden = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):

@@ -89,9 +89,9 @@ def test_blocks_change_nothing(
     stored: tuple[Predictions, Predictions], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subsets, "BLOCK_BYTES", 7 * 4 * COUNT * 10)  # 7 inputs, 540 = 77 * 7 + 1
-    monkeypatch.setattr(subsets, "READ_BYTES", 2 * 14 * COUNT * 10)  # two blocks
-    monkeypatch.setattr(subsets, "SUBSETS_PER_WALK", 7)
-    monkeypatch.setattr(subsets, "MEMORY", 3 * 4 * 540 * 10)  # 3 subsets
+    monkeypatch.setattr(subsets, "MOST_READ_BYTES", 2 * 14 * COUNT * 10)  # two blocks
+    monkeypatch.setattr(subsets, "SUBSETS_PER_PASS", 7)
+    monkeypatch.setattr(subsets, "MOST_MEAN_BYTES", 3 * 4 * 540 * 10)  # 3 subsets
     close(zoo.evaluate(stored[0], ood=stored[1], subsets=12), report, smooth=1e-6, counted=1e-6)
 
 
@@ -240,7 +240,7 @@ def growth_of_a_large_evaluation(root: Path) -> float | None:
     spec.loader.exec_module(benchmark)
     for name, signal, seed in ((benchmark.INSIDE, 3.0, 1), (benchmark.OUTSIDE, 0.0, 2)):
         benchmark.write(root, name, 120, 5000, 30, signal, seed)  # 36 MB, 72 MB in float32
-    subsets.MEMORY, subsets.READ_BYTES, subsets.BLOCK_BYTES = 2**22, 2**22, 2**21
+    subsets.MOST_MEAN_BYTES, subsets.MOST_READ_BYTES, subsets.BLOCK_BYTES = 2**22, 2**22, 2**21
 
     def measure(members: int, chosen: list[torch.Tensor]) -> None:
         inside, outside = (benchmark.opened(root, name)[:members] for name in (benchmark.INSIDE, benchmark.OUTSIDE))

@@ -53,7 +53,7 @@ def local(built: Built) -> Predictions:
 def test_three_of_sixteen_members_by_ranges(hub: Hub, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(built.root, tag="v1")
     assert 'names `many-test`: `members.predictions("many-test")` reads them' in hub.read(NEW, "README.md").decode()
-    monkeypatch.setattr(fetching, "GAP", 0)
+    monkeypatch.setattr(fetching, "LARGEST_READ_GAP", 0)
     members = remote(built, members="3,7,12")
     hub.log.clear()
     found = predictions_of(members, "many-test", data=many())
@@ -103,7 +103,7 @@ def test_offline_and_unknown(hub: Hub, built: Built, monkeypatch: pytest.MonkeyP
     assert predictions_of(remote(built, n=2), "many-test").logits().shape == (2, 600, 10)
     with pytest.raises(NetworkError) as caught:
         predictions_of(remote(built, members="5,6"), "many-test").logits()
-    assert "2 of 2 members of tiny/many-test: expected them in the cache" in str(caught.value)
+    assert "2 of 2 members of tiny/many-test: expected members in the cache" in str(caught.value)
     assert str(caught.value).endswith("Read them once online: they are kept.")
 
 

@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.prediction_sets import find_problems, weights_of
+from checkpoints_zoo.predictions.prediction_sets import find_problems, weight_hashes
 from checkpoints_zoo.publishing.verification import verify_predictions
 from tests.support.commands import run, values
 from tests.support.scenarios import Built, build, load
@@ -155,7 +155,7 @@ def test_damaged_files_are_refused(stored: tuple[Built, Predictions], tmp_path: 
     folder = copied(built, tmp_path)
     (shard,) = folder.glob("*.safetensors")
     members, raw = load(built), shard.read_bytes()
-    weights = weights_of(members.source.read_collection("tiny")[1])
+    weights = weight_hashes(members.source.read_collection("tiny")[1])
 
     def found() -> Predictions:
         return predictions_of(members, "few-test", source=tmp_path)

@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import (
     UsageError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.prediction_sets import SetDescription, find_problems, layout_of, weights_of
+from checkpoints_zoo.predictions.prediction_sets import SetDescription, find_problems, layout_of, weight_hashes
 from tests.support.kills import Contract, OnFiles, forks
 from tests.support.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.support.stored_sets import INSIDE, by_loop, few, six
@@ -140,7 +140,7 @@ def test_stored_members_are_not_computed_again(tmp_path: Path, monkeypatch: pyte
     predict(members[:3], few(), tmp_path)
     assert ran == [1, 2, 5, 0]
     assert digest_of(tmp_path / "predictions") == after
-    assert find_problems(found.stored, weights_of(members.rows)) == []
+    assert find_problems(found.stored, weight_hashes(members.rows)) == []
 
 
 def test_snapshots_and_views(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_run_killed_at_random_moments_continues(tmp_path: Path) -> None:
     def done() -> None:
         found = predictions_of(load(built), "few-test")
         assert torch.equal(found.logits(), whole.logits())
-        assert find_problems(found.stored, weights_of(load(built).rows)) == []
+        assert find_problems(found.stored, weight_hashes(load(built).rows)) == []
         assert names(built.root) == names(tmp_path / "whole")  # same members, same bytes
 
     def usable() -> None:
@@ -214,7 +214,7 @@ def test_a_run_killed_at_random_moments_continues(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_finished_member_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built, ran = build(tmp_path, members=range(6)), list[int]()
-    keep = storing.FinishedMembers.store
+    keep = storing.FinishedMembers.write_logits
 
     def stopping(self: storing.FinishedMembers, key: tuple[int, int], weights: str, raw: bytes) -> None:
         if key[0] == 3:
@@ -227,10 +227,10 @@ def test_a_finished_member_is_not_computed_again(tmp_path: Path, monkeypatch: py
         ran.append(key[0])
         keep(self, key, weights, raw)
 
-    monkeypatch.setattr(storing.FinishedMembers, "store", stopping)
+    monkeypatch.setattr(storing.FinishedMembers, "write_logits", stopping)
     with pytest.raises(KeyboardInterrupt):
         predict(load(built), few(), tmp_path)
-    monkeypatch.setattr(storing.FinishedMembers, "store", noted)
+    monkeypatch.setattr(storing.FinishedMembers, "write_logits", noted)
     predict(load(built), few(), tmp_path)
     assert ran == [3, 4, 5]
 

@@ -39,17 +39,17 @@ def running(n: int) -> PredictionRun:
 
 def test_members_are_divided_into_jobs() -> None:
     work = running(64)
-    jobs = work.jobs([range(3, 8), range(20, 64)], "cpu")
+    jobs = work.divide_into_jobs([range(3, 8), range(20, 64)], "cpu")
     assert [at for job in jobs for at in job.argument] == [*range(3, 8), *range(20, 64)]
     assert {len(job.argument) for job in jobs} <= {4, 1}
     assert [job.name for job in jobs[:2]] == ["members 3 to 6", "member 7"]
     # On a GPU, the groups of one process.
-    assert [job.argument for job in work.jobs([range(64)], "cuda:0")] == [range(64)]
+    assert [job.argument for job in work.divide_into_jobs([range(64)], "cuda:0")] == [range(64)]
 
 
 def test_a_job_gives_what_one_process_stores() -> None:
     work = running(4)
-    whole = list(work.packed(range(4), "cpu"))
+    whole = list(work.packed_logits(range(4), "cpu"))
     assert [at for at, _ in whole] == [0, 1, 2, 3]
     assert work(range(1, 3), "cpu") == whole[1:3]
 

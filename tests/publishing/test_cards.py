@@ -103,11 +103,11 @@ def test_the_numbers_are_the_manifests() -> None:
             wanted = values.mean(), values.std(ddof=1), values.min(), values.max()
             assert [float(n) for n in numbers] == pytest.approx(wanted, rel=6e-4, abs=1e-12)  # four digits are shown
             assert members == str(len(rows))
-        assert [f[0] for f in figures[1:]] == [c for c in cards.FIGURES if rows[c].notna().any()]
+        assert [f[0] for f in figures[1:]] == [c for c in cards.FIGURE_COLUMNS if rows[c].notna().any()]
         for column, value in training[1:]:
             assert value == (f"{rows[column][0]:%Y-%m-%d}" if column == "created" else f"{rows[column][0]}")
             assert rows[column].nunique() == 1 or column == "created"
-        assert [f[0] for f in training[1:]] == [c for c in cards.TRAINING if rows[c].notna().any()]
+        assert [f[0] for f in training[1:]] == [c for c in cards.TRAINING_COLUMNS if rows[c].notna().any()]
         parts = ", ".join(f"`{split}` {n}" for split, n in sorted(rows["split"].value_counts().items()))
         assert f"by the column `split`: {parts}." in text
     (columns,) = others
@@ -270,7 +270,7 @@ def test_archives() -> None:
     assert "safe_open" not in text
 
 
-@pytest.mark.parametrize("rows", [[], [{"status": "failed", **dict.fromkeys(manifest.LOCATION)}]])
+@pytest.mark.parametrize("rows", [[], [{"status": "failed", **dict.fromkeys(manifest.LOCATION_COLUMNS)}]])
 def test_nothing_to_load(rows: list[dict[str, Any]]) -> None:
     text = cards.card(some(*rows), REPO)
     assert "0 trained networks" in text

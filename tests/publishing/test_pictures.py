@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from matplotlib import pyplot
 from PIL import Image
 
-from checkpoints_zoo.evaluation.drawing import BARS, histogram_edges
+from checkpoints_zoo.evaluation.drawing import MOST_BARS, histogram_edges
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
@@ -127,7 +127,7 @@ def test_a_bar_has_as_many_possible_values_as_its_neighbour(images: int, data: s
     held = [sum(a <= 100 * k / images < b for k in range(images + 2 * apart + 3)) for a, b in pairwise(edges)]
     assert len(set(held)) == 1
     assert edges[0] < 100 * min(correct) / images <= 100 * max(correct) / images < edges[-1]
-    assert len(held) <= BARS
+    assert len(held) <= MOST_BARS
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))

@@ -189,18 +189,18 @@ def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
 
 
 def test_weights_of_many_members_are_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements, "MOST_MEMBERS", 5)
+    monkeypatch.setattr(measurements, "LARGEST_MEMBER_COUNT", 5)
     members = load(build(tmp_path, members=range(7)))
     page = zoo.report_page(members, few(), None, subsets=2)
     assert "Of the first 5 of 7 members." in page.html
     assert column(page, "mass-numbers", "member") == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(measurements, "MOST_BYTES", 3 * members._member_nbytes)
+    monkeypatch.setattr(measurements, "LARGEST_WEIGHT_BYTES", 3 * members._member_nbytes)
     assert len(measurements.measure_weights(members, "cpu", 0, print).members) == 3
 
 
 @given(st.text())
 def test_text_stays_text(text: str) -> None:
-    shown = markup.one_line(text, markup.LONGEST)
+    shown = markup.one_line(text, markup.LARGEST_TEXT_LENGTH)
     written = markup.markup('<p title="{0}">{0}</p>', text)
     inside = written.removeprefix('<p title="').removesuffix("</p>")
     assert not set("<'") & set(inside)

@@ -117,14 +117,14 @@ def test_roc_and_precision_recall_curves(oracle: Oracle) -> None:
     drawn = list(zip(np.round(roc[0], 12), np.round(roc[1], 12), strict=True))
     assert set(drawn) <= points
     assert (drawn[0], drawn[-1]) == ((0, 0), (1, 1))
-    assert 100 < len(drawn) <= detection.MOST_POINTS
+    assert 100 < len(drawn) <= detection.LARGEST_POINT_COUNT
     assert np.trapezoid(roc[1], roc[0]) == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
     some = right > 0
     points = set(zip((right / 200)[some].round(12), (right / (right + wrong).clip(1))[some].round(12), strict=True))
     drawn = list(zip(np.round(pr[0], 12), np.round(pr[1], 12), strict=True))
     assert set(drawn) <= points
     assert drawn[-1] == (1, 0.4)
-    assert 100 < len(drawn) <= detection.MOST_POINTS
+    assert 100 < len(drawn) <= detection.LARGEST_POINT_COUNT
     assert np.trapezoid(pr[1], pr[0]) == pytest.approx(metrics.average_precision_score(truth, scores), abs=2e-2)
 
 

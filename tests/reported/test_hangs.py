@@ -104,7 +104,7 @@ def test_a_script_that_can_not_be_imported_is_an_error(tmp_path: Path, end: str)
     text = JOBS + f"if __name__ == '__main__':\n    run(Long())\nelse:\n    {end}"
     ended = script(tmp_path, text)
     assert ended.returncode == 1
-    assert "UsageError: main script: expected that workers can import it; found " in ended.stderr
+    assert "UsageError: main script: expected a script that workers can import; found " in ended.stderr
 
 
 @pytest.mark.parametrize(("end", "cause"), [("os._exit(3)", "exit code 3"), ("raise SystemExit(4)", "exit code ")])
@@ -402,7 +402,7 @@ def test_a_file_system_without_locks(
         else:
             with pytest.raises(StorageError, match=r"expected a file system with locks; .* Set HF_HOME"):
                 collection.stack()
-    with pytest.warns(UserWarning, match="has no locks"), disk.locked(tmp_path / "x" / "lock"):
+    with pytest.warns(UserWarning, match="has no locks"), disk.hold_lock(tmp_path / "x" / "lock"):
         pass
 
 
@@ -419,5 +419,5 @@ def test_a_disk_that_is_full(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPa
         "lock": "huggingface_hub.utils.WeakFileLock",
     }[where]  # fmt: skip
     monkeypatch.setattr(name, refuse)
-    with pytest.raises(StorageError, match=r"expected room for .*Free some, or set HF_HOME"):
+    with pytest.raises(StorageError, match=r"expected room for .*Free some space, or set HF_HOME"):
         zoo.load("tiny", members="1", source=ADDRESS).stack()

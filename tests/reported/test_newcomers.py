@@ -163,7 +163,7 @@ def test_without_a_network_the_error_comes_at_once(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # else a warning says that it was changed too late
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", no_wait)
-    monkeypatch.setattr(hub_room, "_connected", set())
+    monkeypatch.setattr(hub_room, "_reached_addresses", set())
     result = run(*(word.format(folder=tmp_path) for word in arguments))
     assert result.exit_code == 5, result.stderr
     assert "expected an answer from 127.0.0.1:9; found ConnectionError: [Errno 111] Connection refused" in result.stderr
@@ -255,7 +255,7 @@ def test_offline_verify_keeps_what_it_has_found(hub: Hub, monkeypatch: pytest.Mo
     assert result.exit_code == 5
     assert "tiny: checked bytes and values 2 of 20, hash 2 of 20, accuracy 0 of 20\n" in result.stdout
     assert "tiny: not checked: bytes, since they could not be fetched: 18 members\n" in result.stdout
-    assert "expected them in the cache, since HF_HUB_OFFLINE is set" in result.stderr
+    assert "expected members in the cache, since HF_HUB_OFFLINE is set" in result.stderr
     assert "No problems" not in result.stdout
 
 
@@ -283,7 +283,7 @@ def test_the_card_says_what_members_of_ones_own_need(net: str, images: str, need
 
 def test_the_card_knows_the_networks_and_images_of_the_package() -> None:
     """Case 32."""
-    assert tuple(sorted(ARCHITECTURES)) == cards.NETS
+    assert tuple(sorted(ARCHITECTURES)) == cards.ARCHITECTURE_NAMES
     assert tuple(sorted(DATASETS)) == cards.IMAGE_SETS
 
 
@@ -307,12 +307,12 @@ def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
 
 def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
     """Case 41: the member that the others are aligned to was a dot at (0, 0) and an outlier of every box."""
-    from checkpoints_zoo.populations.alignment_table import draw
+    from checkpoints_zoo.populations.alignment_table import draw_alignment
 
     members = zoo.load("convnet-digits", n=6)
     for to, count in ((members.ids[2], 5), ("mean", 6)):
         result = zoo.alignment(members, to=to)
-        distances, transpositions = draw(result, None).axes
+        distances, transpositions = draw_alignment(result, None).axes
         (dots,) = distances.collections
         assert len(dots.get_offsets()) == count
         assert float(dots.get_offsets().min()) > 0

@@ -19,7 +19,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.evaluation.subsets import Population
-from checkpoints_zoo.populations.independent_units import Exchange, draw_one_a_unit, unit_numbers
+from checkpoints_zoo.populations.independent_units import Exchange, draw_one_member_per_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import Distances
 
 
@@ -85,7 +85,7 @@ def test_logits_ten_times_as_large_keep_the_order_of_single_members() -> None:
     assert len(uncertainty.unique()) > 0.99 * len(labels)
 
 
-SMOOTH = ("nll", "brier", "mi_id", "mi_ood", "disagreement")
+SMOOTH_FIGURES = ("nll", "brier", "mi_id", "mi_ood", "disagreement")
 
 
 def simulated(kind: str, members: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,10 +133,10 @@ def test_intervals_cover_the_figures_of_the_population(kind: str, members: int) 
         plans = {k: band_plan(members, k, seed, 12) for k in sizes}
         plans[members] = jackknife_plan(members, seed, 40, skewness=True)
         chosen = [torch.tensor([i]) for i in range(members)] + [c for plan in plans.values() for c in plan.chosen]
-        summary = evaluating._summarise(sample.names, sample.measure(chosen), plans, seed)
-        found = {f"{n} of the ensemble": (summary["ensemble"][n], expected[n]) for n in SMOOTH}
-        found |= {f"{n} of members": (x, means[n]) for n, x in summary["member"].items() if n in SMOOTH}
-        found |= {f"limit of {n}": (x.limit, limits[n]) for n, x in summary["growth"].items() if n in SMOOTH}
+        summary = evaluating._summarise_figures(sample.names, sample.measure(chosen), plans, seed)
+        found = {f"{n} of the ensemble": (summary["ensemble"][n], expected[n]) for n in SMOOTH_FIGURES}
+        found |= {f"{n} of members": (x, means[n]) for n, x in summary["member"].items() if n in SMOOTH_FIGURES}
+        found |= {f"limit of {n}": (x.limit, limits[n]) for n, x in summary["growth"].items() if n in SMOOTH_FIGURES}
         for name, (interval, truth) in found.items():
             if interval.low is not None and interval.high is not None:
                 hits.setdefault(name, []).append(interval.low <= truth <= interval.high)
@@ -294,7 +294,7 @@ def test_units_are_runs_members_and_equal_contents(tmp_path: Path) -> None:
         list(near(members).values()), "convnet", method="swag", out=tmp_path, like="convnet-digits", name="no-swag"
     )
     assert unit_numbers(unnamed) == [[0, 0, 0]]
-    chosen = draw_one_a_unit([0, 0, 0, 1, 2, 2], seed=1)
+    chosen = draw_one_member_per_unit([0, 0, 0, 1, 2, 2], seed=1)
     assert [int(position > 2) + int(position > 3) for position in chosen] == [0, 1, 2]
 
 

@@ -29,7 +29,7 @@ from checkpoints_zoo.symmetry import (
 )
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
-from checkpoints_zoo.symmetry.deriving.operations import FUNCTIONS, LAYERS, METHODS
+from checkpoints_zoo.symmetry.deriving.operations import FUNCTION_RULES, LAYER_RULES, METHOD_RULES
 from tests.support.symmetry_nets import Shaped, randomised
 
 # Case 14: operations that are not positively homogeneous.
@@ -233,9 +233,9 @@ def spellings() -> dict[str, list[Any]]:
             function = getattr(place, name)
             if name.startswith("_") or not callable(function) or function is torch.adaptive_max_pool1d:
                 continue  # that one returns a tuple
-            if function in FUNCTIONS:
+            if function in FUNCTION_RULES:
                 result.setdefault(name.rstrip("_"), []).append(function)
-    for name in METHODS:
+    for name in METHOD_RULES:
         if hasattr(Tensor, name) and name != "cuda":
             result.setdefault(name.rstrip("_"), []).append(method(name))
     return result
@@ -281,7 +281,7 @@ LAYER_ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("nn.") and name != "nn.Embedding"])
+@pytest.mark.parametrize("name", [name for name in LAYER_RULES if name.startswith("nn.") and name != "nn.Embedding"])
 def test_every_layer_that_passes_a_scale_is_positively_homogeneous(name: str) -> None:
     """Case 14, for all layers of torch in the table."""
     kind = name.removeprefix("nn.")

@@ -18,7 +18,7 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.sources import archives, fetching, source
 from checkpoints_zoo.sources import cache as member_cache
 from checkpoints_zoo.sources.archives import indexing
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
 from checkpoints_zoo.sources.source import open_source, select_members
 from tests.hub import WRITER, Hub
 from tests.hub.virtual import Virtual
@@ -51,7 +51,7 @@ def optunet() -> tuple[bytes, list[dict[str, torch.Tensor]]]:
     """Make a gzipped archive of thirty small nets; return it and their state dicts under upstream's names."""
     torch.manual_seed(0)
     shapes = tensor_shapes("optunet", classes=10, hidden=None)
-    stored = dict(UPSTREAM["optunet"].stored(name, shape) for name, shape in shapes.items())
+    stored = dict(KEY_MAPS["optunet"].translate_to_stored(name, shape) for name, shape in shapes.items())
     states = [{name: torch.randn(shape).half() for name, shape in stored.items()} for _ in range(30)]
     files = [(f"mnist-optunet/version_{i}.safetensors", save(state)) for i, state in enumerate(states)]
     return local_tar(files, mode="w:gz"), states
@@ -174,7 +174,7 @@ def test_a_gzipped_archive_is_unpacked_once(upstream: Hub) -> None:
     assert members.ids == list(range(30))
     stacked = members.stack()
     for name, tensor in stacked.items():
-        stored, _ = UPSTREAM["optunet"].stored(name, tuple(tensor.shape[1:]))
+        stored, _ = KEY_MAPS["optunet"].translate_to_stored(name, tuple(tensor.shape[1:]))
         wanted = torch.stack([state[stored] for state in states])
         assert torch.equal(tensor, wanted.view_as(tensor))
     assert sum(row.bytes for row in upstream.log.select("_cdn.*mnist")) <= len(raw) + 2**16

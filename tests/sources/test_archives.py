@@ -28,7 +28,7 @@ from checkpoints_zoo.sources.archives import (
     stream_members,
     walk_archive,
 )
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
 from checkpoints_zoo.sources.source import FolderSource
 from tests.support.archives import Counted, local_tar, tar_header
 
@@ -46,10 +46,10 @@ def state(seed: int, architecture: str, counter: float | None = None, **argument
 
 def saved(ours: State, architecture: str, metadata: dict[str, str] | None = None) -> bytes:
     """Save a state dict with the safetensors library under upstream's names and shapes."""
-    rule = UPSTREAM[architecture]
+    rule = KEY_MAPS[architecture]
     renamed = {}
     for name, tensor in ours.items():
-        stored, shape = rule.stored(name, tuple(tensor.shape))
+        stored, shape = rule.translate_to_stored(name, tuple(tensor.shape))
         renamed[stored] = tensor.reshape(shape)
     return safetensors.torch.save(renamed, metadata)
 
@@ -208,7 +208,9 @@ def test_a_gzipped_archive_is_streamed(tmp_path: Path) -> None:
     with pytest.raises(DamagedError):
         list(stream_members(io.BytesIO(bomb), "a.tgz"))
     (tmp_path / "a.tgz").write_bytes(raw)
-    with pytest.raises(UsageError, match="expected an uncompressed tar, whose members have a place; found a gzipped"):
+    with pytest.raises(
+        UsageError, match="expected an uncompressed tar, whose members can be read by byte ranges; found a gzipped"
+    ):
         source_of_archive(tmp_path / "a.tgz")
 
 
@@ -232,7 +234,8 @@ def test_places_are_those_that_tarfile_finds(names: list[str], format: int, fore
     found = walk_archive(Counted(raw), len(raw), "a.tar")
     wanted = {n: place for n, place in by_tarfile(raw).items() if n.startswith("d/")}
     assert {
-        e.name: (e.data, found.heads[e.head].header_nbytes + found.heads[e.head].payload) for e in found.entries
+        e.name: (e.data_offset, found.headers[e.header_number].header_nbytes + found.headers[e.header_number].payload)
+        for e in found.entries
     } == wanted
 
 
@@ -263,7 +266,7 @@ def test_changed_bytes_never_lead_out_or_on_for_ever() -> None:
             rows_of_archives({"a.tar": found})
         except (DamagedError, LayoutError):
             continue
-        assert all(0 < e.data < len(raw) for e in found.entries)
+        assert all(0 < e.data_offset < len(raw) for e in found.entries)
         assert read.requests <= 2 * (len(found.entries) + len(found.others)) + 4
 
 
@@ -283,10 +286,10 @@ def test_files_that_are_no_members_are_reported_and_passed() -> None:
     assert [e.name for e in found.entries] == ["good_1.safetensors"]
     out = "a name that leads out of the archive's folder"
     links = ["a hard link", "a symbolic link", "a device", "a pipe"]
-    assert [o.why for o in found.others] == [out] * 3 + links + ["of kind 'Q', which nobody knows", "an empty file"]
+    assert [o.why for o in found.others] == [out] * 3 + links + ["of the unknown kind 'Q'", "an empty file"]
     with pytest.raises(ZooError, match="expected safetensors files in the tar; found none among 1 files"):
         index_archive(Counted(parts[0] + bytes(2048)), len(parts[0]) + 2048, "a.tar")
     twice = local_tar([("v_1.safetensors", small(0)), ("v_1.safetensors", small(1))])
     found = index_archive(Counted(twice), len(twice), "a.tar")
-    assert found.entries[0].data == by_tarfile(twice)["v_1.safetensors"][0]
+    assert found.entries[0].data_offset == by_tarfile(twice)["v_1.safetensors"][0]
     assert found.others[0].why == "a later file has the same name"

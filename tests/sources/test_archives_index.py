@@ -35,13 +35,13 @@ def assert_right(archive: Virtual, found: Index, entry_at: list[int] | None = No
         number = int(entry.name.rpartition("_")[2].split(".")[0])
         wanted = member(number)
         begin, length = wanted.size - 4096, 4096
-        assert archive.read(entry.data + begin, length) == wanted.read(begin, length), entry
-        assert archive.read(entry.data, len(HEAD)) == HEAD, entry
+        assert archive.read(entry.data_offset + begin, length) == wanted.read(begin, length), entry
+        assert archive.read(entry.data_offset, len(HEAD)) == HEAD, entry
 
 
 def window(archive: Virtual, found: Index, at: int) -> bytes:
     entry = found.entries[at]
-    start, length = found.span(entry)
+    start, length = found.byte_range(entry)
     return archive.read(start, length - PAYLOAD)
 
 
@@ -75,8 +75,8 @@ def test_a_regular_archive_takes_few_reads(numbers: list[int], pattern: str, for
     for at in (0, 1, 17, 500, 1023):
         assert is_as_predicted(window(archive, found, at), found.entries[at], found)
     walked = walk_archive(Counted(archive), archive.size, "a.tgz")
-    assert [(e.name, e.start, e.data, e.head) for e in walked.entries] == [
-        (e.name, e.start, e.data, e.head) for e in found.entries
+    assert [(e.name, e.start, e.data_offset, e.header_number) for e in walked.entries] == [
+        (e.name, e.start, e.data_offset, e.header_number) for e in found.entries
     ]
     assert Index.from_json(json.loads(json.dumps(found.to_json()))) == found
 
@@ -125,11 +125,11 @@ def test_an_irregular_archive_is_walked(make: object) -> None:
     assert all(e.verified for e in found.entries)
     members = [name for name, _ in files if name.endswith(".safetensors")]
     assert [e.name for e in found.entries] == members
-    places = [at for at, e in enumerate(found.entries) if found.heads[e.head] == found.heads[0]]
+    places = [at for at, e in enumerate(found.entries) if found.headers[e.header_number] == found.headers[0]]
     assert_right(archive, found, random.Random(0).sample(places, 60) + places[-1:])
     rows, layouts, net = rows_of_archives({"a.tgz": found})
     assert net == {"architecture": "resnet18", "arguments": {"classes": 100}}
-    assert len(layouts) == len(found.heads) == (2 if make is one_larger else 1)
+    assert len(layouts) == len(found.headers) == (2 if make is one_larger else 1)
     assert [r["member"] for r in rows] == [int(n.rpartition("_")[2].split(".")[0]) for n in members]
     assert all(r["status"] == "ok" for r in rows)
 
@@ -230,7 +230,10 @@ BAD = {
     "sparse": (block(type=b"S"), "whole files"),
     "records for ever": (block(type=b"x") * 40, "at most 8 records before a file"),
     "huge records": (block(type=b"x", size=2**21) + bytes(2**22), "at most 1,048,576 bytes of records"),
-    "false pax length": (block(type=b"x", size=20) + b"99 path=abc\n".ljust(512, b"x"), "pax records of the length"),
+    "false pax length": (
+        block(type=b"x", size=20) + b"99 path=abc\n".ljust(512, b"x"),
+        "pax records of the stated length",
+    ),
     "pax size": (block(type=b"x", size=13) + b"13 size=-123\n".ljust(512, b"\0") + block(), "a size in the pax"),
     "global path": (block(type=b"g", size=12) + b"12 path=abc\n".ljust(512, b"\0"), "a path and a size for one"),
     "a record and the end": (block(type=b"L", size=5) + b"12345".ljust(512, b"\0") + bytes(512), "the header of a"),

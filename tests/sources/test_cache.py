@@ -40,7 +40,7 @@ def tiny(hub: Hub) -> Built:
 @pytest.fixture(autouse=True)
 def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the folder that stands in for a read-only cache."""
-    monkeypatch.setattr(spares, "_fallback", [])
+    monkeypatch.setattr(spares, "_fallback_folders", [])
 
 
 def stacked(members: str) -> dict[str, torch.Tensor]:
@@ -114,7 +114,7 @@ def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     header_nbytes = len(member) - 24
     layout = Layout.of_stored([("w", "F32", (2, 3), "conv.weight", (2, 3))], (), header_nbytes)
     commit = hub.commit(REPO, {"a.tgz": bytes(512) + member + bytes(50_000)}, lfs=True)
-    wanted = fetching.WantedMember((7, None), "", "a.tgz", 512 + header_nbytes, layout, None)
+    wanted = fetching.MemberRequest((7, None), "", "a.tgz", 512 + header_nbytes, layout, None)
     (found,) = fetching.fetch_members(Repo(REPO, commit), "old", [wanted])
     assert found.path.read_bytes() == member
     assert (found.member, found.prefix, found.offset) == (7, "", header_nbytes)
@@ -122,7 +122,9 @@ def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     other = Layout.of_stored([("w", "F32", (3, 2), "conv.weight", (3, 2))], (), header_nbytes)
     with pytest.raises(DamagedError, match=r"^header of member 7 in file a.tgz of hf://datasets/alice/zoo: expected"):
         fetching.fetch_members(
-            Repo(REPO, commit), "old", [fetching.WantedMember((7, None), "", "a.tgz", 512 + header_nbytes, other, None)]
+            Repo(REPO, commit),
+            "old",
+            [fetching.MemberRequest((7, None), "", "a.tgz", 512 + header_nbytes, other, None)],
         )
     assert left() == [found.path]
 
@@ -196,7 +198,9 @@ def test_a_read_only_cache_is_replaced_for_this_process(
     with pytest.warns(UserWarning, match=r"^the cache .*a file/cache can't be written to \(") as said:
         assert sound(tiny, "1,12")
     assert len(said) == 1
-    assert str(said[0].message).endswith("what is fetched goes with this process. Set HF_HOME to a folder that can be.")
+    assert str(said[0].message).endswith(
+        "fetched files are deleted when this process ends. Set HF_HOME to a folder that can be written to."
+    )
     before = hub.log.requests(SHARDS)
     assert sound(tiny, "1,12")
     assert hub.log.requests(SHARDS) == before
@@ -218,8 +222,8 @@ def test_a_disk_that_fills_up(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyP
         stacked("0,1,12")
     place = cache_root() / "datasets--alice--zoo" / "members"
     assert str(caught.value) == (
-        f"cache {place}: expected room for {tiny.rows[0]['nbytes']:,} bytes; found {os.strerror(number)}. Free some, or"
-        " set HF_HOME to a folder on a larger disk: members that had arrived are kept."
+        f"cache {place}: expected room for {tiny.rows[0]['nbytes']:,} bytes; found {os.strerror(number)}. Free some"
+        " space, or set HF_HOME to a folder on a larger disk: members that have arrived are kept."
     )
     assert left() == before
 

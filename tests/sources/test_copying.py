@@ -54,7 +54,7 @@ def check(built: Built, dest: Path, keys: list[tuple[int, int]]) -> None:
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let three members of the convnet share a shard."""
-    monkeypatch.setattr(shard_files, "MOST_TENSORS", 30)  # it has nine, and a pad
+    monkeypatch.setattr(shard_files, "LARGEST_TENSOR_COUNT", 30)  # it has nine, and a pad
 
 
 def numbers(dest: Path) -> list[str]:
@@ -181,7 +181,7 @@ def test_a_snapshot_that_was_the_final_one(tmp_path: Path) -> None:
     for row in longer.rows:
         row["final"] = row["epoch"] == 60
     longer.write()
-    with pytest.raises(UsageError, match=r"member 0 of tiny in folder .*expected epoch 40 as its final one; found 60"):
+    with pytest.raises(UsageError, match=r"member 0 of tiny in folder .*expected the final epoch 40; found 60"):
         load(longer).download(tmp_path / "copy")
 
 
@@ -244,19 +244,23 @@ def test_a_changed_member_is_named_and_nothing_written(tmp_path: Path) -> None:
 def test_no_room_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "source")
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"file: expected one that can be written to, with room; found File exists"):
+    with pytest.raises(
+        StorageError, match=r"file: expected a folder with free space that can be written to; found File exists"
+    ):
         load(built).download(tmp_path / "file")
     assert process("download", "tiny", "--source", built.root, "--dest", tmp_path / "file").returncode == 3
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(StorageError, match=r"copy: expected room for [\d,]+ bytes; found 100 bytes free. Free some"):
+    with pytest.raises(
+        StorageError, match=r"copy: expected room for [\d,]+ bytes; found 100 bytes free. Free some space"
+    ):
         load(built).download(tmp_path / "copy")
     assert not list((tmp_path / "copy").rglob("*.*"))
 
 
 def copy_all(source: str, dest: str) -> None:
     """What each child does: copy all members, three a shard."""
-    shard_files.MOST_TENSORS = 30
+    shard_files.LARGEST_TENSOR_COUNT = 30
     copying.copy_members(select_members("tiny", source=source, members="0-7"), Path(dest))
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import save
 import checkpoints_zoo as zoo
 from checkpoints_zoo.sources import copying, fetching, source
 from checkpoints_zoo.sources.archives import indexing
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
 from checkpoints_zoo.sources.source import select_members
 from tests.hub import Hub
 from tests.support.archives import head, local_tar, member, virtual_tar
@@ -34,7 +34,9 @@ def test_small_nets(mode: str, hub: Hub, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shapes = tensor_shapes("optunet", classes=10, hidden=None)
     states = [{name: torch.randn(shape).half() for name, shape in shapes.items()} for _ in range(12)]
-    stored = [{UPSTREAM["optunet"].stored(n, shapes[n])[0]: t for n, t in state.items()} for state in states]
+    stored = [
+        {KEY_MAPS["optunet"].translate_to_stored(n, shapes[n])[0]: t for n, t in state.items()} for state in states
+    ]
     files = [(f"mnist-optunet/version_{i}.safetensors", save(state)) for i, state in enumerate(stored)]
     hub.commit(REPO, {"models/mnist-optunet/mnist-optunet-0-8191.tgz": local_tar(files, mode=mode)}, lfs=True)
     there = zoo.load("optunet-mnist", members="3,7,9", source=ADDRESS)

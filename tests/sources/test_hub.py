@@ -278,7 +278,7 @@ def test_offline_with_something_names_the_rest(hub: Hub, tiny: Built, offline) -
     with pytest.raises(NetworkError) as caught:
         zoo.load("tiny", members="0-3,11", source=ADDRESS).stack()
     assert str(caught.value) == (
-        "3 of 5 members of tiny: expected them in the cache, since HF_HUB_OFFLINE is set; found no members 1,3,11 of"
+        "3 of 5 members of tiny: expected members in the cache, since HF_HUB_OFFLINE is set; found no members 1,3,11 of"
         f" {ADDRESS}@{commit}. Get them online: `zoo-cli download tiny --members 1,3,11 --source {ADDRESS}@{commit}`."
     )
 
@@ -288,14 +288,14 @@ def test_offline_with_nothing(hub: Hub, tiny: Built, offline) -> None:
     with pytest.raises(NetworkError) as caught:
         zoo.load("tiny", source=ADDRESS)
     assert str(caught.value) == (
-        f"revision 'main' of {ADDRESS}: expected a commit that it meant before, since HF_HUB_OFFLINE is set; found"
-        " none in the cache. Load it once online."
+        f"revision 'main' of {ADDRESS}: expected a commit of it in the cache, since HF_HUB_OFFLINE is set; found"
+        " none. Load it once online."
     )
     commit = hub.repo(REPO).at("main").id
     with pytest.raises(NetworkError) as caught:
         zoo.load("tiny", source=f"{ADDRESS}@{commit}")
     assert str(caught.value) == (
-        f"file manifests/tiny.parquet of {ADDRESS}: expected it in the cache, since HF_HUB_OFFLINE is set; found"
-        " nothing there. Load it once online."
+        f"file manifests/tiny.parquet of {ADDRESS}: expected a copy in the cache, since HF_HUB_OFFLINE is set; found"
+        " none. Load it once online."
     )
     assert len(hub.log) == 0

@@ -90,7 +90,7 @@ def test_a_stalled_range_is_asked_for_again(hub: Hub, tiny: Built, monkeypatch: 
 def test_a_range_that_always_stalls(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
     hub.faults.append({"path": BYTES, "wait": 1, **ALWAYS})
-    with pytest.raises(NetworkError, match=r"them to arrive; found no bytes for too long, 6 times\. Try again"):
+    with pytest.raises(NetworkError, match=r"all of them; found no bytes for too long, 6 times\. Try again"):
         read("1")
     assert left() == []
 
@@ -146,12 +146,12 @@ def test_a_manifest_of_the_wrong_bytes_is_not_kept(hub: Hub, tiny: Built) -> Non
     with pytest.raises(DamagedError) as caught:
         read()
     assert str(caught.value).startswith(f"file manifests/tiny.parquet of {ADDRESS}: expected the hash ")
-    assert str(caught.value).endswith("…. It was not kept; get it again.")
+    assert str(caught.value).endswith("…. The file was not stored; get it again.")
     assert sound(tiny)
 
 
 def test_members_that_arrived_before_a_fault_are_kept(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.sources.fetching.CONNECTIONS", 1)
+    monkeypatch.setattr("checkpoints_zoo.sources.fetching.CONNECTION_COUNT", 1)
     hub.faults.append({"path": BYTES, "status": 500, "skip": 1, **ALWAYS})
     with pytest.raises(NetworkError):
         read("1,12")

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints_zoo.errors import LayoutError
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, KeyMap, recognise, tensor_shapes, unwrap_names
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, KeyMap, recognise, tensor_shapes, unwrap_names
 
 Rule = Callable[[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]
 Specs = dict[str, tuple[str, tuple[int, ...]]]
@@ -31,7 +31,7 @@ RESNETS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("names", ["stored", "ours"])
 def test_a_net_is_told_by_its_tensors(names: str, wrapper: str, name: str, arguments: dict[str, Any]) -> None:
     shapes = tensor_shapes(name, **arguments)
-    rule: Rule = UPSTREAM[name].stored if names == "stored" else KeyMap().stored
+    rule: Rule = KEY_MAPS[name].translate_to_stored if names == "stored" else KeyMap().translate_to_stored
     for counters in ("I64", "F16", None):
         found: Specs = {}
         for key, shape in shapes.items():
@@ -71,7 +71,7 @@ LARGE: Specs = {key: ("F16", shape) for key, shape in tensor_shapes("resnet18", 
 NORMED: Specs = {
     key: ("F16", shape) for key, shape in tensor_shapes("resnet20-frn-silu", classes=10, conv_bias=True).items()
 }
-THESE = "tensors of a member: expected those of resnet18 or resnet20-frn-silu or optunet by name and shape; found"
+THESE = "tensors of a member: expected names and shapes of resnet18 or resnet20-frn-silu or optunet; found"
 GIVE = "Give the architecture that the members were trained with."
 
 
@@ -156,11 +156,14 @@ def test_wrappers_come_off_only_where_the_rest_fits_exactly(names: list[str], te
 
 
 def test_rules_do_not_reach_into_other_names() -> None:
-    frn = UPSTREAM["resnet20-frn-silu"]
-    assert frn.ours("layer1.0.conv1.bias", (16,)) == ("layer1.0.conv1.bias", (16,))
-    assert frn.stored("layer1.0.conv1.bias", (16,)) == ("layer1.0.conv1.bias", (16,))
-    assert frn.stored("fc.bias", (10,)) == ("linear.bias", (10,))
-    assert frn.ours("bn1.tau", (16,)) == ("bn1.tau", (16,))  # ours already
-    assert frn.ours("bn1.gamma", (2, 16, 1, 1)) == ("bn1.weight", (2, 16, 1, 1))  # and found to be misshapen
-    assert frn.ours("nonlinear.gamma", (1, 4, 1, 1)) == ("nonlinear.gamma", (1, 4, 1, 1))
-    assert KeyMap().ours("shortcut.weight", (1,)) == ("shortcut.weight", (1,))
+    frn = KEY_MAPS["resnet20-frn-silu"]
+    assert frn.translate_to_ours("layer1.0.conv1.bias", (16,)) == ("layer1.0.conv1.bias", (16,))
+    assert frn.translate_to_stored("layer1.0.conv1.bias", (16,)) == ("layer1.0.conv1.bias", (16,))
+    assert frn.translate_to_stored("fc.bias", (10,)) == ("linear.bias", (10,))
+    assert frn.translate_to_ours("bn1.tau", (16,)) == ("bn1.tau", (16,))  # ours already
+    assert frn.translate_to_ours("bn1.gamma", (2, 16, 1, 1)) == (
+        "bn1.weight",
+        (2, 16, 1, 1),
+    )  # and found to be misshapen
+    assert frn.translate_to_ours("nonlinear.gamma", (1, 4, 1, 1)) == ("nonlinear.gamma", (1, 4, 1, 1))
+    assert KeyMap().translate_to_ours("shortcut.weight", (1,)) == ("shortcut.weight", (1,))

@@ -155,7 +155,7 @@ def test_a_manifest_under_another_name(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         zoo.load("mine", source=tmp_path)
     path = built.json.with_stem("mine")
-    assert str(caught.value) == f"description {path}: expected the name 'mine', as the file's; found 'tiny'."
+    assert str(caught.value) == f"description {path}: expected the name 'mine', as in the file's name; found 'tiny'."
 
 
 GOOD = [

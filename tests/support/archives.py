@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from checkpoints_zoo.formats.layout import is_counter
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, tensor_shapes
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
 from tests.hub.virtual import Virtual, filled, joined, noise
 
 Part = bytes | Virtual
@@ -47,7 +47,7 @@ class Counted:
 def head(architecture: str = "resnet18", dtype: str = "F16", **arguments: Any) -> tuple[bytes, int]:
     """Write the header of a member as safetensors does, under upstream's names; return it and the payload's bytes."""
     shapes = tensor_shapes(architecture, **(arguments or {"classes": 100}))
-    stored = sorted(UPSTREAM[architecture].stored(name, shape) for name, shape in shapes.items())
+    stored = sorted(KEY_MAPS[architecture].translate_to_stored(name, shape) for name, shape in shapes.items())
     at, values = 0, {}
     for name, shape in stored:
         count = 1

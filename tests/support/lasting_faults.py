@@ -43,7 +43,7 @@ FAULTS: list[tuple[str, dict[str, Any], type[ZooError], str]] = [
         "/api/", {"body": HTML}, NetworkError,
         "revision 'main' of ADDRESS: expected a commit from HOST; "
         "found a web page. "
-        "A login page or a proxy may stand between; HF_ENDPOINT says which Hub is asked.",
+        "A login page or a proxy may have answered; HF_ENDPOINT sets the address of the Hub.",
     ),
     (
         "resolve/.*/shards/", {"status": 403, "code": "GatedRepo"}, AccessError,
@@ -85,19 +85,19 @@ FAULTS: list[tuple[str, dict[str, Any], type[ZooError], str]] = [
         BYTES, {"whole": True}, NetworkError,
         f"{RANGE}: expected 206 and this range; "
         f"found 200 and the file from its start. "
-        f"A proxy on the way may drop the Range header; HF_ENDPOINT names another mirror.",
+        f"A proxy may have dropped the Range header; HF_ENDPOINT can name another mirror.",
     ),
     (
         BYTES, {"body": HTML}, DamagedError,
         f"{RANGE}: expected this range of 154,512 bytes; "
         f"found 200 and a web page. "
-        f"A login page or a proxy may stand between; nothing of it was kept.",
+        f"A login page or a proxy may have answered; nothing was stored.",
     ),
     (
         BYTES, {"expire": True}, AccessError,
         "file FILE: expected a link that may be read; "
         "found a fresh one refused by CDN. Check the clock and proxies of this machine.",
     ),
-    (BYTES, {"cut": 0}, NetworkError, f"{RANGE}: expected them to arrive; found RemoteProtocolError: "),
+    (BYTES, {"cut": 0}, NetworkError, f"{RANGE}: expected all of them; found RemoteProtocolError: "),
     (BYTES, {"wrong": 0}, DamagedError, "member 1 in file FILE: expected sha256 "),
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, SCHEMA, SetDescription
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, SetDescription
 from checkpoints_zoo.sources.source import FolderSource
 from tests.support.scenarios import Built, build, hand_made, load
 
@@ -43,7 +43,7 @@ def by_loop(built: Built, member: int, data: ImageData) -> torch.Tensor:
 def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | None = None) -> Predictions:
     """Store logits (member, input, class) as they are, in float16, as a set of a collection without weights."""
     members, inputs, classes = logits.shape
-    folder, layout = root / prediction_sets.folder_of("given", name), prediction_sets.layout_of(inputs, classes)
+    folder, layout = root / prediction_sets.set_folder("given", name), prediction_sets.layout_of(inputs, classes)
     raw = [member.half().numpy().tobytes() + bytes(layout.pad) for member in logits]
     prefixes = [tensor_prefix(i) for i in range(members)]
     path = shard_files.stream_shard(folder, 0, layout, prefixes, raw)
@@ -52,16 +52,17 @@ def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | No
         {
             "member": i, "epoch": 1, "final": True, "status": "ok", "sha256": content_hash(layout, raw[i]),
             "weights_sha256": hashlib.sha256(str(i).encode()).hexdigest(), "path": "/".join(path.parts[-4:]),
-            "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": LOGITS, "dtype": layout.dtype,
+            "offset": first + i * layout.nbytes, "nbytes": layout.nbytes, "layout": LOGITS_TENSOR,
+            "dtype": layout.dtype,
         }
         for i in range(members)
     ]  # fmt: skip
     facts = SetDescription(
         collection="given", set=name, data=name, split="test", revision="", fingerprint="0" * 16, inputs=inputs,
         classes=tuple(f"class{i}" for i in range(classes)), preprocessing={}, computed="float32", view="", version="",
-        citation="", layouts={LOGITS: layout}, labels=None if labels is None else tuple(labels.tolist()),
+        citation="", layouts={LOGITS_TENSOR: layout}, labels=None if labels is None else tuple(labels.tolist()),
     )  # fmt: skip
-    catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION)
-    manifest.write_manifest(manifest.build_manifest(rows, SCHEMA), folder / prediction_sets.TABLE, SCHEMA)
+    catalog.write_json(facts.to_json(), folder / prediction_sets.DESCRIPTION_FILE)
+    manifest.write_manifest(manifest.build_manifest(rows, SCHEMA), folder / prediction_sets.MANIFEST_FILE, SCHEMA)
     stored = prediction_sets.read_set(FolderSource(root, root.as_uri()), "given", name)
     return Predictions(stored, stored.rows, (root.as_uri(), "0" * 40))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import Table, symmetries
-from checkpoints_zoo.symmetry.deriving.network import IMAGES
+from checkpoints_zoo.symmetry.deriving.network import IMAGE_SHAPES
 
 
 class Shaped(nn.Module):
@@ -240,7 +240,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def architecture(name: str, **arguments: Any) -> tuple[Callable[[], nn.Module], tuple[int, ...]]:
-    return lambda: build_architecture(name, **arguments), IMAGES[name]
+    return lambda: build_architecture(name, **arguments), IMAGE_SHAPES[name]
 
 
 EVERY = NETS | {

@@ -65,7 +65,7 @@ def export(recipe: Recipe, trained: Sequence[TrainedMember], out: Path) -> None:
 def add_finished(exporting: Export, members: list[PackedSnapshot]) -> None:
     """Do what a run does with members that finished."""
     exporting.stage(members)
-    exporting.write_whole_shards(members)
+    exporting.write_complete_shards(members)
 
 
 def stored(ids: Iterable[int], out: Path, *, seal: bool = True, **changes: Any) -> Path:
@@ -91,7 +91,7 @@ def contents(out: Path, told: bool = False) -> tuple[dict[str, bytes], bytes, An
 @pytest.fixture
 def two_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a shard hold two members."""
-    monkeypatch.setattr(shard_files, "MOST_TENSORS", TWO_A_SHARD)
+    monkeypatch.setattr(shard_files, "LARGEST_TENSOR_COUNT", TWO_A_SHARD)
 
 
 @pytest.fixture

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from checkpoints_zoo.populations.discrepancy import MMD, Groups, compare_blocks
+from checkpoints_zoo.populations.discrepancy import MMD, TensorGroups, compare_blocks
 from checkpoints_zoo.populations.independent_units import Exchange
-from checkpoints_zoo.populations.kernels import Grid, Stacked, choose_groups
+from checkpoints_zoo.populations.kernels import BandwidthGrid, StackedTensors, choose_groups
 
 
 def mmd_of_stacks(
-    first: Stacked,
-    second: Stacked,
+    first: StackedTensors,
+    second: StackedTensors,
     *,
-    groups: Groups = "layer",
+    groups: TensorGroups = "layer",
     permutations: int = 999,
-    grid: Grid = "pooled",
+    grid: BandwidthGrid = "pooled",
     widths: Mapping[str, Sequence[float]] | None = None,
     device: str = "cpu",
     seed: int = 0,
@@ -24,7 +24,7 @@ def mmd_of_stacks(
     names = list(first)
     counts = (len(next(iter(first.values()), ())), len(next(iter(second.values()), ())))
 
-    def blocks(start: int) -> Iterator[Stacked]:
+    def blocks(start: int) -> Iterator[StackedTensors]:
         for stacked, count in zip((first, second), counts, strict=True):
             if start < count:
                 yield {name: tensor[start:] for name, tensor in stacked.items()}

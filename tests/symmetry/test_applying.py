@@ -58,7 +58,7 @@ def test_stacked_members_are_permuted_like_single_ones(
             assert torch.equal(alone[n], by_hand(table, n, t[i], own))
         together = permute(table, params, own)  # one permutation for all members
         assert all(torch.equal(together[n][i], t) for n, t in alone.items())
-    monkeypatch.setattr(applying, "_CHUNK", 1)
+    monkeypatch.setattr(applying, "_INDICES_AT_ONCE", 1)
     assert all(torch.equal(t, moved[n]) for n, t in permute(table, params, drawn.permutations).items())
     tracked = permute(table, {n: t.requires_grad_() for n, t in params.items()}, drawn.permutations)
     assert all(torch.equal(t, moved[n]) for n, t in tracked.items())

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 from scipy.optimize import linear_sum_assignment
 
 from checkpoints_zoo.symmetry.canonical import matching
-from checkpoints_zoo.symmetry.canonical.matching import assign, potentials
+from checkpoints_zoo.symmetry.canonical.matching import smoothed_potentials, solve_assignment
 
 EPS = np.finfo(np.float64).eps
 
@@ -27,7 +27,7 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_assignment(gains: np.ndarray) -> None:
     """Check that an assignment is as good as scipy's, but for what float64 can't tell apart."""
-    found = assign(gains)
+    found = solve_assignment(gains)
     assert found.dtype == np.int64
     assert sorted(found.tolist()) == list(range(len(gains)))
     wide = gains.astype(np.float64)
@@ -75,7 +75,7 @@ def test_no_permutation_is_better(gains: np.ndarray) -> None:
         patched.setattr(matching, "_SMALL_GROUP", 0)
         rows = np.arange(len(gains))
         best = max(gains[rows, list(p)].sum() for p in permutations(range(len(gains))))
-        assert gains[rows, assign(gains)].sum() == best
+        assert gains[rows, solve_assignment(gains)].sum() == best
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -96,7 +96,7 @@ def test_large_matrices(size: int, dtype: type) -> None:
 
 def test_reduced_costs_are_small_along_the_best_assignment() -> None:
     gains = torch.from_numpy(np.random.default_rng(0).standard_normal((128, 128)))
-    rows, columns = potentials(gains)
+    rows, columns = smoothed_potentials(gains)
     left = (rows[:, None] + columns - gains).numpy()
     best = linear_sum_assignment(gains.numpy(), maximize=True)[1]
     along, others = left[np.arange(128), best], np.median(left)
@@ -104,5 +104,5 @@ def test_reduced_costs_are_small_along_the_best_assignment() -> None:
 
 
 def test_one_unit_and_constant_gains(reduced: None) -> None:
-    assert assign(np.array([[3.0]])).tolist() == [0]
-    assert sorted(assign(np.full((5, 5), -2.0)).tolist()) == [0, 1, 2, 3, 4]
+    assert solve_assignment(np.array([[3.0]])).tolist() == [0]
+    assert sorted(solve_assignment(np.full((5, 5), -2.0)).tolist()) == [0, 1, 2, 3, 4]

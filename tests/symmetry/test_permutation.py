@@ -171,7 +171,7 @@ def test_units_that_differ_only_in_their_connections(lengths: tuple[int, ...]) -
 
 def test_a_search_that_is_cut_short_keeps_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     table, params = units_with_cyclic_connections(2, 3, 3)
-    monkeypatch.setattr(refining, "MOST", 0)
+    monkeypatch.setattr(refining, "MOST_ORDERS", 0)
     found, permutations = sort_units(table, params)
     assert are_equal(permute(table, params, permutations), found)
 
@@ -185,10 +185,10 @@ def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
             found = sort_units(table, params, key, True)[0]
             with monkeypatch.context() as patch:
                 for room, chunk in (
-                    (ties, "_CHUNK"),
-                    (permutation, "_CHUNK"),
-                    (permutation, "_GATHERED"),
-                    (applying, "_CHUNK"),
+                    (ties, "_CODES_AT_ONCE"),
+                    (permutation, "_SQUARES_AT_ONCE"),
+                    (permutation, "_GATHERED_AT_ONCE"),
+                    (applying, "_INDICES_AT_ONCE"),
                 ):
                     patch.setattr(room, chunk, 5)
                 assert are_equal(sort_units(table, params, key, True)[0], found)

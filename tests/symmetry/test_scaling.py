@@ -166,7 +166,7 @@ def test_scales_that_depend_on_others_come_after_them(name: str) -> None:
 def test_results_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     table, params = table_of("flattened"), params_of("flattened", 5)
     found = unit_norm(table, params)
-    monkeypatch.setattr(scaling, "_CHUNK", 1)
+    monkeypatch.setattr(scaling, "_SQUARES_AT_ONCE", 1)
     again = unit_norm(table, params)
     assert all(torch.equal(again.tensors[n], t) for n, t in found.tensors.items())
 

@@ -14,7 +14,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import symmetries
-from checkpoints_zoo.symmetry.deriving.network import IMAGES
+from checkpoints_zoo.symmetry.deriving.network import IMAGE_SHAPES
 from tests.support.symmetry_nets import table_of
 
 
@@ -108,7 +108,7 @@ def test_a_collection_an_architecture_and_a_module_agree() -> None:
         assert table.network == name
         assert (table.tensors, table.groups, table.scales) == (by_module.tensors, by_module.groups, by_module.scales)
     assert pickle.loads(pickle.dumps(by_module)) == by_module  # noqa: S301
-    assert set(IMAGES) == set(ARCHITECTURES)
+    assert set(IMAGE_SHAPES) == set(ARCHITECTURES)
 
 
 def test_the_module_stays_as_it_was() -> None:

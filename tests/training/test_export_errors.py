@@ -161,7 +161,7 @@ def test_a_disk_that_is_full_at_any_moment(tmp_path: Path, monkeypatch: pytest.M
                 break
             except StorageError as error:
                 said = str(error)
-        assert "expected one that can be written to, with room; found No space left on device" in said
+        assert "expected a folder with free space that can be written to; found No space left on device" in said
     assert moment > 3
     train_into(TINY, [0, 1, 2], tmp_path / "full")
     assert contents(tmp_path / "full") == contents(tmp_path / "whole")
@@ -170,7 +170,9 @@ def test_a_disk_that_is_full_at_any_moment(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_folder_that_can_not_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="expected one that can be written to, with room; found Not a directory"):
+    with pytest.raises(
+        StorageError, match="expected a folder with free space that can be written to; found Not a directory"
+    ):
         train_into(TINY, [0], tmp_path / "file" / "out")
 
 

@@ -42,13 +42,13 @@ def short(name: str) -> Recipe:
 
 def two_a_shard() -> None:
     """Make a shard hold two members at most, in this process."""
-    shard_files.MOST_TENSORS = 16
+    shard_files.LARGEST_TENSOR_COUNT = 16
 
 
 def train_all(name: str, out: str, count: int) -> None:
     """What each child does: train what is missing, as the command does."""
     two_a_shard()
-    workers.GRACE_S = 0.05  # forked ones hold both ends of their connections, and see neither close
+    workers.SECONDS_BEFORE_KILL = 0.05  # forked ones hold both ends of their connections, and see neither close
     engine = InProcess() if count == 1 else Processes(count, start="fork")  # of what is loaded
     train_into(short(name), MEMBERS, Path(out), engine)
 

@@ -38,9 +38,9 @@ pieces = st.lists(st.sets(st.sampled_from(MEMBERS), min_size=1), min_size=1, max
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All members, as one run leaves them."""
     out = tmp_path_factory.mktemp("whole")
-    before, shard_files.MOST_TENSORS = shard_files.MOST_TENSORS, tiny.TWO_A_SHARD
+    before, shard_files.LARGEST_TENSOR_COUNT = shard_files.LARGEST_TENSOR_COUNT, tiny.TWO_A_SHARD
     stored(MEMBERS, out)
-    shard_files.MOST_TENSORS = before
+    shard_files.LARGEST_TENSOR_COUNT = before
     return out
 
 
@@ -249,7 +249,7 @@ def test_a_piece_that_can_not_be_read_is_not_said_of_where_it_goes(
         raise PermissionError(EACCES, os.strerror(EACCES))
 
     a = stored([0], tmp_path / "a")
-    monkeypatch.setattr(merging, "rows_of", unreadable)
+    monkeypatch.setattr(merging, "read_rows", unreadable)
     with pytest.raises(PermissionError) as error:
         merge([a], tmp_path / "out")
     assert not isinstance(error.value, ZooError)

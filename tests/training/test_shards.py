@@ -19,8 +19,8 @@ from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.training import population, recipe_files
 from checkpoints_zoo.training.export import Export, train_into
 from checkpoints_zoo.training.packing import PackedSnapshot, layout_of
-from checkpoints_zoo.training.shards import Log, Staging
-from checkpoints_zoo.training.state import stacks_of, state_name, training_lock
+from checkpoints_zoo.training.shards import MemberLog, Staging
+from checkpoints_zoo.training.state import divide_into_stacks, state_name, training_lock
 from checkpoints_zoo.workers import InProcess, Processes
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
@@ -114,10 +114,10 @@ def test_snapshots_without_the_last_one_are_nothing(tmp_path: Path) -> None:
 def test_the_log_has_every_member_once(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     rows = [f.row for f in finished([0, 1, 5])]
-    assert len(Log(path).add(rows[:2])) == 2
+    assert len(MemberLog(path).add(rows[:2])) == 2
     with path.open("a") as file:
         file.write('{"member": 5, "sta')  # a kill
-    assert len(Log(path).add(rows)) == 1
+    assert len(MemberLog(path).add(rows)) == 1
     lines = path.read_text().splitlines()
     assert lines[2] == '{"member": 5, "sta'
     found = [json.loads(line) for line in (*lines[:2], lines[3])]
@@ -177,8 +177,8 @@ def test_members_that_wait_for_their_shard_are_not_trained_again(tmp_path: Path)
 def test_stacks_that_were_begun_go_on_as_they_were(tmp_path: Path) -> None:
     for stack in ((0, 1, 2), (6, 7, 8)):
         train_state(tmp_path / state_name(stack), stack)
-    assert stacks_of(tmp_path, TINY, [2, 3, 4, 5, 6]) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
-    assert stacks_of(tmp_path, TINY, [3, 4, 5, 9]) == [(3, 4, 5), (9,)]
+    assert divide_into_stacks(tmp_path, TINY, [2, 3, 4, 5, 6]) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    assert divide_into_stacks(tmp_path, TINY, [3, 4, 5, 9]) == [(3, 4, 5), (9,)]
 
 
 def train_state(path: Path, stack: tuple[int, ...]) -> None:

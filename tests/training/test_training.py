@@ -36,7 +36,7 @@ def trained_stack(recipe: Recipe, members: list[int], inputs: int = 160) -> Stac
     return state
 
 
-def tensors_of(state: StackState, position: int) -> dict[str, Tensor]:
+def tensors_of_header(state: StackState, position: int) -> dict[str, Tensor]:
     groups = {"params": state.params, "momentum": state.momentum, "buffers": state.buffers}
     named = {f"{group}/{name}": t[position] for group, stacked in groups.items() for name, t in stacked.items()}
     return {**named, "loss": state.loss[position]}
@@ -134,10 +134,10 @@ def test_member_is_a_function_of_its_seed(name: str) -> None:
     torch.set_num_threads(2)
     threads = trained_stack(recipe, list(range(width)))
     for member in range(3, width):
-        assert_identical(tensors_of(first, member), tensors_of(again, member - 3))
+        assert_identical(tensors_of_header(first, member), tensors_of_header(again, member - 3))
     for member in range(width):
-        assert_identical(tensors_of(first, member), tensors_of(threads, member))
-        assert_identical(tensors_of(first, 5), tensors_of(alone, member))
+        assert_identical(tensors_of_header(first, member), tensors_of_header(threads, member))
+        assert_identical(tensors_of_header(first, 5), tensors_of_header(alone, member))
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_failed_member_leaves_the_others_alone(recipe: Recipe) -> None:
         list(train_epochs(recipe, members, run, part(160)))
     assert state.failed_step.tolist() == [0 if member == 2 else -1 for member in members]
     for member in set(members) - {2}:
-        assert_identical(tensors_of(sound, member), tensors_of(state, member))
+        assert_identical(tensors_of_header(sound, member), tensors_of_header(state, member))
 
 
 def test_seeds_follow_the_named_rule() -> None:

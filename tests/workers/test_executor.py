@@ -109,7 +109,7 @@ def test_a_job_that_kills_its_worker_again_and_again_is_an_error(tmp_path: Path)
 
 
 def test_a_worker_that_goes_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE_S", 0.1)
+    monkeypatch.setattr(module, "SECONDS_BEFORE_KILL", 0.1)
     before = multiprocessing.active_children()
     with pytest.raises(WorkerError, match=r"1 workers that died, the last one by signal 9\."):
         list(Processes(2, tries=1).run(works.silent, jobs([1])))
@@ -268,5 +268,5 @@ def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError) as error:
         list(RayCluster().run(works.squared, jobs([1])))
-    assert str(error.value).startswith("Ray: expected the package ray; found that it is not installed (")
+    assert str(error.value).startswith("Ray: expected the package ray; found none installed (")
     assert str(error.value).endswith("Install ray: `pip install 'ray>=2.40,<3'`.")

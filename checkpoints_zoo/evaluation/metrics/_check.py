@@ -1,5 +1,7 @@
-"""Checks of the arguments of metrics. Each function raises a ValueError with four arguments (thing, expected, found,
-do) if its check fails."""
+"""Checks of the arguments of metrics: each function raises a ValueError if its check fails.
+
+The text of the error names the argument, the expected value, the value that was found, and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +16,56 @@ INPUT_CLASS = ("input", "class")
 MEMBER_INPUT_CLASS = ("member", "input", "class")
 
 
-def argument_error(thing: str, expected: str, found: str, do: str) -> ValueError:
+def argument_error(argument_name: str, expected: str, found: str, advice: str) -> ValueError:
     """Build the error for a wrong argument, and return it for the caller to raise."""
-    return ValueError(f"{thing}: expected {expected}; found {found}. {do}.")
+    return ValueError(f"{argument_name}: expected {expected}; found {found}. {advice}.")
 
 
-def check_floats(thing: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
-    """Check that a tensor has some axes, is float32 or float64, is not empty and has no NaN; return None.
+def check_floats(argument_name: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
+    """Check that a tensor has the expected axes, is float32 or float64, is not empty and has no NaN; return None.
 
     Args:
-        thing: name of the tensor in the error.
-        values: the tensor.
+        argument_name: name of the tensor in the error text.
+        values: the tensor to check.
         axes: names of the tensor's axes; None to accept any number of axes from 1.
 
     Raises:
-        ValueError: if one of these conditions does not hold.
+        ValueError: the tensor fails one of these checks.
     """
     shape = f"shape {tuple(values.shape)}"
     if axes is not None and values.ndim != len(axes):
         axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
-        raise argument_error(thing, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
-    _check_dense(thing, values)
+        raise argument_error(argument_name, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
+    _check_dense(argument_name, values)
     if values.ndim == 0:
-        raise argument_error(thing, "an axis of classes", shape, "Give a tensor with a class axis")
+        raise argument_error(argument_name, "an axis of classes", shape, "Give a tensor with a class axis")
     if values.dtype not in (torch.float32, torch.float64):
-        raise argument_error(thing, "dtype float32 or float64", _dtype_name(values), f"Convert it with {thing}.float()")
+        raise argument_error(
+            argument_name, "dtype float32 or float64", _dtype_name(values), f"Convert it with {argument_name}.float()"
+        )
     if values.numel() == 0:
-        raise argument_error(thing, "at least one value", shape, "Check what was selected before it")
-    nans = int(values.isnan().sum())
-    if nans:
-        raise argument_error(thing, "no NaN", f"{nans} in {values.numel()} values", "Check the weights of the members")
+        raise argument_error(argument_name, "at least one value", shape, "Check what was selected before it")
+    nan_count = int(values.isnan().sum())
+    if nan_count:
+        raise argument_error(
+            argument_name, "no NaN", f"{nan_count} in {values.numel()} values", "Check the weights of the members"
+        )
 
 
 def check_probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLASS) -> None:
-    """Check that probabilities have some axes, and sum to one over the last axis; return None.
+    """Check that probabilities have the expected axes, and sum to one over the last axis; return None.
 
     Args:
-        probs: the probabilities; the last axis is the class.
+        probs: probabilities; the last axis is the class.
         axes: names of the tensor's axes; None to accept any number of axes.
 
     Raises:
-        ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
+        ValueError: the probabilities fail this check, contain NaN, or are neither float32 nor float64.
     """
     check_floats("probs", probs, axes)
-    lowest = float(probs.min())
-    if lowest < 0:
-        raise argument_error("probs", "no negative value", f"{lowest:.4g}", "Logits need a softmax")
+    lowest_value = float(probs.min())
+    if lowest_value < 0:
+        raise argument_error("probs", "no negative value", f"{lowest_value:.4g}", "Logits need a softmax")
     low, high = (float(bound) for bound in probs.sum(-1).aminmax())
     if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
         worst = high if high - 1 > 1 - low else low
@@ -73,31 +79,31 @@ def check_log_probabilities(log_probs: Tensor) -> None:
         log_probs: log probabilities (input, class), in nats; -inf is probability 0.
 
     Raises:
-        ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
+        ValueError: the log probabilities fail this check, contain NaN, or are neither float32 nor float64.
     """
     check_floats("log_probs", log_probs, INPUT_CLASS)
     low, high = (float(bound) for bound in torch.logsumexp(log_probs, -1).exp().aminmax())
     if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
         worst = high if high - 1 > 1 - low else low
-        do = "Give log_softmax of the logits, not logits or probabilities"
-        raise argument_error("log_probs", "a sum of exp of 1 over the classes", f"{worst:.4g}", do)
+        advice = "Give log_softmax of the logits, not logits or probabilities"
+        raise argument_error("log_probs", "a sum of exp of 1 over the classes", f"{worst:.4g}", advice)
 
 
 def check_labels(labels: Tensor, probs: Tensor) -> None:
     """Check that each input has one int64 label, which is the number of a class; return None.
 
     Args:
-        labels: (input,).
+        labels: number of the class of each input, (input,).
         probs: probabilities (input, class), which were checked before.
 
     Raises:
-        ValueError: if a condition does not hold.
+        ValueError: the labels fail this check.
     """
     inputs, classes = probs.shape
-    _one_per_input("labels", labels, inputs)
+    _check_one_per_input("labels", labels, inputs)
     if labels.dtype != torch.int64:
         raise argument_error("labels", "dtype int64", _dtype_name(labels), "Convert them with labels.long()")
-    _same_device("labels", labels, probs)
+    _check_same_device("labels", labels, probs)
     low, high = (int(bound) for bound in labels.aminmax())
     if low < 0 or high >= classes:
         found = str(low if low < 0 else high)
@@ -105,52 +111,58 @@ def check_labels(labels: Tensor, probs: Tensor) -> None:
 
 
 def check_ood_scores(is_ood: Tensor, scores: Tensor) -> None:
-    """Check that each input has a score, and a bool that says whether it is OOD, and that both kinds occur; return
+    """Check that each input has a score and a bool (out of distribution or not), and that both bools occur; return
     None.
 
     Args:
-        is_ood: (input,) bool, whether the input is out of distribution.
-        scores: (input,), higher for inputs that look more out of distribution.
+        is_ood: whether each input is out of distribution, (input,) bool.
+        scores: scores (input,), higher for inputs that look more out of distribution.
 
     Raises:
-        ValueError: if a condition does not hold, for NaN, and for dtypes other than float32 and float64.
+        ValueError: scores or labels fail this check, scores contain NaN or are neither float32 nor float64.
     """
     check_floats("scores", scores, ("input",))
-    _one_per_input("is_ood", is_ood, len(scores))
+    _check_one_per_input("is_ood", is_ood, len(scores))
     if is_ood.dtype != torch.bool:
         raise argument_error("is_ood", "dtype bool", _dtype_name(is_ood), "Convert it with is_ood.bool()")
-    _same_device("is_ood", is_ood, scores)
+    _check_same_device("is_ood", is_ood, scores)
     positive_count = int(is_ood.sum())
     if positive_count in (0, len(is_ood)):
         found = f"{positive_count} of {len(is_ood)} out of distribution"
         raise argument_error("is_ood", "inputs of both kinds", found, "Join the scores of both data sets")
 
 
-def check_at_least(thing: str, fewest: int, number: int) -> None:
+def check_at_least(argument_name: str, fewest: int, number: int) -> None:
     """Check that a number is at least `fewest`; return None.
 
     Raises:
-        ValueError: the number is smaller.
+        ValueError: the number is less than `fewest`.
     """
     if number < fewest:
-        raise argument_error(thing, f"at least {fewest}", str(number), f"Give more {thing}")
+        raise argument_error(argument_name, f"at least {fewest}", str(number), f"Give more {argument_name}")
 
 
-def _one_per_input(thing: str, values: Tensor, inputs: int) -> None:
-    _check_dense(thing, values)
+def _check_one_per_input(argument_name: str, values: Tensor, inputs: int) -> None:
+    _check_dense(argument_name, values)
     if values.shape != (inputs,):
-        raise argument_error(thing, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input")
+        raise argument_error(
+            argument_name, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input"
+        )
 
 
-def _check_dense(thing: str, values: Tensor) -> None:
+def _check_dense(argument_name: str, values: Tensor) -> None:
     if values.layout != torch.strided:
         layout = str(values.layout).removeprefix("torch.")
-        raise argument_error(thing, "a dense tensor", f"layout {layout}", f"Convert it with {thing}.to_dense()")
+        raise argument_error(
+            argument_name, "a dense tensor", f"layout {layout}", f"Convert it with {argument_name}.to_dense()"
+        )
 
 
-def _same_device(thing: str, values: Tensor, other: Tensor) -> None:
-    if values.device != other.device:
-        raise argument_error(thing, f"device {other.device}", str(values.device), f"Move it there with {thing}.to")
+def _check_same_device(argument_name: str, values: Tensor, reference: Tensor) -> None:
+    if values.device != reference.device:
+        raise argument_error(
+            argument_name, f"device {reference.device}", str(values.device), f"Move it there with {argument_name}.to"
+        )
 
 
 def _dtype_name(values: Tensor) -> str:

@@ -8,19 +8,19 @@ from torch.nn import functional as F
 
 
 def tie_means(scores: Tensor, values: Tensor) -> Tensor:
-    """Replace each value by the mean over the inputs of equal score, and return (column, input) values.
+    """Replace each value by the mean over the inputs of equal score, and return the values (column, input).
 
     The metric then depends neither on the order of the inputs nor on the processor (torch.sort returns ties in any
     order). If the metric is linear in the values, it is then the average over all orders of the ties.
 
     Args:
         scores: scores (column, input), sorted along the inputs.
-        values: (column, input), in the same order as the scores.
+        values: values (column, input), in the same order as the scores.
     """
-    steps = scores[:, 1:] != scores[:, :-1]
-    if bool(steps.all()):
+    is_new_score = scores[:, 1:] != scores[:, :-1]
+    if bool(is_new_score.all()):
         return values
-    tie_number = F.pad(steps.cumsum(-1), (1, 0))
+    tie_number = F.pad(is_new_score.cumsum(-1), (1, 0))
     sums = torch.zeros_like(values).scatter_add_(-1, tie_number, values)
     sizes = torch.zeros_like(values).scatter_add_(-1, tie_number, torch.ones_like(values))
     return (sums / sizes).gather(-1, tie_number)

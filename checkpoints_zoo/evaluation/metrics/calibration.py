@@ -23,29 +23,29 @@ class Reliability(NamedTuple):
 def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
     """Compare top probability with accuracy in bins of equal width, and return the ECE, in [0, 1].
 
-    The sum over bins of (share of inputs) * |accuracy - mean confidence|: Guo et al., On calibration of
-    modern neural networks (2017). The bins are those of `reliability`: a bin holds its lower edge, the last
-    bin also confidence 1, for which torchmetrics has one more bin.
+    The ECE is the sum over bins of (share of inputs) * |accuracy - mean confidence|: Guo et al., On calibration of
+    modern neural networks (2017). The bins are those of `reliability`: a bin includes its lower edge, and the last bin
+    also confidence 1, for which torchmetrics has one more bin.
 
     Args:
         probs: (input, class) probabilities.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         bins: number of bins.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
+        ValueError: probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> ece(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     tensor(0.2500)
     """
     if check:
-        _check_all(probs, labels, bins)
-    confidence, top = probs.max(-1)
+        _check_arguments(probs, labels, bins)
+    confidence, top_class = probs.max(-1)
     # The mean of probabilities over members may be rounded to a number above 1.
     confidence = confidence.clamp(0, 1).float()
-    bin_of_input, correct = _bin_numbers(confidence, bins), (top == labels).float()
+    bin_of_input, correct = _bin_numbers(confidence, bins), (top_class == labels).float()
     # The sum is in float32 and in torchmetrics' order, so that it equals the values in manifests bit for bit.
     counts, confidence_sums, accuracy_sums = (
         confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
@@ -61,26 +61,26 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool =
     The inputs, sorted by confidence, are cut into `bins` runs of equal length (the first runs are longer by
     one if the number of inputs is no multiple); the error is the sum over bins of (share of inputs) *
     |accuracy - mean confidence|. Inputs of equal confidence share their mean accuracy, so that the order of
-    the inputs doesn't matter. This is torch-uncertainty's AdaptiveCalibrationError (norm l1), except that
+    the inputs doesn't matter. The error equals torch-uncertainty's AdaptiveCalibrationError (norm l1), except that
     empty bins are left out: torch-uncertainty returns NaN for fewer inputs than bins.
 
     Args:
         probs: (input, class) probabilities.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         bins: number of bins.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
+        ValueError: probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> adaptive_ece(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 0]), bins=2)
     tensor(0.3750)
     """
     if check:
-        _check_all(probs, labels, bins)
-    confidence, top = probs.max(-1)
-    return _equal_mass_errors(confidence[None], (top == labels)[None], bins)[0].to(probs.dtype)
+        _check_arguments(probs, labels, bins)
+    confidence, top_class = probs.max(-1)
+    return _equal_mass_errors(confidence[None], (top_class == labels)[None], bins)[0].to(probs.dtype)
 
 
 def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
@@ -97,19 +97,19 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
 
     Args:
         probs: (input, class) probabilities.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         bins: number of bins for each class.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
+        ValueError: probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> ace(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 0]), bins=2)
     tensor(0.3750)
     """
     if check:
-        _check_all(probs, labels, bins)
+        _check_arguments(probs, labels, bins)
     is_class = F.one_hot(labels, probs.shape[-1]).T
     return _equal_mass_errors(probs.T.contiguous(), is_class, bins).mean().to(probs.dtype)
 
@@ -117,63 +117,65 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
 def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Reliability:
     """Bin the inputs by top probability, in equal widths, and return the bars of the diagram.
 
-    A bin holds its lower edge, the last one its upper edge too. Confidence and accuracy of an empty bin are
+    A bin includes its lower edge; the last bin also includes its upper edge. Confidence and accuracy of an empty bin
+    are
     NaN, which plots leave out.
 
     Args:
         probs: (input, class) probabilities.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         bins: number of bins.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities, labels or bins are wrong; `check=False` skips this.
+        ValueError: probabilities, labels or bins are wrong; `check=False` skips this.
 
     >>> import torch
     >>> reliability(torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([0, 1]), bins=2).accuracy
     tensor([   nan, 0.5000])
     """
     if check:
-        _check_all(probs, labels, bins)
-    confidence, top = probs.max(-1)
+        _check_arguments(probs, labels, bins)
+    confidence, top_class = probs.max(-1)
     bin_of_input = _bin_numbers(confidence, bins)
     counts = torch.bincount(bin_of_input, minlength=bins)
     sums = torch.zeros(2, bins, dtype=probs.dtype, device=probs.device)
-    sums.index_add_(1, bin_of_input, torch.stack([confidence, (top == labels).to(probs.dtype)]))
+    sums.index_add_(1, bin_of_input, torch.stack([confidence, (top_class == labels).to(probs.dtype)]))
     return Reliability(sums[0] / counts, sums[1] / counts, counts)
 
 
 def _bin_numbers(confidence: Tensor, bins: int) -> Tensor:
-    """Return the bin of each confidence, by the edges of torchmetrics in its dtype; 1 is in the last bin."""
+    """Return the number of the bin of each confidence, by the float32 edges of torchmetrics; 1 is in the last bin."""
     bin_edges = torch.linspace(0, 1, bins + 1, dtype=torch.float32, device=confidence.device)
     return (torch.bucketize(confidence.float(), bin_edges, right=True) - 1).clamp_(max=bins - 1)
 
 
-def _check_all(probs: Tensor, labels: Tensor, bins: int) -> None:
+def _check_arguments(probs: Tensor, labels: Tensor, bins: int) -> None:
     _check.check_at_least("bins", 1, bins)
     _check.check_probabilities(probs)
     _check.check_labels(labels, probs)
 
 
 def _equal_mass_errors(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
-    """Sum |outcomes - probabilities| over bins of equal mass, and return the (column,) mean over inputs, float64.
+    """Sum |outcomes - probabilities| over bins of equal mass, and return the mean over inputs, (column,) float64.
 
     Args:
         probabilities: (column, input) probabilities.
-        outcomes: (column, input), 0 or 1.
+        outcomes: 0 or 1 for each input, (column, input).
         bins: number of bins.
     """
     sorted_probs, order = _sort_probabilities(probabilities)
     gap = tie_means(sorted_probs, outcomes.gather(-1, order).double()) - sorted_probs.double()
     inputs = probabilities.shape[-1]
     ends = [inputs // bins * bin + min(bin, inputs % bins) for bin in range(bins + 1)]
-    # |sum of gaps| is n_b * |acc - conf|; an empty bin sums to 0.
+    # The absolute sum of the gaps of a bin is its number of inputs * |accuracy - confidence|; an empty bin sums to 0.
     sums = F.pad(gap.cumsum(-1), (1, 0))[:, ends].diff(dim=-1)
     return sums.abs().sum(-1) / inputs
 
 
 def _sort_probabilities(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort probabilities, and return them with their inputs' positions, (column, input) each; ties in any order."""
+    """Sort probabilities, and return them with the positions of their inputs, (column, input) each; ties in any
+    order."""
     if probabilities.dtype != torch.float32 or probabilities.device.type != "cpu":
         return torch.sort(probabilities)
     # The bits of non-negative floats have the order of the floats. numpy sorts one integer, made of these bits and the

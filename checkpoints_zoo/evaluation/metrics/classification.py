@@ -11,15 +11,15 @@ from checkpoints_zoo.evaluation.metrics import _check
 def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Count the inputs whose most probable class is their label, and return their share, in [0, 1].
 
-    If probabilities are equal, the first class counts.
+    If several classes are equally probable, the first one counts.
 
     Args:
         probs: (input, class) probabilities.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities or labels are wrong; `check=False` skips this.
+        ValueError: probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -32,18 +32,18 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
 
 
 def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
-    """Average minus the log probability of the label over the inputs, and return it in nats.
+    """Average the negative log probability of the label over the inputs, and return it in nats.
 
     The result is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
     `torch.logsumexp(member_log_probs, 0) - math.log(members)`.
 
     Args:
         log_probs: log probabilities (input, class), in nats.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if log probabilities or labels are wrong; `check=False` skips this.
+        ValueError: log probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> nll(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([1]))
@@ -58,16 +58,16 @@ def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
 def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Average the squared distance to the label's indicator over the inputs, and return it, in [0, 2].
 
-    Brier, Verification of forecasts expressed in terms of probability (1950): the sum over
-    classes, not their mean.
+    The squared distance is summed over classes, not averaged: Brier, Verification of forecasts expressed in terms of
+    probability (1950).
 
     Args:
         probs: (input, class) probabilities.
-        labels: (input,) classes.
+        labels: number of the class of each input, (input,).
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities or labels are wrong; `check=False` skips this.
+        ValueError: probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> brier(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))

@@ -11,7 +11,8 @@ def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
     """Count the inputs for which two predictive distributions have the same most probable class, and return their
     share, in [0, 1].
 
-    Izmailov et al., What are Bayesian neural network posteriors really like? (2021). If probabilities are equal, the
+    Source: Izmailov et al., What are Bayesian neural network posteriors really like? (2021). If probabilities are
+    equal, the
     first class counts.
 
     Args:
@@ -19,7 +20,7 @@ def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if one of the tensors is wrong, or their shapes differ; `check=False` skips this.
+        ValueError: one of the tensors is wrong, or their shapes differ; `check=False` skips this.
 
     >>> import torch
     >>> agreement(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
@@ -39,7 +40,7 @@ def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Ten
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if one of the tensors is wrong, or their shapes differ; `check=False` skips this.
+        ValueError: one of the tensors is wrong, or their shapes differ; `check=False` skips this.
 
     >>> import torch
     >>> total_variation(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))

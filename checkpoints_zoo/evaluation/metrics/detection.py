@@ -1,9 +1,9 @@
 """Detection of inputs out of distribution (OOD) by a score: OOD inputs are the positive class and should have higher
 scores.
 
-torchmetrics has two of these metrics, but treats scores outside [0, 1] as logits: its sigmoid makes neighbouring
-scores equal, and so does adding 1 to scores above -1/2. Counting the scores below each other is exact for any
-scores, and several times faster on a few thousand inputs.
+torchmetrics has two of these metrics, but passes scores outside [0, 1] through a sigmoid, which rounds neighbouring
+scores to equal ones. Counting pairs of scores is exact for all scores, and several times faster for a few thousand
+inputs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ CLOSE_TO_1 = 1 - 2**-10  # For a larger probability p, the difference 1 - p has 
 def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     """Subtract the largest probability of each input from 1, and return the (input,) scores, in [0, 1).
 
-    Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples (2017). Where the
-    largest probability is close to 1, the score is the sum of the others, so that inputs keep their order also where
+    Source: Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples (2017). Where
+    the
+    largest probability is close to 1, the score is the sum of the other probabilities, so that inputs keep their order
+    also where
     the largest probability rounds to 1.
 
     Args:
@@ -28,7 +30,7 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the probabilities are wrong; `check=False` skips this.
+        ValueError: the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> ood_score(torch.tensor([[0.75, 0.25], [0.5, 0.5]]))
@@ -46,11 +48,11 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
 
     Args:
         scores: scores (input,), higher for inputs that look more out of distribution.
-        is_ood: (input,) bool.
+        is_ood: whether each input is out of distribution, (input,) bool.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
+        ValueError: the scores are wrong, or all inputs are of one kind; `check=False` skips this.
 
     >>> import torch
     >>> auroc(torch.tensor([-0.9, -0.8, -0.5]), torch.tensor([False, True, True]))
@@ -68,16 +70,16 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
 def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """Average the precision over the steps in recall, and return it, OOD positive, in [0, 1].
 
-    The sum of (step in recall) * precision, without interpolation, as torchmetrics and scikit-learn have
-    it. Chance is the share of OOD inputs, not one half.
+    The average precision is the sum of (step in recall) * precision, without interpolation, as in torchmetrics and
+    scikit-learn. Random scores give the share of OOD inputs, not one half.
 
     Args:
         scores: scores (input,), higher for inputs that look more out of distribution.
-        is_ood: (input,) bool.
+        is_ood: whether each input is out of distribution, (input,) bool.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
+        ValueError: the scores are wrong, or all inputs are of one kind; `check=False` skips this.
 
     >>> import torch
     >>> aupr(torch.tensor([-0.9, -0.8, -0.5]), torch.tensor([False, True, True]))
@@ -87,25 +89,25 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
         _check.check_ood_scores(is_ood, scores)
     positive = scores.masked_select(is_ood).sort().values
     negative = scores.masked_select(~is_ood).sort().values
-    # Each OOD input is one step in recall, at the precision of a threshold equal to its score.
+    # Each OOD input is one step in recall, at the precision of a threshold equal to the input's score.
     hits = len(positive) - torch.searchsorted(positive, positive)
     false_alarms = len(negative) - torch.searchsorted(negative, positive)
     return (hits.double() / (hits + false_alarms)).mean().to(scores.dtype)
 
 
 def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
-    """Find the highest threshold that flags 95 % of OOD inputs, and return the share of others it flags.
+    """Find the highest threshold that flags 95 % of OOD inputs, and return the share of other inputs that it flags.
 
     A threshold flags all inputs with at least that score, so it flags all inputs of a tie, and the recall may
-    be above 95 %. This is torch-uncertainty's FPR95.
+    be above 95 %. torch-uncertainty's FPR95 has the same definition.
 
     Args:
         scores: scores (input,), higher for inputs that look more out of distribution.
-        is_ood: (input,) bool.
+        is_ood: whether each input is out of distribution, (input,) bool.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the scores are wrong, or all inputs are of one kind; `check=False` skips this.
+        ValueError: the scores are wrong, or all inputs are of one kind; `check=False` skips this.
 
     >>> import torch
     >>> fpr95(torch.tensor([-0.9, -0.8, -0.7, -0.5]), torch.tensor([False, True, False, True]))

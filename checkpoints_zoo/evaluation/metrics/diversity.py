@@ -9,14 +9,14 @@ from checkpoints_zoo.evaluation.metrics import _check
 
 
 def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
-    """Sum -p log p over the last axis, and return the entropies in nats, the other axes kept (0 log 0 = 0).
+    """Sum -p log p over the last axis, and return the entropies in nats, (...,), where 0 log 0 = 0.
 
     Args:
         probs: (..., class) probabilities.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the probabilities are wrong; `check=False` skips this.
+        ValueError: the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
@@ -24,8 +24,8 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_probabilities(probs, axes=None)
-    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp only ensures that 0 *
-    # log 0 is 0.
+    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp of the probabilities
+    # only ensures that 0 * log 0 is 0.
     return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
 
 
@@ -42,7 +42,7 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the probabilities are wrong; `check=False` skips this.
+        ValueError: the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
@@ -55,16 +55,17 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
 
 
 def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
-    """Average over pairs of members the share of inputs they class differently, and return it, in [0, 1].
+    """Average over pairs of members the share of inputs to which they give different classes, and return it, in [0, 1].
 
-    If probabilities are equal, the first class counts. The result is NaN for a single member, which has no pair.
+    If several classes are equally probable, the first one counts. The result is NaN for a single member, which has no
+    pair.
 
     Args:
         probs: (member, input, class) probabilities.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if the probabilities are wrong; `check=False` skips this.
+        ValueError: the probabilities are wrong; `check=False` skips this.
 
     >>> import torch
     >>> disagreement(torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.3, 0.7]]]))
@@ -76,12 +77,13 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
 
 
 def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
-    """Average over pairs of members the share of inputs they class differently, and return it, float64 in [0, 1].
+    """Average over pairs of members the share of inputs to which they give different classes, and return it, float64 in
+    [0, 1].
 
     The result is NaN for a single member, which has no pair.
 
     Args:
-        voted: (member, input), the class that each member predicts.
+        voted: class that each member predicts for each input, (member, input).
         classes: number of classes.
 
     >>> import torch
@@ -96,5 +98,5 @@ def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
         torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape),
     )
     # If m_c of m members vote for class c, m*m - sum of m_c*m_c of the m*(m - 1) ordered pairs differ.
-    differing = inputs * members**2 - votes.square().sum()
-    return differing.double() / (inputs * members * (members - 1))
+    differing_pairs = inputs * members**2 - votes.square().sum()
+    return differing_pairs.double() / (inputs * members * (members - 1))

@@ -1,8 +1,8 @@
 """Intervals over members: the members are a sample of a population of training runs, the inputs are fixed.
 
-A bootstrap draws members twice, which lowers diversity and biases the figure of an ensemble. So only figures that
-are means over members are bootstrapped; the others are measured on subsets without replacement. The spread of few
-members is itself uncertain: all widths use Student's quantile with N - 1 degrees of freedom (1.998 for 64
+A bootstrap draws members twice, which lowers diversity and biases the figure of an ensemble. Therefore only figures
+that are means over members are bootstrapped; other figures are measured on subsets without replacement. The spread of
+few members is itself uncertain: all widths use Student's quantile with N - 1 degrees of freedom (1.998 for 64
 members, 2.365 for 8, 4.303 for 3); with the normal quantile, 1.96, coverage would be 91 % at 8 members, 81 % at 3.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics._check import argument_error, check_at_least, check_floats
 
-_LEVEL = 0.95
-_FEWEST = 3  # Smallest number of members for an interval.
+_CONFIDENCE_LEVEL = 0.95
+_FEWEST_MEMBERS = 3  # Smallest number of members for an interval.
 FEWEST_SKEWED = 32  # Smallest number of members for intervals of figures that a tenth of the members may decide.
 # Largest number of members for which a jackknife measures skewness, by leaving out each member once.
 MOST_LEFT_OUT = 256
@@ -32,15 +32,15 @@ class Interval:
     value: float
     low: float | None
     high: float | None
-    level: float = _LEVEL
+    level: float = _CONFIDENCE_LEVEL
 
     def __str__(self) -> str:
         bounds = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
         return f"{self.value:.4g}{bounds}"
 
     def if_enough(self, members: int) -> Interval:
-        """Return the interval; with fewer than 32 members without bounds, because such a sample may lack the members
-        that decide the figure.
+        """Return the interval, without bounds for fewer than 32 members: such a sample may lack the members that
+        decide the figure.
 
         If a tenth of a population is far worse than the rest, 19 % of samples of 16 members contain none of these, and
         then no interval covers the true value; for 32 members it is 3 %.
@@ -52,17 +52,18 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     """Resample a figure that is a mean over members, and return the mean with its percentile interval.
 
     Efron, Bootstrap methods: another look at the jackknife (1979). The variance of resampled means is too small
-    by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by Student's
-    quantile over the normal one. The interval is joined with one that is widened for a skewed population (see
-    `widened_for_skewness`).
+    by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by the ratio
+    of Student's quantile to the normal quantile. The interval is joined with an interval that is widened for a skewed
+    population (see
+    `skewness_half_widths`).
 
     Args:
-        values: (member,), the figure of each member.
+        values: figure of each member, (member,).
         seed: seed of the resampling; equal seeds give equal intervals.
         resamples: number of samples of N members to draw.
 
     Raises:
-        ValueError: if the values are empty, not float32 or float64, NaN, or not (member,).
+        ValueError: the values are empty, not float32 or float64, NaN, or not (member,).
 
     >>> interval = bootstrap_mean(torch.tensor([0.90, 0.92, 0.94, 0.96]))
     >>> print(f"{interval.low:.3f} {interval.value:.3f} {interval.high:.3f}")
@@ -73,15 +74,15 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     members = len(values)
     values = values.detach().to("cpu", torch.float64)
     mean = float(values.mean())
-    if members < _FEWEST or not math.isfinite(mean):
+    if members < _FEWEST_MEMBERS or not math.isfinite(mean):
         return Interval(mean, None, None)
     resampled = torch.randint(members, (resamples, members), generator=torch.Generator().manual_seed(seed))
     offsets = values[resampled].mean(-1) - mean
-    tail_share = (1 - _LEVEL) / 2
+    tail_share = (1 - _CONFIDENCE_LEVEL) / 2
     low, high = torch.quantile(offsets, offsets.new_tensor([tail_share, 1 - tail_share])).tolist()
     factor = math.sqrt(members / (members - 1)) * _quantile(members) / _quantile(1_000_000_000)
     error = float(values.std()) / math.sqrt(members)
-    below, above = (float(x) for x in widened_for_skewness(_quantile(members), values[:, None]))
+    below, above = (float(x) for x in skewness_half_widths(_quantile(members), values[:, None]))
     return Interval(mean, mean + min(factor * low, -below * error), mean + max(factor * high, above * error))
 
 
@@ -90,12 +91,11 @@ def subset_band(
 ) -> list[Interval]:
     """Measure figures on subsets of k < N members, and return bands for the figures of a new ensemble of k.
 
-    The band is the mean over random subsets without replacement ± t s sqrt((1 + k/N) / (1 - k/N)), s their
-    standard deviation. Subsets of one sample overlap, so that s² is 1 - k/N times the variance of a new
-    ensemble (the finite population correction); the mean over subsets varies too, which adds k/N of this
-    variance. The band of a figure that changes in jumps, such as an accuracy, is too wide if k is above N/2 (coverage
-    98 to
-    99 % at k = 3N/4). If there are at most `subsets` subsets, or k is 1, each is measured once.
+    The band is the mean over random subsets without replacement ± t s sqrt((1 + k/N) / (1 - k/N)), where s is
+    their standard deviation and t Student's quantile. Subsets of one sample overlap, so that s² is 1 - k/N times the
+    variance of a new ensemble (the finite population correction); the mean over subsets varies too, which adds k/N of
+    this variance. If k is above N/2, the band of a figure that changes in jumps, such as an accuracy, is too wide
+    (coverage 98 to 99 % at k = 3N/4). If there are at most `subsets` subsets, or k is 1, each subset is measured once.
 
     Args:
         figure: function that maps the (k,) positions of some members to (figure,) values, in any units.
@@ -105,7 +105,7 @@ def subset_band(
         subsets: number of subsets to measure.
 
     Raises:
-        ValueError: if the size is not in 1 to N - 1, or `figure` does not return (figure,) values.
+        ValueError: the size is not in 1 to N - 1, or `figure` does not return (figure,) values.
 
     >>> accuracies = torch.tensor([0.90, 0.92, 0.94, 0.96])
     >>> band = subset_band(lambda chosen: accuracies[chosen].mean().reshape(1), members=4, size=2)[0]
@@ -146,12 +146,12 @@ class Plan:
         """Compute intervals from measured figures, and return them.
 
         Args:
-            values: (subset, figure) float64, in the order of `chosen`.
+            values: figures of each subset, (subset, figure) float64, in the order of `chosen`.
         """
-        drawn = values[self.random]
-        spread = drawn.std(0, correction=0 if self.is_complete else 1) if self.widening else values[0]
+        random_values = values[self.random]
+        spread = random_values.std(0, correction=0 if self.is_complete else 1) if self.widening else values[0]
         influence = values[0] - values[len(self.chosen) - self.left_out :] if self.left_out else None
-        centre = values[0] if self.whole else drawn.mean(0)
+        centre = values[0] if self.whole else random_values.mean(0)
         return _intervals_around(centre, spread * self.widening, self.members, influence)
 
 
@@ -159,8 +159,8 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
     """Draw the subsets that `subset_band` measures, and return them; arguments and errors are those of
     `subset_band`."""
     if not 1 <= size < members:
-        do = "Use jackknife for all members"
-        raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), do)
+        advice = "Use jackknife for all members"
+        raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), advice)
     chosen, is_complete = _draw_subsets(members, size, seed, subsets)
     widening = math.sqrt((1 + size / members) / (1 - size / members))
     return Plan(members, list(chosen), is_complete, widening, whole=False)
@@ -174,7 +174,7 @@ def jackknife_plan(
     if delete is not None and not 1 <= delete < members:
         raise argument_error("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
     all_members = torch.arange(members)
-    if members < _FEWEST:
+    if members < _FEWEST_MEMBERS:
         return Plan(members, [all_members], True, 0.0, whole=True)
     left_out = members // 2 if delete is None else delete
     chosen, is_complete = _draw_subsets(members, members - left_out, seed, subsets)
@@ -203,28 +203,31 @@ def jackknife(
 ) -> list[Interval]:
     """Measure figures on all N members, and return them with delete-d jackknife intervals.
 
-    The interval is the value on all members ± t sqrt((N - d) / d) s, s the standard deviation over subsets of N - d
-    members: Shao & Wu, A general theory for jackknife variance estimation (1989), with random subsets if there are
+    The interval is the value on all members ± t sqrt((N - d) / d) s, where t is Student's quantile and s the standard
+    deviation over subsets of N - d members: Shao & Wu, A general theory for jackknife variance estimation (1989), with
+    random subsets if there are
     many. The interval estimates the mean figure of ensembles of N such members.
 
-    d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a d that grows with N: in
+    d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a number d of left-out members
+    that grows with N. In
     simulated
-    populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide
-    with d = 1, 1.3 times with d = N/4, and right within 3 % with d = N/2; for smooth figures (NLL, Brier,
-    mutual information) d made no difference.
+    populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide with d = 1,
+    1.3 times with d = N/4, and right within 3 % with d = N/2. For smooth figures (NLL, Brier, mutual information) d
+    made
+    no difference.
 
     Args:
         figure: function that maps the (k,) positions of some members to (figure,) values, in any units.
         members: number of members, N.
         seed: seed of the draw; equal seeds give equal intervals.
-        subsets: number of subsets to measure; if there are not more subsets than this, each is measured once.
+        subsets: number of subsets to measure; if there are not more subsets than this number, each is measured once.
         delete: number of members to leave out of each subset, d; None for N/2.
         skewness: whether to leave out each member once as well (for up to 256 members), and to widen the interval for a
-            skewed population (see `widened_for_skewness`).
+            skewed population (see `skewness_half_widths`).
 
     Raises:
-        ValueError: if there are no members, d is not in 1 to N - 1, or `figure` does not return (figure,)
-        values.
+        ValueError: there are no members, d is not in 1 to N - 1, or `figure` does not return (figure,)
+            values.
 
     >>> accuracies = torch.tensor([0.90, 0.92, 0.94, 0.96])
     >>> interval = jackknife(lambda chosen: accuracies[chosen].mean().reshape(1), members=4)[0]
@@ -237,7 +240,7 @@ def jackknife(
 
 def _draw_subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
     """Draw random subsets of members, or list all subsets if there are few; return them, (subset, size), and whether
-    they are all."""
+    the list is complete."""
     check_at_least("subsets", 2, subsets)
     if size == 1 or math.comb(members, size) <= subsets:
         return torch.tensor(list(itertools.combinations(range(members), size))), True
@@ -262,33 +265,34 @@ def _quantile(members: int) -> float:
     """Return Student's quantile for a two-sided 95 % interval, given the number of members."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(members - 1, 1 - (1 - _LEVEL) / 2))
+    return float(stdtrit(members - 1, 1 - (1 - _CONFIDENCE_LEVEL) / 2))
 
 
-def widened_for_skewness(quantile: float, influence: Tensor) -> tuple[Tensor, Tensor]:
+def skewness_half_widths(quantile: float, influence: Tensor) -> tuple[Tensor, Tensor]:
     """Widen the interval of a mean for a skewed population; return its two half widths in standard errors, (figure,)
     each.
 
-    The interval is from centre - first * error to centre + second * error. The result is the union of Student's
-    interval and the interval by Hall, On the removal of skewness by transformation (1992): in simulated means of 32 to
-    64 members the latter covers
-    95 to 97 % where a tenth of the population is far worse than the others, and Student's 87 to 93 %.
+    The widened interval reaches from centre - first * error to centre + second * error. The result is the union of
+    Student's
+    interval and the interval of Hall, On the removal of skewness by transformation (1992). If a tenth of the population
+    is far worse than the others, Hall's interval covers 95 to 97 % of simulated means of 32 to 64 members, Student's
+    interval 87 to 93 %.
 
     Args:
-        quantile: Student's, two-sided.
-        influence: (member, figure), how much each member contributes to each figure, in any unit.
+        quantile: Student's two-sided quantile for the number of members.
+        influence: contribution of each member to each figure, (member, figure), in any unit.
     """
     members = len(influence)
     centred_influence = influence - influence.mean(0)
     skewness = centred_influence.pow(3).mean(0) / centred_influence.square().mean(0).pow(1.5)
-    shape = (skewness / math.sqrt(members)).nan_to_num(0.0, 0.0, 0.0)
-    shape = torch.where(shape.abs() < 1e-6, torch.full_like(shape, 1e-6), shape)
+    shape_parameter = (skewness / math.sqrt(members)).nan_to_num(0.0, 0.0, 0.0)
+    shape_parameter = torch.where(shape_parameter.abs() < 1e-6, torch.full_like(shape_parameter, 1e-6), shape_parameter)
 
-    def transformed(t: float) -> Tensor:
-        power = 1 + shape * (t - shape / 6)
-        return 3 / shape * (power.sign() * power.abs().pow(1 / 3) - 1)
+    def hall_transform(t: float) -> Tensor:
+        power = 1 + shape_parameter * (t - shape_parameter / 6)
+        return 3 / shape_parameter * (power.sign() * power.abs().pow(1 / 3) - 1)
 
-    return transformed(quantile).clamp_min(quantile), (-transformed(-quantile)).clamp_min(quantile)
+    return hall_transform(quantile).clamp_min(quantile), (-hall_transform(-quantile)).clamp_min(quantile)
 
 
 def _intervals_around(value: Tensor, spread: Tensor, members: int, influence: Tensor | None = None) -> list[Interval]:
@@ -297,16 +301,16 @@ def _intervals_around(value: Tensor, spread: Tensor, members: int, influence: Te
     Args:
         value, spread: the figures (figure,), and their standard errors (figure,).
         members: number of members.
-        influence: (member, figure) as in `widened_for_skewness`; None for Student's interval.
+        influence: contribution of each member to each figure, (member, figure); None for Student's interval.
     """
-    width = _quantile(members) if members >= _FEWEST else math.nan
+    width = _quantile(members) if members >= _FEWEST_MEMBERS else math.nan
     below = above = torch.full_like(value, width)
-    if influence is not None and members >= _FEWEST:
-        below, above = widened_for_skewness(width, influence)
+    if influence is not None and members >= _FEWEST_MEMBERS:
+        below, above = skewness_half_widths(width, influence)
     intervals = []
     columns = (value.tolist(), (below * spread).tolist(), (above * spread).tolist())
     for centre, left, right in zip(*columns, strict=True):
-        if members < _FEWEST or not all(map(math.isfinite, (centre, left, right))):
+        if members < _FEWEST_MEMBERS or not all(map(math.isfinite, (centre, left, right))):
             intervals.append(Interval(centre, None, None))
         else:
             intervals.append(Interval(centre, centre - left, centre + right))

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that softens or sharpens all probabilities alike."""
+"""Temperature scaling: a single number that softens or sharpens all probabilities alike."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from torch import Tensor
 
 from checkpoints_zoo.evaluation.metrics import _check
 
-LOWEST, HIGHEST = 0.05, 20.0
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 _MOST_STEPS = 100
-_EXACT = 1e-9  # Relative step in 1/T below which the search ends.
+_STEP_TOLERANCE = 1e-9  # Relative step in 1/T below which the search ends.
 
 
 def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     """Fit the temperature T whose softmax(log_probs / T) gives the labels the least mean NLL; return it, float64.
 
-    Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. Its derivative is the
+    Source: Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. The derivative of
+    the NLL is
+    the
     mean of E_b[log p] - log p(label), where the expectation is over the scaled probabilities. Newton's method finds
     the root; a step that would leave the bracket is replaced by bisection of log b. T is between 0.05 and 20: it is
     0.05 if a lower T is always better (all inputs classified correctly), 20 if a higher T is always better, and 1 if
@@ -23,13 +25,13 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
 
     Args:
         log_probs: log probabilities (input, class), in nats; for an ensemble, the log of the members' mean
-            probabilities: Rahaman & Thiery, Uncertainty quantification and deep ensembles (2021), average first, then
-            calibrate.
-        labels: (input,) classes.
+            probabilities, because the members are averaged first and calibrated then (Rahaman & Thiery, Uncertainty
+            quantification and deep ensembles, 2021).
+        labels: number of the class of each input, (input,).
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if log probabilities or labels are wrong; `check=False` skips this.
+        ValueError: log probabilities or labels are wrong; `check=False` skips this.
 
     >>> log_probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1]]).log()  # right two times of three
     >>> t = temperature(log_probs, torch.tensor([0, 0, 1]))
@@ -45,20 +47,20 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     values = (values - values.amax(-1, keepdim=True)).clamp_(min=-745.0)
     label_values = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def slopes(inverse_temperature: float) -> tuple[float, float]:
+    def derivatives(inverse_temperature: float) -> tuple[float, float]:
         """Return the first and second derivative of the mean NLL at 1/T = b."""
         powers = (values * inverse_temperature).exp_()
         total = powers.sum(-1)
-        first = torch.linalg.vecdot(powers, values) / total
-        second = torch.linalg.vecdot(powers.mul_(values), values) / total - first.square()
-        return float((first - label_values).mean()), float(second.mean())
+        first_derivative = torch.linalg.vecdot(powers, values) / total
+        second_derivative = torch.linalg.vecdot(powers.mul_(values), values) / total - first_derivative.square()
+        return float((first_derivative - label_values).mean()), float(second_derivative.mean())
 
-    low, high, inverse_temperature = 1 / HIGHEST, 1 / LOWEST, 1.0
-    slope, curvature = slopes(inverse_temperature)
-    if slope < 0 and slopes(high)[0] <= 0:
-        return values.new_tensor(LOWEST)
-    if slope > 0 and slopes(low)[0] >= 0:
-        return values.new_tensor(HIGHEST)
+    low, high, inverse_temperature = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE, 1.0
+    slope, curvature = derivatives(inverse_temperature)
+    if slope < 0 and derivatives(high)[0] <= 0:
+        return values.new_tensor(LOWEST_TEMPERATURE)
+    if slope > 0 and derivatives(low)[0] >= 0:
+        return values.new_tensor(HIGHEST_TEMPERATURE)
     for _ in range(_MOST_STEPS):
         if slope == 0:
             break
@@ -67,9 +69,9 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
         if not low < newton_step < high:
             newton_step = (low * high) ** 0.5
         previous, inverse_temperature = inverse_temperature, newton_step
-        if abs(inverse_temperature - previous) <= _EXACT * inverse_temperature:
+        if abs(inverse_temperature - previous) <= _STEP_TOLERANCE * inverse_temperature:
             break
-        slope, curvature = slopes(inverse_temperature)
+        slope, curvature = derivatives(inverse_temperature)
     return values.new_tensor(1 / inverse_temperature)
 
 

@@ -13,19 +13,18 @@ from checkpoints_zoo.evaluation.metrics.detection import ood_score
 def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, check: bool = True) -> Tensor:
     """Integrate the error rate of the most confident inputs over their share, and return the AURC, in [0, 1].
 
-    Trapezoids over the coverages 1/n, 2/n, ..., 1, divided by their span 1 - 1/n, as in torch-uncertainty; a
-    single input gives its error, where torch-uncertainty gives NaN. Inputs of equal confidence share their
-    mean error. Geifman & El-Yaniv, Selective classification for deep neural networks (2017).
+    The integral uses trapezoids over the coverages 1/n, 2/n, ..., 1, and is divided by their span 1 - 1/n, as in
+    torch-uncertainty. The AURC of a single input is its error (NaN in torch-uncertainty). Inputs of equal confidence
+    share their mean error. Source: Geifman & El-Yaniv, Selective classification for deep neural networks (2017).
 
     Args:
         probs: (input, class) probabilities; the largest one of an input is its confidence.
-        labels: (input,) classes.
-        uncertainty: (input,), lower for inputs with more confidence; None to use `ood_score`, 1 − the largest
-            probability.
+        labels: number of the class of each input, (input,).
+        uncertainty: uncertainty of each input, (input,); None to use `ood_score`, which is 1 − the largest probability.
         check: whether to check the arguments; False if they were checked before.
 
     Raises:
-        ValueError: if probabilities or labels are wrong; `check=False` skips this.
+        ValueError: probabilities or labels are wrong; `check=False` skips this.
 
     >>> import torch
     >>> aurc(torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.8, 0.2]]), torch.tensor([0, 1, 0]))
@@ -34,8 +33,8 @@ def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, ch
     if check:
         _check.check_probabilities(probs)
         _check.check_labels(labels, probs)
-    ordered, order = (ood_score(probs, check=False) if uncertainty is None else uncertainty).sort()
-    errors = tie_means(ordered[None], (probs.argmax(-1) != labels)[order].double()[None])[0]
+    sorted_uncertainty, order = (ood_score(probs, check=False) if uncertainty is None else uncertainty).sort()
+    errors = tie_means(sorted_uncertainty[None], (probs.argmax(-1) != labels)[order].double()[None])[0]
     inputs = len(errors)
     risk = errors.cumsum(-1) / torch.arange(1, inputs + 1, device=probs.device)
     if inputs == 1:

@@ -27,7 +27,7 @@ from checkpoints_zoo.interop.ingest.origin import Origin, Say, number_files
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Entry, IdentifyNet, Index, MemberGroup, MemberHeader, MemberRange, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
-from checkpoints_zoo.sources.archives.tar import BLOCK, TarHeader
+from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, TarHeader
 from checkpoints_zoo.sources.ranges import RemoteFile
 
 MAX_LISTED = 5  # number of files that an error names.
@@ -69,10 +69,13 @@ def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], pr
 
 def _members_of_staged(path: str, index: archives.Index) -> MemberGroup:
     # If entries have equal names, the last one counts.
-    heads, last_position = index.heads, {e.name: i for i, e in enumerate(index.entries)}
+    heads, last_position = index.headers, {e.name: i for i, e in enumerate(index.entries)}
     entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
     return MemberGroup(
-        [MemberRange(e.name, f"{path}!{i}", heads[e.head].header_nbytes, heads[e.head]) for i, e in entries]
+        [
+            MemberRange(e.name, f"{path}!{i}", heads[e.header_number].header_nbytes, heads[e.header_number])
+            for i, e in entries
+        ]
     )
 
 
@@ -96,12 +99,12 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
     if origin.repo is None:
         readers = [_open_local(origin.root / p) for p in origin.files]
     else:
-        with ThreadPoolExecutor(fetching.CONNECTIONS, thread_name_prefix="zoo-heads") as pool:
+        with ThreadPoolExecutor(fetching.CONNECTION_COUNT, thread_name_prefix="zoo-heads") as pool:
             readers = list(pool.map(partial(_open_remote, origin.repo), origin.files))
     for path, (size, read_range) in zip(origin.files, readers, strict=True):
         entry = contents.add(TarHeader(path, 0, 0, size, ""), read_range)
         if entry:
-            head = contents.heads[entry.head]
+            head = contents.headers[entry.header_number]
             if all(_SHARD_NAME.match(name) for name, _, _ in head.tensors):
                 raise UsageError(
                     f"file {path} of {origin.label}",
@@ -129,7 +132,7 @@ def _open_local(path: Path) -> tuple[int, ReadRange]:
 def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     """Read the first bytes of a repo's file, enough for most headers; return its size and its range reader."""
     remote = fetching.remote_file(repo, path)
-    first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST))
+    first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST_READ_BYTES))
 
     def read_range(offset: int, length: int) -> bytes:
         return first[offset : offset + length] if offset + length <= len(first) else remote.bytes_at(offset, length)
@@ -137,31 +140,34 @@ def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     return remote.size, read_range
 
 
-def number_members(group: MemberGroup, paths: Sequence[str], earlier: Mapping[str, int]) -> MemberGroup:
+def number_members(group: MemberGroup, paths: Sequence[str], earlier_ids: Mapping[str, int]) -> MemberGroup:
     """Number the members of a folder by their file names; return them with the numbers.
 
     Args:
         group: members of the folder, one a file.
         paths: paths of the files, in order.
-        earlier: path -> member of the files that were imported before. They keep their numbers, and if the numbers of
-            all files would change some of them, the other files get the next free numbers.
+        earlier_ids: path -> member id of the files that were imported before. These files keep their numbers; if
+            numbering all files would change one of them, the other files get the next free numbers.
     """
-    names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
-    present = set(names)
-    usable = [path for path in paths if path in present]
-    ids = dict(zip(usable, number_files(usable), strict=True))
-    known_numbers = {path: member for path, member in earlier.items() if path in ids}
+    names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
+    present_names = set(names)
+    usable_paths = [path for path in paths if path in present_names]
+    ids = dict(zip(usable_paths, number_files(usable_paths), strict=True))
+    known_numbers = {path: member for path, member in earlier_ids.items() if path in ids}
     if any(ids[path] != member for path, member in known_numbers.items()):
         free_numbers = itertools.count(max(known_numbers.values()) + 1)
-        ids = {path: known_numbers[path] if path in known_numbers else next(free_numbers) for path in usable}
+        ids = {path: known_numbers[path] if path in known_numbers else next(free_numbers) for path in usable_paths}
     return replace(group, numbers=[ids[name] for name in names])
 
 
 def members_by_file(groups: Sequence[MemberGroup]) -> dict[str, int]:
     """Return path -> member of the members with their own files, in the order of the members."""
-    named = (zip((*(m.name for m in group.members), *(n for n, _ in group.broken)), group.numbers, strict=True)
-             for group in groups if group.numbers)  # fmt: skip
-    return dict(sorted((pair for pairs in named for pair in pairs), key=lambda pair: pair[1]))
+    name_number_pairs = (
+        zip((*(m.name for m in group.members), *(n for n, _ in group.damaged)), group.numbers, strict=True)
+        for group in groups
+        if group.numbers
+    )
+    return dict(sorted((pair for pairs in name_number_pairs for pair in pairs), key=lambda pair: pair[1]))
 
 
 def check_all_fit(label: str, groups: Sequence[MemberGroup], identify_net: IdentifyNet) -> None:
@@ -171,30 +177,34 @@ def check_all_fit(label: str, groups: Sequence[MemberGroup], identify_net: Ident
         DamagedError, LayoutError: some files hold no member of the net; the error names them and the reason.
     """
     problems: dict[int, str] = {}
-    damaged = [broken for group in groups for broken in group.broken]
-    misfits = []
+    damaged_members = [broken for group in groups for broken in group.damaged]
+    members_of_other_networks = []
     for member in (m for group in groups for m in group.members):
-        if id(member.head) not in problems:
+        if id(member.header) not in problems:
             try:
-                identify_net(member.head)
-                problems[id(member.head)] = ""
+                identify_net(member.header)
+                problems[id(member.header)] = ""
             except LayoutError as error:
-                problems[id(member.head)] = error.found or str(error)
-        if problem := problems[id(member.head)]:
-            misfits.append((member.name, problem))
-    if not damaged and not misfits:
+                problems[id(member.header)] = error.found or str(error)
+        if problem := problems[id(member.header)]:
+            members_of_other_networks.append((member.name, problem))
+    if not damaged_members and not members_of_other_networks:
         return
-    file_count = sum(len(group.members) + len(group.broken) for group in groups)
+    file_count = sum(len(group.members) + len(group.damaged) for group in groups)
     # The text on a damaged file names the file already.
-    listed = [*(why.rstrip(".") for _, why in damaged), *(f"{name}: {why}" for name, why in misfits)][:MAX_LISTED]
-    more = len(damaged) + len(misfits) - len(listed)
+    problem_texts = [
+        *(why.rstrip(".") for _, why in damaged_members),
+        *(f"{name}: {why}" for name, why in members_of_other_networks),
+    ][:MAX_LISTED]
+    more = len(damaged_members) + len(members_of_other_networks) - len(problem_texts)
     and_more = f". And {more:,} more" if more else ""
-    raise (DamagedError if damaged else LayoutError)(
+    raise (DamagedError if damaged_members else LayoutError)(
         f"checkpoints of {label}",
         expected=f"{file_count:,} of the architecture, by name and shape of their tensors",
-        found=f"{len(damaged) + len(misfits):,} that are not. {'. '.join(listed)}{and_more}",
+        found=f"{len(damaged_members) + len(members_of_other_networks):,} that are not. "
+        f"{'. '.join(problem_texts)}{and_more}",
         do="Nothing was written. Move these files away, or give the architecture that they were trained with",
-        path=[*damaged, *misfits][0][0],
+        path=[*damaged_members, *members_of_other_networks][0][0],
     )
 
 
@@ -225,18 +235,18 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
     say(f"{path}: a gzipped archive, read once from front to back …")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    heads: dict[tuple[Any, ...], int] = {}
+    number_of_header: dict[tuple[Any, ...], int] = {}
     kinds, entries, offset = list[MemberHeader](), list[Entry](), 0
     with _open_archive(origin, path) as file:
         for position, (name, header, raw) in enumerate(archives.stream_members(file, path)):
             tensors = tuple((n, dtype, shape) for n, (dtype, shape, _, _) in header.tensors.items())
             key = (header.data_start, tensors)
-            if key not in heads:
-                heads[key] = len(kinds)
+            if key not in number_of_header:
+                number_of_header[key] = len(kinds)
                 kinds.append(MemberHeader(header.data_start, tensors))
             # Offsets in a gzipped archive can't be used for reading: the index has each member's position instead.
-            entries.append(Entry(name, offset, offset + BLOCK, heads[key], True))
-            offset += BLOCK + len(raw)
+            entries.append(Entry(name, offset, offset + BLOCK_BYTES, number_of_header[key], True))
+            offset += BLOCK_BYTES + len(raw)
             (folder / f"{position:06d}.safetensors").write_bytes(raw)
     index = Index(path, offset, "tar", tuple(kinds), tuple(entries))
     catalog.write_json(index.to_json(), index_path)
@@ -247,10 +257,10 @@ def staging_key(origin: Origin, path: str) -> str:
     """Return the name of an archive's staging folder; a changed archive gets another folder."""
     if origin.repo is None:
         stat = (origin.root / path).stat()
-        stamp = f"{path} {stat.st_size} {stat.st_mtime_ns}"
+        file_stamp = f"{path} {stat.st_size} {stat.st_mtime_ns}"
     else:
-        stamp = f"{origin.repo} {path}"
-    return hashlib.sha256(stamp.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        file_stamp = f"{origin.repo} {path}"
+    return hashlib.sha256(file_stamp.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _open_archive(origin: Origin, path: str) -> IO[bytes]:
@@ -282,8 +292,8 @@ def file_finder(origin: Origin, folder: Path) -> Callable[[str], Path]:
     keys = {p: staging_key(origin, p) for p in origin.gzips}
 
     def find_file(path: str) -> Path:
-        name, mark, position = path.rpartition("!")
-        if mark and name in keys:
+        name, separator, position = path.rpartition("!")
+        if separator and name in keys:
             return folder / keys[name] / f"{int(position):06d}.safetensors"
         return origin.root / path
 

@@ -70,10 +70,10 @@ def ingest(
         name: name of the collection.
         out: folder for the manifest; local files of members must be in this folder. None for the folder of the files.
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
-        hash: whether to read all members and store their content hashes.
+        hash: whether all members are read and their content hashes stored.
         evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
         user_facts: facts: title, dataset, classes, preprocessing, licence, citation.
-        like: name of a collection of the catalog for the same images.
+        like: name of a collection of the catalog with the same images, whose image facts are copied.
         net: network of the members, if their tensors do not show it.
         build: function that builds the user's net, to check and to measure the members.
         columns: function that maps (file -> member) to (member -> columns of the manifest).
@@ -81,7 +81,7 @@ def ingest(
         strict: whether files of several kinds, damaged files and files of another net are refused; otherwise damaged
             members become failed and members of another net excluded.
         device: torch device on which the members are evaluated.
-        dry_run: whether to write nothing and read no weights.
+        dry_run: whether the import is only planned: no weights are read, and nothing is written.
         say: function called with lines of text on the progress.
 
     Raises:
@@ -106,8 +106,8 @@ def ingest(
         return survey_origin(origin, name, {}, True, user_facts, like, options, copy_root, say).plan(
             str(root), reads_weights
         )
-    locks = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
-    with disk.writing_into(root), cache.locked_key(locks, str(root.resolve() / name)):
+    lock_folder = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
+    with disk.translate_write_errors(root), cache.locked_key(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:
@@ -196,12 +196,14 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
             do="In Python, `ingest(..., build=...)` takes the function that builds it",
         )
     images_name = evaluate if isinstance(evaluate, str) else "IMAGES"
-    for fact, do in (("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
-                     ("preprocessing", "")):  # fmt: skip
-        if not getattr(description, fact):
+    for fact_name, do in (
+        ("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
+        ("preprocessing", ""),
+    ):
+        if not getattr(description, fact_name):
             raise UsageError(
                 f"accuracies of {description.name}",
-                expected=f"{fact} that the members were trained with",
+                expected=f"{fact_name} that the members were trained with",
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.formats.layout import content_hash, finite_problems
-from checkpoints_zoo.formats.shard_files import REPEATING, Location
+from checkpoints_zoo.formats.layout import content_hash, tensors_not_finite
+from checkpoints_zoo.formats.shard_files import REPEATING_METHODS, Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
@@ -54,11 +54,11 @@ def fill_columns(
     description, table = source.read_collection(name)
     rows = table.to_pylist()
     eval_data = None if test_images is None else f"{test_images.name}/{test_images.split}"
-    pending = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
-    if pending:
-        say(f"{name}: reading {len(pending):,} of {len(rows):,} members …")
-    report, done = progress_reporter(say, name, len(pending)), 0
-    for batch in batch_rows(sorted(pending, key=lambda r: (r["path"], r["offset"]))):
+    pending_rows = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
+    if pending_rows:
+        say(f"{name}: reading {len(pending_rows):,} of {len(rows):,} members …")
+    report, done = progress_reporter(say, name, len(pending_rows)), 0
+    for batch in batch_rows(sorted(pending_rows, key=lambda r: (r["path"], r["offset"]))):
         batch.sort(key=lambda r: (r["member"], r["epoch"]))
         with _local_members(source, description, batch) as locations:
             for row, location in zip(batch, locations, strict=True):
@@ -75,7 +75,7 @@ def fill_columns(
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
-    """Return whether a row's member must be read: it has no hash, or no figures on these images."""
+    """Return whether a row's member must be read: the row has no hash, or no figures on these images."""
     return row["sha256"] is None or (eval_data is not None and row["status"] == "ok" and row["eval_data"] != eval_data)
 
 
@@ -111,7 +111,7 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         rows: manifest rows of the members, in the order of their ids.
     """
     cached_before = cache.member_files(repo.id)
-    locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), whole=False)
+    locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), allow_whole_files=False)
     try:
         yield locations
     finally:
@@ -148,8 +148,8 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
             path=location.path,
         )
     row["sha256"] = digest
-    if row["status"] == "ok" and (bad := finite_problems(location.layout, raw)):
-        row |= {"status": "failed", "reason": f"values that are not finite in {first_few(bad, 3)}"}
+    if row["status"] == "ok" and (tensor_names := tensors_not_finite(location.layout, raw)):
+        row |= {"status": "failed", "reason": f"values that are not finite in {first_few(tensor_names, 3)}"}
 
 
 def _measure(
@@ -184,11 +184,11 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
     """Mark members as excluded if an earlier member has the same hash."""
     first: dict[str, int] = {}
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
-        if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING:
+        if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING_METHODS:
             continue
-        original = first.setdefault(row["sha256"], row["member"])
-        if original != row["member"]:
-            row |= {"status": "excluded", "reason": f"the weights of member {original}"}
+        original_member = first.setdefault(row["sha256"], row["member"])
+        if original_member != row["member"]:
+            row |= {"status": "excluded", "reason": f"the weights of member {original_member}"}
             row |= dict.fromkeys(FIGURES)
 
 

@@ -11,7 +11,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
-from checkpoints_zoo.sources.archives.keymaps import UPSTREAM, RecognisedNetwork, unwrap_names
+from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, RecognisedNetwork, unwrap_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,23 +60,27 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
     if net.custom_name is not None and build is not None:
         _check_custom_name(net)
         custom_shapes = tensor_shapes(net, build)
-        return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), custom_shapes)
+        return lambda head: _match_custom_network(
+            head, net, RecognisedNetwork(net.custom_name or "", {}, {}), custom_shapes
+        )
     if net.custom_name is not None:
         _check_custom_name(net)
-        counts = Counter(id(m.head) for group in groups for m in group.members)
-        heads = {id(m.head): m.head for group in groups for m in group.members}
-        commonest = heads[counts.most_common(1)[0][0]] if counts else None
+        counts = Counter(id(m.header) for group in groups for m in group.members)
+        heads = {id(m.header): m.header for group in groups for m in group.members}
+        commonest_header = heads[counts.most_common(1)[0][0]] if counts else None
         expected = (
-            {name: shape for name, (_, shape) in _without_prefix(commonest, net.prefix).items()} if commonest else {}
+            {name: shape for name, (_, shape) in _without_prefix(commonest_header, net.prefix).items()}
+            if commonest_header
+            else {}
         )
-        return lambda head: _fit(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), expected)
+        return lambda head: _match_custom_network(head, net, RecognisedNetwork(net.custom_name or "", {}, {}), expected)
     if net.architecture is None:
         return lambda head: _recognise(head, net)
     network = RecognisedNetwork(net.architecture, dict(net.arguments), {})
-    if net.architecture in UPSTREAM:
-        return lambda head: _recognise_or_fit(head, net, network)
+    if net.architecture in KEY_MAPS:
+        return lambda head: _recognise_or_match(head, net, network)
     shapes = tensor_shapes(net, None)
-    return lambda head: _fit(head, net, network, shapes)
+    return lambda head: _match_custom_network(head, net, network, shapes)
 
 
 def _check_custom_name(net: NetSpec) -> None:
@@ -121,18 +125,18 @@ def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Sha
 
 
 def _recognise(head: MemberHeader, net: NetSpec) -> tuple[RecognisedNetwork, Layout]:
-    recognised, layout = archives.layout_of_head(_head_without_prefix(head, net.prefix))
-    different = {k: v for k, v in net.arguments.items() if recognised.arguments.get(k) != v}
-    if net.architecture not in (None, recognised.architecture) or different:
+    recognised_network, layout = archives.layout_of_header(_head_without_prefix(head, net.prefix))
+    different_arguments = {k: v for k, v in net.arguments.items() if recognised_network.arguments.get(k) != v}
+    if net.architecture not in (None, recognised_network.architecture) or different_arguments:
         raise LayoutError(
             "tensors of a member",
-            expected=f"those of {net.architecture} {different or ''}".rstrip(),
-            found=f"{recognised.architecture} with {recognised.arguments}",
+            expected=f"those of {net.architecture} {different_arguments or ''}".rstrip(),
+            found=f"{recognised_network.architecture} with {recognised_network.arguments}",
         )
-    return recognised, _layout_with_prefix(layout, net.prefix)
+    return recognised_network, _layout_with_prefix(layout, net.prefix)
 
 
-def _recognise_or_fit(
+def _recognise_or_match(
     head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork
 ) -> tuple[RecognisedNetwork, Layout]:
     """Recognise a net of torch-uncertainty by its tensor names; otherwise fit the tensors to the arguments."""
@@ -142,7 +146,7 @@ def _recognise_or_fit(
         if not net.arguments:
             raise
         try:  # arguments that torch-uncertainty's nets do not have, such as channels
-            return _fit(head, net, recognised, tensor_shapes(net, None))
+            return _match_custom_network(head, net, recognised, tensor_shapes(net, None))
         except LayoutError:
             raise error from None
 
@@ -164,7 +168,7 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
     return Layout.of_stored(tensors, layout.counters, layout.header_nbytes)
 
 
-def _fit(
+def _match_custom_network(
     head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork, expected: Mapping[str, Shape]
 ) -> tuple[RecognisedNetwork, Layout]:
     """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.

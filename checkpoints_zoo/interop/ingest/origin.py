@@ -14,14 +14,14 @@ from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources import fetching, hub
 from checkpoints_zoo.sources.archives import indexing, numbers_in
-from checkpoints_zoo.sources.archives.tar import BLOCK, is_header
+from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, is_header
 
-PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
-SAFETENSORS = ".safetensors"
-FIRST_BYTES = 512
+PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
+SAFETENSORS_SUFFIX = ".safetensors"
+FIRST_READ_NBYTES = 512
 IMPORT_FOLDERS = (".import", "manifests", "shards")  # names of folders that an import creates
 Say = Callable[[str], object]
-ID_LIMIT = 2**30
+LARGEST_ID_BOUND = 2**30
 _ID_WORDS = r"member|seed|run|model|net|version|id|fold|replica|trial|draw|sample"
 _ID_WORD_AT_END = re.compile(rf"(?:^|[^a-z])(?:{_ID_WORDS})[-_=. ]*$", re.IGNORECASE)
 
@@ -94,7 +94,7 @@ def find_origin(
     """
     if not sources:
         raise UsageError("import", expected="a file, a folder or a place on the Hub", found="none")
-    if any(str(source).startswith(hub.SCHEME) for source in sources):
+    if any(str(source).startswith(hub.ADDRESS_SCHEME) for source in sources):
         if len(sources) > 1:
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
         return _origin_on_hub(str(sources[0]), name, say)
@@ -146,8 +146,8 @@ def _read_first_bytes(file: Path) -> bytes:
         SourceNotFound: the file can't be read, such as a broken link.
     """
     try:
-        with file.open("rb") as opened:
-            return opened.read(FIRST_BYTES)
+        with file.open("rb") as opened_file:
+            return opened_file.read(FIRST_READ_NBYTES)
     except OSError as error:
         found = f"{'a link, ' if file.is_symlink() else ''}{error.strerror}"
         raise SourceNotFound(f"file {file}", expected="a file that can be read", found=found, path=file) from error
@@ -197,17 +197,20 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
     candidates = [
         p for p in _walk_files(folder, excluded) if _matches_pattern(p.relative_to(folder), file_filter.pattern)
     ]
-    pickles = [p for p in candidates if p.name.lower().endswith(PICKLES)]
-    tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.SUFFIXES)]
+    pickles = [p for p in candidates if p.name.lower().endswith(PICKLE_SUFFIXES)]
+    tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.ARCHIVE_SUFFIXES)]
     archives = [p for p in tars if p not in pickles]
-    files = [p for p in candidates if p.name.lower().endswith(SAFETENSORS)]
+    files = [p for p in candidates if p.name.lower().endswith(SAFETENSORS_SUFFIX)]
     kinds = [kind for kind in (archives, files, pickles) if kind]
     if not kinds:
-        matching = f" that match {file_filter.pattern}" if file_filter.pattern else ""
+        filter_text = f" that match {file_filter.pattern}" if file_filter.pattern else ""
         raise SourceNotFound(
             f"source {folder}",
-            expected=f"archives ({', '.join(indexing.SUFFIXES)}), safetensors files, or {', '.join(PICKLES)} files",
-            found=f"none among {len(candidates):,} files{matching}",
+            expected=(
+                f"archives ({', '.join(indexing.ARCHIVE_SUFFIXES)}), safetensors files, or "
+                f"{', '.join(PICKLE_SUFFIXES)} files"
+            ),
+            found=f"none among {len(candidates):,} files{filter_text}",
             path=folder,
         )
     left_out_count = sum(map(len, kinds[1:]))
@@ -272,11 +275,11 @@ def _file_kind(first: bytes, name: str) -> str:
     """
     if first[:2] == b"\x1f\x8b":
         return "gzip"
-    if is_header(first[:BLOCK]) or first[:BLOCK] == bytes(BLOCK):
+    if is_header(first[:BLOCK_BYTES]) or first[:BLOCK_BYTES] == bytes(BLOCK_BYTES):
         return "tar"
-    if name.lower().endswith(SAFETENSORS) or (first[8:9] == b"{" and not name.lower().endswith(PICKLES)):
+    if name.lower().endswith(SAFETENSORS_SUFFIX) or (first[8:9] == b"{" and not name.lower().endswith(PICKLE_SUFFIXES)):
         return "safetensors"  # a damaged file becomes a failed member
-    if name.lower().endswith(PICKLES):
+    if name.lower().endswith(PICKLE_SUFFIXES):
         return "pickle"
     raise DamagedError(
         f"file {name}",
@@ -298,9 +301,13 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     if path and not paths:
         fetching.remote_file(repo, path)  # raises an error if there is no such file
         paths = [path]
-    archives = [p for p in paths if p.lower().endswith(indexing.SUFFIXES) and not p.lower().endswith(PICKLES)]
-    files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS)]
-    left_out = [p for p in paths if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS, *PICKLES))]
+    archives = [
+        p for p in paths if p.lower().endswith(indexing.ARCHIVE_SUFFIXES) and not p.lower().endswith(PICKLE_SUFFIXES)
+    ]
+    files = [] if archives else [p for p in paths if p.lower().endswith(SAFETENSORS_SUFFIX)]
+    left_out = [
+        p for p in paths if p not in {*archives, *files} and p.lower().endswith((SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES))
+    ]
     if not archives and not files:
         pickles = f"{len(left_out):,} files of torch.save, which are never opened from the Hub" if left_out else "none"
         raise SourceNotFound(
@@ -313,7 +320,7 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
     if left_out:
         say(f"{label}: {len(left_out):,} other files are left out")
     archives = sorted(archives, key=_number_key)
-    first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_BYTES) for p in archives}
+    first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_READ_NBYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
     return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_number_key)))
@@ -340,13 +347,19 @@ def number_files(paths: Sequence[str]) -> list[int]:
         return positions
     columns = list(zip(*([int(digits) for digits in part[1::2]] for part in parts), strict=True))
     texts = parts[0][::2]
-    varying = [index for index, column in enumerate(columns) if len(set(column)) > 1 or len(paths) == 1]
-    if len(varying) > 1 or len(paths) == 1:
-        varying = [index for index in varying if _ID_WORD_AT_END.search(texts[index])]
-    numbers = columns[varying[0]] if len(varying) == 1 and not (varying[0] and texts[varying[0]] == ".") else ()
-    return list(numbers) if numbers and len(set(numbers)) == len(paths) and max(numbers) < ID_LIMIT else positions
+    varying_columns = [index for index, column in enumerate(columns) if len(set(column)) > 1 or len(paths) == 1]
+    if len(varying_columns) > 1 or len(paths) == 1:
+        varying_columns = [index for index in varying_columns if _ID_WORD_AT_END.search(texts[index])]
+    numbers = (
+        columns[varying_columns[0]]
+        if len(varying_columns) == 1 and not (varying_columns[0] and texts[varying_columns[0]] == ".")
+        else ()
+    )
+    return (
+        list(numbers) if numbers and len(set(numbers)) == len(paths) and max(numbers) < LARGEST_ID_BOUND else positions
+    )
 
 
 def _without_suffix(path: str) -> str:
     """Return a path without the suffix of a checkpoint."""
-    return next((path[: -len(s)] for s in (SAFETENSORS, *PICKLES) if path.lower().endswith(s)), path)
+    return next((path[: -len(s)] for s in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES) if path.lower().endswith(s)), path)

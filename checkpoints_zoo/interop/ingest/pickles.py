@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, Usa
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import first_few
-from checkpoints_zoo.interop.ingest.origin import SAFETENSORS, Origin
+from checkpoints_zoo.interop.ingest.origin import SAFETENSORS_SUFFIX, Origin
 from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader, MemberRange
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     State = dict[str, Tensor]
 
 # First bytes of files of torch.save: a zip archive, or before torch 1.6 a pickle of protocol 2.
-ZIP_START, PICKLE_START = b"PK\x03\x04", b"\x80\x02"
+ZIP_FIRST_BYTES, PICKLE_FIRST_BYTES = b"PK\x03\x04", b"\x80\x02"
 # Exceptions of the readers in torch, pickle and zipfile for damaged files, besides their own error classes.
 PARSER_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError,
@@ -45,9 +45,9 @@ class StateDictPlace:
     """Where the state dict is in a file.
 
     Args:
-        key: key of the state dict in a file ("ema", "model/state_dict"); with "" it is searched for.
-        recogniser: recognises the net's tensors, so that the fitting state dict is found under any key. If it is None,
-            the file must be a state dict, or have one under "state_dict" as Lightning writes it.
+        key: key of the state dict in a file ("ema", "model/state_dict"); "" to search for the state dict.
+        recogniser: function that recognises the network's tensors, so that the network's state dict is found under any
+            key. None if the file must be a state dict, or have one under "state_dict", as Lightning writes it.
     """
 
     key: str = ""
@@ -56,43 +56,48 @@ class StateDictPlace:
 
 
 def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
-    """Read the names and shapes in files of torch.save; return their members. A damaged file becomes a failed member.
+    """Read the names and shapes of tensors in files of torch.save; return the members. A damaged file becomes a failed
+    member.
 
     Args:
         origin: origin that has the files.
         place: place of the state dict in each file.
 
     Raises:
-        UsageError: a file can't be read without running code, or has two state dicts that fit.
+        UsageError: a file can't be read without running code, or has two state dicts that fit the network.
     """
-    heads: dict[MemberHeader, MemberHeader] = {}
-    members, broken = [], []
+    header_of_header: dict[MemberHeader, MemberHeader] = {}
+    members, damaged = [], []
     for path in origin.pickles:
         try:
-            head = _choose_head(origin.root / path, place)
+            head = _choose_header(origin.root / path, place)
         except DamagedError as error:
-            broken.append((path, str(error)))
+            damaged.append((path, str(error)))
             continue
-        members.append(MemberRange(path, path, 0, heads.setdefault(head, head)))
-    return MemberGroup(members, broken)
+        members.append(MemberRange(path, path, 0, header_of_header.setdefault(head, head)))
+    return MemberGroup(members, damaged)
 
 
-def _choose_head(path: Path, place: StateDictPlace) -> MemberHeader:
-    """Choose the state dict of the net; return its header."""
-    heads = {key: head_of(state, f" of file {path}") for key, state in _read_states(path, place).items()}
-    if place.recogniser is None or len(heads) == 1:
-        return next(iter(heads.values()))
-    fitting = {key: head for key, head in heads.items() if _is_recognised(head, place.recogniser)}
-    if len(fitting) > 1:
+def _choose_header(path: Path, place: StateDictPlace) -> MemberHeader:
+    """Choose the state dict in a file that fits the network; return its header."""
+    header_of_key = {
+        key: header_of_state_dict(state, f" of file {path}") for key, state in _read_state_dicts(path, place).items()
+    }
+    if place.recogniser is None or len(header_of_key) == 1:
+        return next(iter(header_of_key.values()))
+    fitting_headers = {key: header for key, header in header_of_key.items() if _is_recognised(header, place.recogniser)}
+    if len(fitting_headers) > 1:
         raise UsageError(
             f"file {path}",
             expected="one state dict of the net",
-            found=f"{len(fitting)} that fit, under {', '.join(map(repr, fitting))}",
-            do=f"Choose one with key={next(iter(fitting))!r}, or --key {next(iter(fitting))}",
+            found=f"{len(fitting_headers)} that fit, under {', '.join(map(repr, fitting_headers))}",
+            do=f"Choose one with key={next(iter(fitting_headers))!r}, or --key {next(iter(fitting_headers))}",
             path=path,
         )
-    # If none fits, the error compares the largest with the net.
-    return next(iter(fitting.values()), None) or max(heads.values(), key=lambda head: len(head.tensors))
+    # If no state dict fits, the error compares the largest state dict with the network.
+    return next(iter(fitting_headers.values()), None) or max(
+        header_of_key.values(), key=lambda header: len(header.tensors)
+    )
 
 
 def _is_recognised(head: MemberHeader, identify_net: IdentifyNet) -> bool:
@@ -103,42 +108,45 @@ def _is_recognised(head: MemberHeader, identify_net: IdentifyNet) -> bool:
     return True
 
 
-def _read_states(path: Path, place: StateDictPlace) -> dict[str, State]:
-    """Read the state dicts that may be the net's, reduced to its tensors; return key -> state dict.
+def _read_state_dicts(path: Path, place: StateDictPlace) -> dict[str, State]:
+    """Read the state dicts in a file that may be the network's, reduced to the network's tensors; return key -> state
+    dict.
 
     Raises:
-        UsageError, DamagedError: the same cases as in `_read_whole_states`; or several prefixes fit.
+        UsageError, DamagedError: the same cases as in `_read_whole_state_dicts`; or several prefixes fit.
     """
-    states = _read_whole_states(path, place)
-    return states if place.net is None else {key: place.net.select(s, str(path)) for key, s in states.items()}
+    state_dicts = _read_whole_state_dicts(path, place)
+    return state_dicts if place.net is None else {key: place.net.select(s, str(path)) for key, s in state_dicts.items()}
 
 
-def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
-    """Read the state dicts in a file of torch.save that may be the net's; return key -> state dict.
+def _read_whole_state_dicts(path: Path, place: StateDictPlace) -> dict[str, State]:
+    """Read the state dicts in a file of torch.save that may be the network's; return key -> state dict.
 
     Raises:
-        UsageError: the file can't be read without running code, so it was not read; or it lacks the key.
-        DamagedError: the file is cut, or holds no tensors by name.
+        UsageError: the file can't be read without running code, so it was not read; or the file lacks the key.
+        DamagedError: the file is cut short, or holds no named tensors.
     """
-    loaded = _load_file(path)
-    states = dict(_nested_states(loaded))
+    loaded_object = _load_file(path)
+    state_dicts = dict(_find_state_dicts(loaded_object))
     if place.key:
-        if place.key not in states:
+        if place.key not in state_dicts:
             raise UsageError(
                 f"file {path}",
                 expected=f"a state dict under {place.key!r}",
-                found=f"{', '.join(map(repr, states)) or 'none'}" if "" not in states else "one without any key",
+                found=f"{', '.join(map(repr, state_dicts)) or 'none'}"
+                if "" not in state_dicts
+                else "one without any key",
                 path=path,
             )
-        return {place.key: states[place.key]}
+        return {place.key: state_dicts[place.key]}
     if place.recogniser is None:
-        states = {key: state for key, state in states.items() if key in ("", "state_dict")}
-    if states:
-        return states
-    description, keys = f"a {type(loaded).__name__}", [key for key, _ in _nested_states(loaded) if key]
-    if isinstance(loaded, Mapping):
-        # Entries that are no named tensors are listed first: they are the reason why the dict is no state dict.
-        entries = sorted(loaded.items(), key=lambda entry: _is_tensor_entry(*entry))
+        state_dicts = {key: state for key, state in state_dicts.items() if key in ("", "state_dict")}
+    if state_dicts:
+        return state_dicts
+    description, keys = f"a {type(loaded_object).__name__}", [key for key, _ in _find_state_dicts(loaded_object) if key]
+    if isinstance(loaded_object, Mapping):
+        # Entries that are not named tensors are listed first: because of them the dict is not a state dict.
+        entries = sorted(loaded_object.items(), key=lambda entry: _is_tensor_entry(*entry))
         entry_types = [f"{n!r}: {type(v).__name__}" for n, v in entries]
         description = first_few(entry_types, 5) or "an empty one"
     raise DamagedError(
@@ -150,7 +158,7 @@ def _read_whole_states(path: Path, place: StateDictPlace) -> dict[str, State]:
     )
 
 
-def _nested_states(loaded: Any) -> Iterator[tuple[str, State]]:
+def _find_state_dicts(loaded: Any) -> Iterator[tuple[str, State]]:
     """Yield the state dicts in nested dicts with their keys; the same dict is yielded only once."""
     level, visited_ids = [("", loaded)], set[int]()
     for _ in range(MAX_DEPTH):
@@ -176,7 +184,7 @@ def _is_tensor_entry(name: object, value: object) -> bool:
 def _load_file(path: Path) -> Any:
     import torch
 
-    if path.name.lower().endswith(SAFETENSORS):
+    if path.name.lower().endswith(SAFETENSORS_SUFFIX):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -188,16 +196,16 @@ def _load_file(path: Path) -> Any:
             ) from error
     with path.open("rb") as file:
         first = file.read(512)
-    if not first.startswith((ZIP_START, PICKLE_START)):
+    if not first.startswith((ZIP_FIRST_BYTES, PICKLE_FIRST_BYTES)):
         found = guess_kind(first) or f"something else: {first[:16]!r}"
         raise DamagedError(f"file {path}", expected="a file of torch.save", found=found, path=path)
-    if first.startswith(ZIP_START):
+    if first.startswith(ZIP_FIRST_BYTES):
         _check_zip(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # The file is memory-mapped: reading names and shapes reads no weights.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP_START))
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=first.startswith(ZIP_FIRST_BYTES))
     except pickle.UnpicklingError as error:
         if (protocol := _pickle_protocol(path)) > 2:
             raise UsageError(
@@ -251,7 +259,7 @@ def _unsafe_names(path: Path, refused: str) -> str:
     return first_few(names, 5) or "more"
 
 
-def head_of(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
+def header_of_state_dict(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
     """Return the header of a state dict: names, dtypes and shapes.
 
     Args:
@@ -295,8 +303,8 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
     tensors = [
         (t.stored or t.name, t.dtype, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors
     ]
-    for state in _read_states(path, place).values():
-        if list(head_of(state).tensors) == tensors:
+    for state in _read_state_dicts(path, place).values():
+        if list(header_of_state_dict(state).tensors) == tensors:
             return state_bytes(state)
     raise DamagedError(f"file {path}", expected="the tensors that it had before", found="others", path=path)
 

@@ -91,26 +91,28 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         keys[key] = archives.layout_key(old_description.architecture, sharded_layout)
         layouts[keys[key]] = sharded_layout
     description = replace(old_description, layouts=layouts, base="")
-    finished = _written_rows(target, name)
+    finished_rows = _written_rows(target, name)
     for row in rows:
         if row["path"] is None:
-            finished[row["member"]] = row
+            finished_rows[row["member"]] = row
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in sorted(rows, key=lambda r: r["member"]):
         if row["path"] is not None:
             key = keys[row["layout"]]
             groups.setdefault((key, row["member"] // shard_files.members_per_shard(layouts[key])), []).append(row)
-    missing = {at: group for at, group in sorted(groups.items()) if not all(r["member"] in finished for r in group)}
+    missing = {
+        at: group for at, group in sorted(groups.items()) if not all(r["member"] in finished_rows for r in group)
+    }
     disk.check_room(target.root, sum(layouts[key].nbytes * len(group) for (key, _), group in missing.items()))
     catalog.write_json(description.to_json(), target.description_path(name))
     if not missing:
-        return _write_manifest(list(finished.values()), description, target)
+        return _write_manifest(list(finished_rows.values()), description, target)
     report, total = measuring.progress_reporter(say, name, sum(map(len, missing.values()))), 0
     for (key, number), group in missing.items():
         for row in _shard(reader, group, number, key, layouts[key], target):
-            finished[row["member"]] = _with_figures(row, finished.get(row["member"]))
-        _write_manifest(list(finished.values()), description, target)
-        _remove_old_shards(target, name, number, finished.values())
+            finished_rows[row["member"]] = _with_figures(row, finished_rows.get(row["member"]))
+        _write_manifest(list(finished_rows.values()), description, target)
+        _remove_old_shards(target, name, number, finished_rows.values())
         for row in group:
             if "!" in row["path"]:
                 reader.find_file(row["path"]).unlink(missing_ok=True)  # the shard has the member's bytes now
@@ -139,19 +141,19 @@ def _written_rows(target: FolderSource, name: str) -> dict[int, Row]:
     if not target.manifest_path(name).is_file():
         return {}
     rows = target.read_collection(name)[1].to_pylist()
-    existing = {p for p in {r["path"] for r in rows} if p is not None and (target.root / p).is_file()}
-    return {r["member"]: r for r in rows if r["path"] in existing}
+    existing_paths = {p for p in {r["path"] for r in rows} if p is not None and (target.root / p).is_file()}
+    return {r["member"]: r for r in rows if r["path"] in existing_paths}
 
 
 def _shard(
     reader: MemberReader, rows: Sequence[Row], number: int, key: str, layout: Layout, target: FolderSource
 ) -> list[Row]:
     """Write a shard; return its members' rows with the new locations."""
-    written: list[Row] = []
+    written_rows: list[Row] = []
 
     def members() -> Iterator[shard_files.Bytes]:
         for row, stored, raw in reader.read(rows):
-            written.append(row)
+            written_rows.append(row)
             yield shard_files.repack(stored, raw, layout)
 
     name = reader.description.name
@@ -161,7 +163,7 @@ def _shard(
     return [
         row | {"path": inside, "offset": start + i * layout.nbytes, "nbytes": layout.nbytes, "layout": key,
                "dtype": layout.dtype}
-        for i, row in enumerate(written)
+        for i, row in enumerate(written_rows)
     ]  # fmt: skip
 
 
@@ -189,24 +191,26 @@ def remove_temporary_files(root: Path, name: str) -> None:
 def check_same_import(target: FolderSource, name: str, record: ImportRecord) -> None:
     """Check that a folder has no collection of this name, except one of this import; delete staged files of others.
 
-    An import of the same files and of others beside them is the same import: it adds members.
+    If files were added since an earlier import, the import is still the same: it adds members.
 
     Raises:
         UsageError: the folder has another collection of this name.
     """
     path = _record_path(target, name)
     try:
-        begun = catalog.read_json(path) if path.is_file() else None
+        earlier_record = catalog.read_json(path) if path.is_file() else None
     except FormatError:
-        begun = None
-    if isinstance(begun, dict) and (begun.get("import") == record.fingerprint or record.extends(begun)):
+        earlier_record = None
+    if isinstance(earlier_record, dict) and (
+        earlier_record.get("import") == record.fingerprint or record.extends(earlier_record)
+    ):
         return
     if target.manifest_path(name).is_file():
         raise UsageError(
             f"collection {name} in folder {target.root}",
             expected="none, or one that an import of these same files has begun",
             found="one that was not imported"
-            if begun is None
+            if earlier_record is None
             else "one of other files, of files that changed, or of another net",
             do=f"Give another folder or name, or delete manifests/{name}.parquet there",
             collection=name,

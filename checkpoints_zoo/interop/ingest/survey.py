@@ -22,7 +22,7 @@ from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
-from checkpoints_zoo.sources.fetching import GAP, LARGEST_RANGE
+from checkpoints_zoo.sources.fetching import LARGEST_RANGE, LARGEST_READ_GAP
 from checkpoints_zoo.sources.source import FolderSource
 
 
@@ -40,7 +40,7 @@ class ImportOptions:
     earlier: Mapping[str, int] = field(default_factory=dict)
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
-        """Return where the state dicts are in files of torch.save; None for other files."""
+        """Return the place of the state dict in files of torch.save; None for other files."""
         if not origin.pickles:
             return None
         recogniser = recogniser_of_known(self.net, self.build)
@@ -100,7 +100,7 @@ def survey_origin(
     recogniser = make_recogniser(options.net, member_groups, options.build)
     if options.strict:
         checkpoint_members.check_all_fit(origin.label, member_groups, recogniser)
-    broken = [why for group in member_groups for _, why in group.broken]
+    broken = [why for group in member_groups for _, why in group.damaged]
     if not any(group.members for group in member_groups):
         first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
         raise DamagedError(f"source {origin.label}", expected="members", found=first)
@@ -117,10 +117,10 @@ def survey_origin(
     files = checkpoint_members.members_by_file(member_groups)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
-    surveyed = Survey(origin, description, table, user_facts, like, files, columns)
+    survey = Survey(origin, description, table, user_facts, like, files, columns)
     if origin.repo is not None or copy_root == origin.root:
-        return surveyed
-    return surveyed.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
+        return survey
+    return survey.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
 
 
 def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
@@ -128,7 +128,7 @@ def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
     recogniser = recogniser_of_known(options.net, options.build)
     if recogniser is None:
         return False
-    for head in {id(member.head): member.head for member in members.members}.values():
+    for head in {id(member.header): member.header for member in members.members}.values():
         try:
             recogniser(head)
         except LayoutError:
@@ -202,8 +202,8 @@ def _manifest_difference(survey: Survey, old_description: Description, rows: pa.
     surveyed_values, manifest_values = (
         list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (survey.rows, rows)
     )
-    added = len(surveyed_values) - len(manifest_values)
-    if added < 0 or (added and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
+    added_count = len(surveyed_values) - len(manifest_values)
+    if added_count < 0 or (added_count and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
         return f"{len(manifest_values):,} members, not {len(surveyed_values):,}"
     layout_of = dict(zip(surveyed_values, survey.rows.column("layout").to_pylist(), strict=True))
     for row, old_key in zip(manifest_values, rows.column("layout").to_pylist(), strict=True):
@@ -230,7 +230,7 @@ class ImportPlan:
         members, ok, failed, excluded: number of rows, and of rows with each status; None for gzipped archives, which
             must be read first.
         bytes: total size of the members in bytes; for gzipped archives, the size of the archives.
-        read: number of bytes of members that will be read.
+        read: number of bytes that the import will read of members.
         requests: approximate number of requests to the Hub.
     """
 
@@ -294,7 +294,7 @@ def _count_ranges(rows: Sequence[Row]) -> int:
         range_start, end, path = 0, 0, None
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
-            if row["path"] != path or start > end + GAP:
+            if row["path"] != path or start > end + LARGEST_READ_GAP:
                 range_count += -(-(end - range_start) // LARGEST_RANGE)
                 range_start, path = start, row["path"]
             end = stop

@@ -19,7 +19,7 @@ from checkpoints_zoo.formats.catalog import Description, Listing
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.manifest import LOCATION
+from checkpoints_zoo.formats.manifest import LOCATION_COLUMNS
 from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
@@ -29,7 +29,14 @@ Row = dict[str, Any]
 # Maps file -> member to member -> columns.
 ColumnReader = Callable[[Mapping[str, int]], dict[int, Row]]
 FILE_COLUMN = "file"  # Column of a table with the file of each row.
-IMPORT_COLUMNS = ("member", "final", "status", "reason", "sha256", *LOCATION)  # Columns that the import fills itself.
+IMPORT_COLUMNS = (
+    "member",
+    "final",
+    "status",
+    "reason",
+    "sha256",
+    *LOCATION_COLUMNS,
+)  # Columns that the import fills itself.
 SPLITS = ("train", "validation", "test")
 EMPTY_FACTS: dict[str, Any] = {
     "title": "", "dataset": "", "classes": (), "preprocessing": {}, "licence": "", "citation": "",
@@ -170,18 +177,18 @@ def check_names(names: Iterable[str]) -> None:
     Raises:
         UsageError: a column is unknown, or is filled by the import; the error names it.
     """
-    allowed = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
+    allowed_names = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
     for name in names:
         if name in IMPORT_COLUMNS:
             raise UsageError(
                 f"column {name!r}", expected="a column that the import does not fill", found="one that it fills"
             )
-        if name not in allowed:
+        if name not in allowed_names:
             raise UsageError(
                 f"column {name!r}",
-                expected=f"one of the manifest's: {', '.join(allowed)}",
+                expected=f"one of the manifest's: {', '.join(allowed_names)}",
                 found="no such column",
-                do=did_you_mean(str(name), allowed, cutoff=0.6, shown=repr)
+                do=did_you_mean(str(name), allowed_names, cutoff=0.6, text_of_name=repr)
                 or "manifests/README.md says what each means",
             )
 
@@ -192,9 +199,9 @@ def check_unmeasured(names: Iterable[str]) -> None:
     Raises:
         UsageError: the user gives such a figure.
     """
-    if repeated := [name for name in names if name in FIGURES]:
+    if repeated_names := [name for name in names if name in FIGURES]:
         raise UsageError("test figures", expected="columns with figures, or images to measure them on",
-                         found=f"both, for {', '.join(repeated)}")  # fmt: skip
+                         found=f"both, for {', '.join(repeated_names)}")  # fmt: skip
 
 
 def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping[str, Any]]) -> None:
@@ -208,8 +215,8 @@ def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping
         return
     table = source.read_collection(name)[1]
     rows = [row | columns.get(row["member"], {}) for row in table.to_pylist()]
-    if not (now := manifest.build_manifest(rows)).equals(table):
-        manifest.write_manifest(now, source.manifest_path(name))
+    if not (current_table := manifest.build_manifest(rows)).equals(table):
+        manifest.write_manifest(current_table, source.manifest_path(name))
 
 
 def files_path(root: Path, name: str) -> Path:
@@ -243,14 +250,16 @@ def read_files(root: Path, name: str) -> dict[int, str]:
 
 def values_per_member(values: Any) -> list[Any] | None:
     """Return the values of a column with a value for each member; None for a single value."""
-    single = isinstance(values, str | bytes | Mapping | Set)  # a set has no order by which its values could be assigned
-    if single or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
+    is_single_value = isinstance(
+        values, str | bytes | Mapping | Set
+    )  # a set has no order by which its values could be assigned
+    if is_single_value or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
         return None
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def convert_value(name: str, value: Any, owner: str) -> Any:
-    """Convert a value to its column's type; return it, None for a missing value.
+    """Convert a value to the type of its column; return the converted value, None for a missing value.
 
     Args:
         name: name of the column.
@@ -319,7 +328,7 @@ def make_description(
         net: architecture and arguments of the members.
         layouts: layouts of the members.
         user_facts: the user's facts: title, dataset, classes, preprocessing, licence and citation.
-        like: name of another collection of the catalog, for the same images.
+        like: name of a collection of the catalog with the same images, whose image facts are copied.
 
     Raises:
         CollectionNotFound: `like` is not in the catalog.
@@ -451,7 +460,7 @@ def with_earlier_facts(
         given, like: the same arguments as in `make_description`.
         old_description: the earlier description, whose facts may have been edited by hand.
     """
-    replaced = {*user_facts, *(IMAGE_FACTS if like is not None else ())}
-    keep_earlier_facts = {fact: getattr(old_description, fact) for fact in EMPTY_FACTS if fact not in replaced}
+    replaced_facts = {*user_facts, *(IMAGE_FACTS if like is not None else ())}
+    keep_earlier_facts = {fact: getattr(old_description, fact) for fact in EMPTY_FACTS if fact not in replaced_facts}
     values = {f.name: getattr(description, f.name) for f in fields(description)}
     return Description(**{**values, **keep_earlier_facts})

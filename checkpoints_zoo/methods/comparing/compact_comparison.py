@@ -26,15 +26,15 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import align_columns, whole_number
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import escape_latex
-from checkpoints_zoo.methods.comparing.draw_ensembles import ONE, DrawEnsemble, portable_citation
+from checkpoints_zoo.methods.comparing.draw_ensembles import ONE_MODE, DrawEnsemble, portable_citation
 from checkpoints_zoo.methods.comparing.draws import MethodFits, fit_all
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
-from checkpoints_zoo.methods.fitting import DRAWS, RUNS
+from checkpoints_zoo.methods.fitting import DEFAULT_DRAWS, DEFAULT_RUNS
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.compact_posterior import (
-    LEVELS,
+    DEFAULT_LEVELS,
     MOST_SAMPLES,
     Compact,
     evaluate_gaussian,
@@ -42,7 +42,7 @@ from checkpoints_zoo.populations.compact_posterior import (
     fit_gaussians,
 )
 from checkpoints_zoo.populations.gaussian import Gaussian
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.populations.predictives import join_intervals
 from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
 from checkpoints_zoo.training.recipe import Recipe
@@ -51,27 +51,32 @@ from checkpoints_zoo.workers import usable_cores
 if TYPE_CHECKING:
     import pandas as pd
 
-VERSION = 1  # of the JSON
-ROWS = {
+JSON_VERSION = 1  # Version of the JSON text.
+# Figure -> title of its row in the table, and factor of its values there.
+ROW_TITLES = {
     "agreement": ("agreement with HMC (0..1)", 1),
     "total_variation": ("total variation to HMC (0..1)", 1),
     "sample_accuracy": ("test accuracy of samples (%)", 100),
     "mean_accuracy": ("test accuracy of the mean (%)", 100),
 }
-TITLES = {"hmc": "HMC", "ensemble": "ensemble", "vi": "VI"}
-_LATEX = {"sample": "sample", "q_d": "$q_d$", "q_r": "$q_r$", "q": "$q$"}
+METHOD_TITLES = {"hmc": "HMC", "ensemble": "ensemble", "vi": "VI"}
+_LATEX_COLUMNS = {"sample": "sample", "q_d": "$q_d$", "q_r": "$q_r$", "q": "$q$"}
 
 # Temperature 1 is the posterior itself, whichever temperature predicts best. The chains start at modes, where the log
 # density is higher than at any draw: with a shorter warm-up or shorter trajectories they have not left the modes.
-HMC, VI, ENSEMBLE = Hmc(temperature=1.0, steps=50, warmup=100), MeanField(temperature=1.0), DeepEnsemble()
-DISTANCES = ("agreement", "total_variation")  # rows of the table that compare predictions
-_LEAST = {"samples": 1, "splits": 2}
+DEFAULT_HMC, DEFAULT_VI, DEFAULT_ENSEMBLE = (
+    Hmc(temperature=1.0, steps=50, warmup=100),
+    MeanField(temperature=1.0),
+    DeepEnsemble(),
+)
+DISTANCE_ROWS = ("agreement", "total_variation")  # Rows of the table that compare predictions.
+_SMALLEST_NUMBERS = {"samples": 1, "splits": 2}
 
 Figures = Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
-class Source:
+class DrawsSource:
     """The draws of one method in the table.
 
     Args:
@@ -99,16 +104,17 @@ class CompactComparison:
         samples: number of networks drawn from each Gaussian.
         splits: number of random halves of the runs.
         seed: seed of samples and splits.
-        statistics: name and fingerprint of the images that running statistics were estimated on; "" without any.
-        table: "hmc" and "ensemble" -> "sample", "q_d", "q_r", and "vi" -> "q" -> row of `ROWS` ->
-            Interval. Agreement and total variation compare a prediction with the mean prediction of all draws of HMC.
+        statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
+        table: method ("hmc", "ensemble" or "vi") -> column ("sample", "q_d" or "q_r"; "q" for "vi") -> row of
+            `ROW_TITLES` -> Interval. Agreement and total variation compare a prediction with the mean prediction of all
+            draws of HMC.
             The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members
             and fits of VI, joined.
-        halves: column of "hmc" -> "agreement" and "total_variation" of one half of the chains with the draws of the
-            other half: the mean over the splits, and the range of 95 % of the splits.
+        halves: column of "hmc" -> "agreement" and "total_variation" between a half of the chains and the draws of the
+            other half (mean over the splits, and range of 95 % of the splits).
     """
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, DrawsSource]
     to: str
     data: str
     inputs: int
@@ -119,17 +125,17 @@ class CompactComparison:
     table: Mapping[str, Mapping[str, Figures]]
     halves: Mapping[str, Figures]
 
-    def __getitem__(self, place: tuple[str, str, str]) -> Interval:
+    def __getitem__(self, key: tuple[str, str, str]) -> Interval:
         """Return the figure of a (method, column, row), such as ("hmc", "q_r", "mean_accuracy").
 
         Raises:
             UsageError: there is no such figure.
         """
-        method, column, row = place
+        method, column, row = key
         figures = self.table.get(method, {}).get(column, {})
         if row not in figures:
             row_names = ", ".join(f"{m} {c}" for m, columns in self.table.items() for c in columns)
-            raise UsageError(f"figure {place!r}", expected=f"a row of one of {row_names}", found="none such")
+            raise UsageError(f"figure {key!r}", expected=f"a row of one of {row_names}", found="none such")
         return figures[row]
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -150,14 +156,14 @@ class CompactComparison:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a figure: method, column, figure, value, low, high, held_out."""
+        """Return a table with one row for each figure: method, column, figure, value, low, high, held_out."""
         import pandas as pd
 
         return pd.DataFrame(self._rows())
 
     def to_json(self) -> str:
         """Return the result as JSON text, which `from_json` reads."""
-        values = {"version": VERSION, "level": 0.95, **asdict(self)}
+        values = {"version": JSON_VERSION, "level": 0.95, **asdict(self)}
         return json.dumps(values, indent=1, allow_nan=False)
 
     @classmethod
@@ -170,15 +176,15 @@ class CompactComparison:
         try:
             values = json.loads(text)
             version = values.pop("version")
-            if version != VERSION:
-                raise FormatError("compact table", expected=f"version {VERSION}", found=str(version)[:80])
+            if version != JSON_VERSION:
+                raise FormatError("compact table", expected=f"version {JSON_VERSION}", found=str(version)[:80])
             values.pop("level")
             table = {
                 m: {c: _intervals_from_json(f) for c, f in columns.items()}
                 for m, columns in values.pop("table").items()
             }
             halves = {c: _intervals_from_json(f) for c, f in values.pop("halves").items()}
-            sources = {n: Source(**source) for n, source in values.pop("sources").items()}
+            sources = {n: DrawsSource(**source) for n, source in values.pop("sources").items()}
             return cls(sources=sources, table=table, halves=halves, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, FormatError):
@@ -187,29 +193,29 @@ class CompactComparison:
 
     def to_text(self) -> str:
         """Return the table as text, with an explanation."""
-        rows = [["", *headings(self)], *([words, *values] for words, values in cells(self))]
+        rows = [["", *column_titles(self)], *([words, *values] for words, values in table_cells(self))]
         blocks = [align_columns(rows, range(1, len(rows[0])))]
         if self.halves:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
                 [
-                    f"{ROWS[row][0]}, half against half",
+                    f"{ROW_TITLES[row][0]}, half against half",
                     *(as_text(figures[row], 1) for figures in self.halves.values()),
                 ]
                 for row in ("agreement", "total_variation")
             ]
             blocks.append(align_columns(rows, range(1, len(rows[0]))))
-        return "\n\n".join([*blocks, "\n".join(explanation(self))])
+        return "\n\n".join([*blocks, "\n".join(explain_table(self))])
 
     def to_latex(self) -> str:
         """Return the table for LaTeX with booktabs, in the layout of the paper."""
-        column_count = len(headings(self))
-        spans, at, rules = [], 2, []
+        column_count = len(column_titles(self))
+        spans, first_column, rules = [], 2, []
         for method, columns_of_method in self.table.items():
-            spans.append(rf"\multicolumn{{{len(columns_of_method)}}}{{c}}{{{escape_latex(TITLES[method])}}}")
-            rules.append(rf"\cmidrule(lr){{{at}-{at + len(columns_of_method) - 1}}}")
-            at += len(columns_of_method)
-        names = [_LATEX[column] for columns_of_method in self.table.values() for column in columns_of_method]
+            spans.append(rf"\multicolumn{{{len(columns_of_method)}}}{{c}}{{{escape_latex(METHOD_TITLES[method])}}}")
+            rules.append(rf"\cmidrule(lr){{{first_column}-{first_column + len(columns_of_method) - 1}}}")
+            first_column += len(columns_of_method)
+        names = [_LATEX_COLUMNS[column] for columns_of_method in self.table.values() for column in columns_of_method]
         lines = [
             rf"\begin{{tabular}}{{l{'r' * column_count}}}",
             r"\toprule",
@@ -218,7 +224,7 @@ class CompactComparison:
             " & ".join(["", *names]) + r" \\",
             r"\midrule",
             *(" & ".join([escape_latex(words), *("--" if x == "-" else x for x in values)]) + r" \\"
-              for words, values in cells(self)),
+              for words, values in table_cells(self)),
             r"\bottomrule",
             r"\end{tabular}",
         ]  # fmt: skip
@@ -228,7 +234,7 @@ class CompactComparison:
         """Write the table by the ending of a name: .json, .tex, .csv or .parquet; return its path.
 
         Raises:
-            UsageError: another ending.
+            UsageError: the name has another ending.
             StorageError: the file can't be written.
         """
         path = Path(path).expanduser()
@@ -242,25 +248,27 @@ def _intervals_from_json(values: Mapping[str, Any]) -> dict[str, Interval]:
     return {name: Interval(**x) for name, x in values.items()}
 
 
-def cells(result: CompactComparison) -> Iterator[tuple[str, list[str]]]:
-    """Yield the rows of the table: its words, and a text for each column in the table's order."""
+def table_cells(result: CompactComparison) -> Iterator[tuple[str, list[str]]]:
+    """Yield the rows of the table: the title of the row, and a text for each column in the table's order."""
     columns = [figures for figures_by_row in result.table.values() for figures in figures_by_row.values()]
-    for row, (words, scale) in ROWS.items():
-        yield words, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
+    for row, (row_title, scale) in ROW_TITLES.items():
+        yield row_title, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
-def headings(result: CompactComparison) -> list[str]:
+def column_titles(result: CompactComparison) -> list[str]:
     """Return the names of the columns, such as "HMC q_r"."""
     return [
-        f"{TITLES[method]} {column}" for method, figures_by_row in result.table.items() for column in figures_by_row
+        f"{METHOD_TITLES[method]} {column}"
+        for method, figures_by_row in result.table.items()
+        for column in figures_by_row
     ]
 
 
-def explanation(result: CompactComparison) -> list[str]:
+def explain_table(result: CompactComparison) -> list[str]:
     """Explain rows, columns and intervals; return the lines."""
     hmc, ensemble, vi = (result.sources.get(name) for name in ("hmc", "ensemble", "vi"))
-    sources = [f"HMC: {_draws_text(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
-    sources += [f"VI: {_draws_text(vi, 'fit')}"] if vi is not None else []
+    sources = [f"HMC: {_count_draws_text(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
+    sources += [f"VI: {_count_draws_text(vi, 'fit')}"] if vi is not None else []
     lines = [
         f"Measured on {result.data.split(' ')[0]}, {result.inputs:,} inputs. {'; '.join(sources)}.",
         f"{result.samples} samples of each q_d and q_r; draws aligned to {result.to}"
@@ -277,10 +285,10 @@ def explanation(result: CompactComparison) -> list[str]:
     return lines
 
 
-def _draws_text(source: Source | None, word: str) -> str:
+def _count_draws_text(source: DrawsSource | None, run_noun: str) -> str:
     if source is None:
         return ""
-    return f"{source.draws:,} draws of {source.runs:,} {word}{'s' if source.runs != 1 else ''}"
+    return f"{source.draws:,} draws of {source.runs:,} {run_noun}{'s' if source.runs != 1 else ''}"
 
 
 @overload
@@ -294,7 +302,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -328,7 +336,7 @@ def compact(
     samples: int | None = None,
     splits: int = 20,
     seed: int = 0,
-    levels: Sequence[float] = LEVELS,
+    levels: Sequence[float] = DEFAULT_LEVELS,
     statistics: ImageInput | None = None,
     device: str | torch.device = "cpu",
     batch: int = 512,
@@ -344,10 +352,11 @@ def compact(
         members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         against: draws of HMC of the same network; the column `run` of their rows numbers the chains.
-        vi: draws of variational posteriors, two or more per `run`, used with `against`; None for none. Mean weights are
-            those of a run's draws.
-        to: id of the member that the others are aligned to, or "mean"; None for the first. With `against`, draws are
-            aligned to "mean" or to the first of each.
+        vi: draws of variational posteriors, two or more per `run`, used with `against`; None to leave them out. The
+            mean
+            weights of a posterior are the mean over the draws of its run.
+        to: id of the member that the others are aligned to, or "mean"; None for the first member. With `against`, the
+            draws of each method are aligned to "mean" or to their first draw.
         samples: number of networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
         splits: number of random halves of members, chains and fits from which the intervals are computed.
         seed: seed of samples and splits.
@@ -355,13 +364,13 @@ def compact(
         statistics: images for running statistics, by name (the training split) or as `images.of` takes them; None for
             the collection's own.
         device: torch device on which the networks run, in float32.
-        batch: images of a forward pass, at most.
+        batch: largest number of images in a forward pass.
 
     Raises:
-        UsageError: fewer than two members or draws, draws of another network, images without labels or of other
-            classes, a number out of its range.
+        UsageError: there are fewer than two members or draws, the draws are of another network, the images lack labels
+            or have other classes, or a number is out of its range.
         SymmetryError: the architecture's symmetries can't be derived.
-        MemberNotFound: no member with the id `to`.
+        MemberNotFound: there is no member with the id `to`.
         DamagedError: some weights or logits are not finite.
 
     >>> import checkpoints_zoo as zoo
@@ -379,9 +388,9 @@ def compact(
             members, data, to=to, samples=samples, splits=splits, seed=seed, levels=levels, statistics=statistics,
             device=device, batch=batch,
         )  # fmt: skip
-    if levels is not LEVELS:
-        do = "Prune the Gaussians of one collection alone"
-        raise UsageError("levels", expected="none with against=", found=repr(list(levels))[:80], do=do)
+    if levels is not DEFAULT_LEVELS:
+        advice = "Prune the Gaussians of one collection alone"
+        raise UsageError("levels", expected="none with against=", found=repr(list(levels))[:80], do=advice)
     return compare_with_hmc(
         against, members, vi, data, to=to, samples=samples, splits=splits, seed=seed, statistics=statistics,
         device=device, batch=batch,
@@ -409,10 +418,10 @@ def compare_with_hmc(
     seed = arguments.check_seed(seed)
     sample_count = min(len(hmc), MOST_SAMPLES) if samples is None else samples
     for option_name, number in (("samples", sample_count), ("splits", splits)):
-        _check_whole(option_name, number, _LEAST[option_name])
+        _check_whole_number(option_name, number, _SMALLEST_NUMBERS[option_name])
     if to not in (None, "mean"):
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
-    ensembles = {name: _sorted_by_run(name, members) for name, members in draws.items()}
+    ensembles = {name: _sort_by_run(name, members) for name, members in draws.items()}
     evaluator = make_evaluator(hmc, data, statistics, device, batch)
     measured: dict[str, MethodPredictives] = {}
     with one_thread(hmc._member_nbytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
@@ -423,11 +432,11 @@ def compare_with_hmc(
             measured["vi"] = measure_gaussians(ensembles["vi"], evaluator, splits, seed)
     return CompactComparison(
         sources={
-            n: Source(portable_citation(draws[n]), len(group.runs), len(group.members))
+            n: DrawsSource(portable_citation(draws[n]), len(group.runs), len(group.members))
             for n, group in ensembles.items()
         },
         to="the first" if to is None else "the mean",
-        data=arguments.image_key(evaluator.test.data),
+        data=arguments.report_image_name(evaluator.test.data),
         inputs=len(evaluator.test.data),
         samples=sample_count,
         splits=splits,
@@ -436,7 +445,7 @@ def compare_with_hmc(
         table={
             n: {c: table_column(method, c, measured["hmc"]) for c in method.columns} for n, method in measured.items()
         },
-        halves={c: x for c in measured["hmc"].columns if (x := half_against_half(measured["hmc"], c))},
+        halves={c: x for c in measured["hmc"].columns if (x := compare_halves(measured["hmc"], c))},
     )
 
 
@@ -444,10 +453,10 @@ def fit_and_compare(
     recipe: Recipe,
     out: str | Path,
     *,
-    runs: int = RUNS,
-    draws: int = DRAWS,
-    hmc: Hmc = HMC,
-    vi: MeanField = VI,
+    runs: int = DEFAULT_RUNS,
+    draws: int = DEFAULT_DRAWS,
+    hmc: Hmc = DEFAULT_HMC,
+    vi: MeanField = DEFAULT_VI,
     workers: int | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -456,11 +465,11 @@ def fit_and_compare(
 ) -> CompactComparison:
     """Fit HMC and VI to a recipe, train an ensemble by it, and compare the three; return the paper's table.
 
-    Fits with the same settings that the folder has already are read from it.
+    Fits of the same settings that the folder already has are read from there.
 
     Args:
         recipe: recipe that names the network and its training.
-        out: folder of the draws.
+        out: folder in which the draws are stored.
         runs, draws: number of chains of HMC and of fits of VI, and number of draws of each. The ensemble has as many
             members as one chain has draws.
         hmc, vi: the methods with their settings.
@@ -468,31 +477,33 @@ def fit_and_compare(
         seed: seed of fits, samples and splits.
         device: device to compute on.
         say: function that is called with lines of text on the progress.
-        options: of `compact`.
+        options: further arguments of `compact`.
 
     Raises:
-        UsageError: a method can't be used for the network, a package is missing, or one of the cases of `compact`.
+        UsageError: a method can't be used for the network, a package is missing, or `compact` raises this error.
     """
     numbers = {"runs": (runs, 1), "draws": (draws, 2), "steps": (hmc.steps, 1), "warmup": (hmc.warmup, 0)}
-    numbers |= {n: (options[n], smallest) for n, smallest in _LEAST.items() if options.get(n) is not None}
+    numbers |= {n: (options[n], smallest) for n, smallest in _SMALLEST_NUMBERS.items() if options.get(n) is not None}
     for option_name, (number, smallest) in numbers.items():
-        _check_whole(option_name, number, smallest)
+        _check_whole_number(option_name, number, smallest)
     root = Path(out).expanduser().absolute()
     disk.check_folder(root)
     fits = MethodFits(recipe, root, runs, draws, seed, device=device)
-    made, refused = fit_all(fits, (hmc, ENSEMBLE, vi), usable_cores() if workers is None else workers, say)
-    for name, reason in refused.items():
-        raise UsageError(f"method {name!r}", expected=f"one that can be fitted to {recipe.name}", found=reason)
-    by_name = {draws.name: draws for draws in made}
-    of_hmc, of_ensemble, of_vi = (by_name[method.name] for method in (hmc, ENSEMBLE, vi))
-    comparison = compact(
-        of_ensemble.members, against=of_hmc.members, vi=of_vi.members, seed=seed, device=device, **options
+    fitted_draws, refusals = fit_all(
+        fits, (hmc, DEFAULT_ENSEMBLE, vi), usable_cores() if workers is None else workers, say
     )
-    facts = {"hmc": of_hmc.facts, "ensemble": of_ensemble.facts, "vi": of_vi.facts}
+    for name, reason in refusals.items():
+        raise UsageError(f"method {name!r}", expected=f"one that can be fitted to {recipe.name}", found=reason)
+    draws_by_name = {draws.name: draws for draws in fitted_draws}
+    hmc_draws, ensemble_draws, vi_draws = (draws_by_name[method.name] for method in (hmc, DEFAULT_ENSEMBLE, vi))
+    comparison = compact(
+        ensemble_draws.members, against=hmc_draws.members, vi=vi_draws.members, seed=seed, device=device, **options
+    )
+    facts = {"hmc": hmc_draws.facts, "ensemble": ensemble_draws.facts, "vi": vi_draws.facts}
     return replace(comparison, sources={n: replace(source, facts=facts[n]) for n, source in comparison.sources.items()})
 
 
-def _check_whole(option_name: str, number: object, smallest: int) -> None:
+def _check_whole_number(option_name: str, number: object, smallest: int) -> None:
     if (integer := whole_number(number)) is None or integer < smallest:
         raise UsageError(
             f"{option_name} of a compact table", expected=f"a whole number from {smallest}", found=repr(number)
@@ -503,34 +514,34 @@ def _check_network(name: str, members: Collection, hmc: Collection) -> None:
     arguments.check_collection(members, f"draws of {name}")
     shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if shapes != expected or members.classes != hmc.classes:
-        differ = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
+        differing_tensor = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
         raise UsageError(
             f"draws of {name}",
             expected=f"the tensors and classes of {hmc.name}",
-            found="other classes" if differ is None else f"others, such as {differ!r}",
+            found="other classes" if differing_tensor is None else f"others, such as {differing_tensor!r}",
             do="All draws have to be of one network",
         )
 
 
-def _sorted_by_run(name: str, members: Collection) -> DrawEnsemble:
+def _sort_by_run(name: str, members: Collection) -> DrawEnsemble:
     """Sort draws by their runs; each independent member is a run."""
     if len(members) < 2:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
     by_run: dict[int, list[int]] = {}
-    for at, (method, run) in enumerate(zip(*columns, strict=True)):
-        by_run.setdefault(at if method == INDEPENDENT else -1 if run is None else run, []).append(at)
+    for position, (method, run) in enumerate(zip(*columns, strict=True)):
+        by_run.setdefault(position if method == INDEPENDENT_METHOD else -1 if run is None else run, []).append(position)
     runs = [by_run[run] for run in sorted(by_run)]
     if name == "vi" and min(map(len, runs)) < 2:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
     ends = list(accumulate(map(len, runs)))
     new_positions = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
-    return DrawEnsemble(ONE, members.take([at for run in runs for at in run]), new_positions)
+    return DrawEnsemble(ONE_MODE, members.take([at for run in runs for at in run]), new_positions)
 
 
 @dataclass(frozen=True)
-class Column:
-    """Predictives of some networks on the test images, and the networks' accuracies.
+class ColumnPredictives:
+    """Predictive distributions of some networks on the test images, and the networks' accuracies.
 
     Args:
         probs: mean probabilities of the networks, (predictive, input, class).
@@ -543,10 +554,10 @@ class Column:
     mean_accuracy: Tensor | None = None
 
     def distances_to(self, others: Tensor) -> dict[str, Tensor]:
-        """Compare each predictive with another one; return figure -> (predictive,).
+        """Compare each predictive distribution with another one; return figure -> values, (predictive,).
 
         Args:
-            others: probabilities (input, class), or one such tensor for each predictive.
+            others: probabilities (input, class), or one such tensor for each predictive distribution.
         """
         pairs = list(zip(self.probs, others.expand_as(self.probs), strict=True))
         return {
@@ -562,27 +573,32 @@ class Column:
 
 @dataclass(frozen=True)
 class MethodPredictives:
-    """Predictives of a method's draws, and of the Gaussians fitted to them, for all runs and halves of them.
+    """Predictive distributions of a method's draws, and of the Gaussians fitted to them, for all runs and halves of
+    them.
 
     Args:
         plan: halves of the method's runs (chains, or independent members); the first entry has all runs.
-        weights: (half, predictive), the weight of each predictive in a figure of a half.
+        weights: weight of each predictive distribution in a figure of a half, (half, predictive).
         columns: names of the columns: "sample", "q_d" and "q_r"; "q" if the draws come from a Gaussian.
-        rest: predictive of the runs that are not in a half, (half - 1, input, class).
+        other_half_probs: mean probabilities of the runs that are not in a half, (half - 1, input, class).
     """
 
     plan: Plan
     weights: Tensor
-    columns: Mapping[str, Column]
-    rest: Tensor
+    columns: Mapping[str, ColumnPredictives]
+    other_half_probs: Tensor
 
-    def halves(self, values: Tensor) -> Tensor:
-        """Average a figure of each predictive (predictive,) into one of each half; return (half,)."""
+    def average_halves(self, values: Tensor) -> Tensor:
+        """Average a figure of the predictive distributions, (predictive,), over each half; return (half,)."""
         return self.weights @ values
 
     def interval(self, values: Tensor) -> Interval:
-        """Put an interval over the runs around a figure of each predictive (predictive,); return it."""
-        return _cut_at_0_and_1(self.plan.intervals(self.halves(values)[:, None])[0])
+        """Compute the interval of a figure over the runs; return it.
+
+        Args:
+            values: figure of each predictive distribution, (predictive,).
+        """
+        return _cut_at_0_and_1(self.plan.intervals(self.average_halves(values)[:, None])[0])
 
 
 def measure_draws(
@@ -602,7 +618,7 @@ def measure_draws(
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
     positions_of_subsets = [_positions_of(draws, runs) for runs in plan.chosen]
-    probs = _probabilities(draws, evaluator)
+    probs = _compute_probabilities(draws, evaluator)
     columns = {"sample": _column_of_draws(probs, evaluator, positions_of_subsets)}
     for name, view in (("q_d", draws.members), ("q_r", draws.members.align(to=to))):
         columns[name] = _column_of_gaussians(
@@ -614,9 +630,10 @@ def measure_draws(
 
 
 def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
-    """Measure runs whose draws come from a Gaussian, such as runs of VI, as one predictive each; return their figures.
+    """Measure runs whose draws come from a Gaussian, such as runs of VI; return the figures of the runs.
 
-    The mean weights of a run's draws make the network that stands for the Gaussian's mean.
+    Each run has one predictive distribution. The mean weights of a run's draws make the network that stands for the
+    Gaussian's mean.
 
     Args:
         draws: draws and the runs that they belong to.
@@ -629,10 +646,10 @@ def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, se
     weights = torch.zeros(len(plan.chosen), len(runs), dtype=torch.float64)
     for row, chosen_runs in zip(weights, plan.chosen, strict=True):
         row[chosen_runs] = 1 / len(chosen_runs)
-    probs = _probabilities(draws, evaluator)
+    probs = _compute_probabilities(draws, evaluator)
     sample = _column_of_draws(probs, evaluator, runs)
     means = [evaluator.accuracies(evaluator.log_probs(q.center)) for q in fit_gaussians(draws.members, evaluator, runs)]
-    columns = {"q": Column(sample.probs, sample.sample_accuracy, torch.cat(means))}
+    columns = {"q": ColumnPredictives(sample.probs, sample.sample_accuracy, torch.cat(means))}
     return MethodPredictives(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
 
 
@@ -642,7 +659,7 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
     Args:
         method: method that has the column.
         column: name of the column.
-        against: the method to compare with; if it is the same method, each half is compared with its own draws.
+        against: method to compare with; if it is `method` itself, each half is compared with its own draws.
     """
     method_column, target = method.columns[column], against.columns["sample"].probs
     by_row = {}
@@ -650,29 +667,29 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
         by_row = {name: method.interval(values) for name, values in method_column.distances_to(target).items()}
     else:
         distances = method_column.distances_to(target[0])
-        # A figure of all runs of the method, compared with each half of the other method's runs.
+        # These figures compare all runs of the method with each half of the other method's runs.
         distance_intervals = [
-            method.halves(torch.stack([n[row] for n in map(method_column.distances_to, target)]).T)[0]
-            for row in DISTANCES
+            method.average_halves(torch.stack([n[row] for n in map(method_column.distances_to, target)]).T)[0]
+            for row in DISTANCE_ROWS
         ]
-        for name, values in zip(DISTANCES, distance_intervals, strict=True):
+        for name, values in zip(DISTANCE_ROWS, distance_intervals, strict=True):
             reference_interval = against.plan.intervals(values[:, None])[0]
             by_row[name] = join_intervals(
-                [method.plan.intervals(method.halves(distances[name])[:, None])[0], reference_interval]
+                [method.plan.intervals(method.average_halves(distances[name])[:, None])[0], reference_interval]
             )
     return by_row | {name: method.interval(values) for name, values in method_column.accuracies.items()}
 
 
-def half_against_half(method: MethodPredictives, column: str) -> dict[str, Interval]:
+def compare_halves(method: MethodPredictives, column: str) -> dict[str, Interval]:
     """Compare one half of the runs, or its Gaussians, with the draws of the other half; return figure -> mean.
 
     Low and high are the range of 95 % of the halves. The result is empty if there are fewer than three runs.
     """
-    if not len(method.rest):
+    if not len(method.other_half_probs):
         return {}
-    half_columns = Column(method.columns[column].probs[1:], method.columns[column].sample_accuracy[1:])
+    half_columns = ColumnPredictives(method.columns[column].probs[1:], method.columns[column].sample_accuracy[1:])
     by_row = {}
-    for name, values in half_columns.distances_to(method.rest).items():
+    for name, values in half_columns.distances_to(method.other_half_probs).items():
         low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
         by_row[name] = Interval(float(values.mean()), low, high)
     return by_row
@@ -685,24 +702,26 @@ def _cut_at_0_and_1(interval: Interval) -> Interval:
     return Interval(interval.value, max(0.0, interval.low), min(1.0, interval.high))
 
 
-def _probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
+def _compute_probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
     logits = predictions.logits(draws.members, evaluator.test.data, evaluator.device, batch=evaluator.test.batch)
     return logits.double().softmax(-1)
 
 
-def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]) -> Column:
-    right = evaluator.accuracies(probs)
-    return Column(torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
-                  torch.stack([right[positions].mean() for positions in positions_of_subsets]))  # fmt: skip
+def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]) -> ColumnPredictives:
+    accuracies = evaluator.accuracies(probs)
+    return ColumnPredictives(torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
+                  torch.stack([accuracies[positions].mean() for positions in positions_of_subsets]))  # fmt: skip
 
 
-def _column_of_gaussians(fitted: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int) -> Column:
+def _column_of_gaussians(
+    gaussians: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int
+) -> ColumnPredictives:
     noise = torch.Generator().manual_seed(seed)
-    evaluated = [evaluate_gaussian(evaluator, q, samples, noise) for q in fitted]
-    return Column(
-        torch.stack([x.probs for x in evaluated]),
-        torch.stack([x.accuracies.mean() for x in evaluated]),
-        torch.tensor([x.mean_accuracy for x in evaluated], dtype=torch.float64),
+    evaluated_gaussians = [evaluate_gaussian(evaluator, q, samples, noise) for q in gaussians]
+    return ColumnPredictives(
+        torch.stack([x.probs for x in evaluated_gaussians]),
+        torch.stack([x.accuracies.mean() for x in evaluated_gaussians]),
+        torch.tensor([x.mean_accuracy for x in evaluated_gaussians], dtype=torch.float64),
     )
 
 
@@ -711,6 +730,6 @@ def _positions_of(draws: DrawEnsemble, runs: Tensor) -> Tensor:
 
 
 def _positions_not_in(draw_count: int, positions: Tensor) -> Tensor:
-    is_left = torch.ones(draw_count, dtype=torch.bool)
-    is_left[positions] = False
-    return is_left
+    is_outside = torch.ones(draw_count, dtype=torch.bool)
+    is_outside[positions] = False
+    return is_outside

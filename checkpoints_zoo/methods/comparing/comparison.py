@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, path_of, save
-from checkpoints_zoo.evaluation.figures import KNOWN
+from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
+from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
-from checkpoints_zoo.formats.printing import Printed
+from checkpoints_zoo.formats.printing import PrintedResult
 from checkpoints_zoo.formats.text import align_columns
-from checkpoints_zoo.methods.comparing.equivalent_size import WORTH_FIGURES, Worth
+from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-VERSION = 1  # of the JSON
+JSON_VERSION = 1  # Version of the JSON text.
 REFERENCE = "reference"
 
-SCALE = 100  # the tables show all figures times 100, as the paper does
-MODES = {"one": "one mode", "multi": "multi mode", "members": "members"}
+TABLE_SCALE = 100  # The tables show all figures times 100, as the paper does.
+MODE_TITLES = {"one": "one mode", "multi": "multi mode", "members": "members"}
 COLUMN_NAMES = {"aurc": "AURC"} | COLUMN_TITLES
-_LATEX = {
+_LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
 }  # fmt: skip
 
-WIDE, HIGH = 2.9, 2.5  # inches a panel
-PAIRS = 2  # figures a row, each against MMD and against NS
-FIGURES = ("accuracy", "nll", "brier", "ece", "ace", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
-DISTANCES = {"mmd": "MMD² × 100", "ns": "NS × 100"}
-SMALLEST = 0.01  # MMD² × 100: smaller and negative values lie at the left edge
+PANEL_WIDTH, PANEL_HEIGHT = 2.9, 2.5  # Size of a panel in inches.
+FIGURES_PER_ROW = 2  # Number of figures in a row of panels; each figure has two panels, for MMD and for NS.
+DRAWN_FIGURES = ("accuracy", "nll", "brier", "ece", "ace", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
+DISTANCE_TITLES = {"mmd": "MMD² × 100", "ns": "NS × 100"}
+SMALLEST_DRAWN = 0.01  # MMD² × 100; smaller and negative values are drawn at the left edge.
 # The colours of Okabe & Ito without yellow. Markers differ too, for prints in grey.
-COLOURS = (BLUE, RED, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = "osD^v<>PXhp"
+METHOD_COLOURS = (BLUE, RED, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+METHOD_MARKERS = "osD^v<>PXhp"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Row:
             runs together. "members": independent members.
         runs: number of runs; each independent member is a run.
         draws: number of draws of an ensemble.
-        figures: name -> estimate: "mmd" and "ns" of all weights, and those of `zoo.evaluate`.
+        figures: figure -> estimate: "mmd" and "ns" of all weights, and the figures of `zoo.evaluate`.
         layers: "mmd" and "ns" -> layer -> estimate.
         corollary: p-value of `zoo.corollary`, all layers together. None in mode "one", where all draws come from one
             run, and for a network without a table of symmetries.
@@ -71,7 +71,7 @@ class Row:
     layers: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     corollary: float | None = None
     corollary_layers: Mapping[str, float] = field(default_factory=dict)
-    worth: Mapping[str, Worth] = field(default_factory=dict)
+    worth: Mapping[str, EquivalentSize] = field(default_factory=dict)
 
     def __getitem__(self, figure: str) -> Estimate:
         """Return a figure.
@@ -95,30 +95,30 @@ class Row:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read the values of `to_json`; return the object."""
+        """Read the values that `to_json` returned; return the row."""
         figures = {n: Estimate.from_json(x) for n, x in values["figures"].items()}
         layers = {
             n: {g: Estimate.from_json(x) for g, x in estimates.items()} for n, estimates in values["layers"].items()
         }
-        worth_cells = {n: Worth.from_json(x) for n, x in values["worth"].items()}
-        plain = {n: values[n] for n in ("method", "mode", "runs", "draws", "corollary", "corollary_layers")}
-        return cls(figures=figures, layers=layers, worth=worth_cells, **plain)
+        worth = {n: EquivalentSize.from_json(x) for n, x in values["worth"].items()}
+        plain_fields = {n: values[n] for n in ("method", "mode", "runs", "draws", "corollary", "corollary_layers")}
+        return cls(figures=figures, layers=layers, worth=worth, **plain_fields)
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Printed):
+class Comparison(PrintedResult):
     """Approximate posteriors compared with a population.
 
     Args:
         collection: name of the collection whose recipe the methods were fitted to.
         reference: citation of the population.
-        members: number of members.
-        data, ood: names and fingerprints of the images; ood "" without any.
+        members: number of members of the population.
+        data, ood: names and fingerprints of the images; `ood` is "" if there are none.
         rows: rows of the methods in their order; mode "one" comes before mode "multi". The last row is the reference:
             its figures are of the ensemble of all members; its "mmd" and "ns" compare the members at even positions
             with the members at odd positions.
-        methods: name -> record of its draws, JSON values: settings, seconds, facts of each run, searches.
-        left_out: name -> why a method has no rows.
+        methods: method -> record of its draws, JSON values: settings, seconds, facts of each run, searches.
+        left_out: method -> reason why it has no rows.
         settings: permutations, seed, removal of symmetries, number of images, versions: JSON values.
     """
 
@@ -136,58 +136,60 @@ class Comparison(Printed):
         methods = list(dict.fromkeys(row.method for row in self.rows))
         return f"{self.collection!r}, {self.members} members, {', '.join(methods)}, on {self.data.split(' ')[0]}"
 
-    def __getitem__(self, named: tuple[str, str]) -> Row:
-        """Return the row of a (method, mode).
+    def __getitem__(self, key: tuple[str, str]) -> Row:
+        """Return the row of a method and a mode, such as ("swag", "multi").
 
         Raises:
             UsageError: there is no such row.
         """
         for row in self.rows:
-            if (row.method, row.mode) == named:
+            if (row.method, row.mode) == key:
                 return row
         names = ", ".join(f"({row.method!r}, {row.mode!r})" for row in self.rows)
-        raise UsageError(f"row {named!r}", expected=f"one of {names}", found="none such")
+        raise UsageError(f"row {key!r}", expected=f"one of {names}", found="none such")
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row a method, mode, figure and group of tensors; only MMD and NS have groups other than "all".
+        """Return a table with one row for each method, mode, figure and group of tensors.
+
+        Only MMD and NS have groups other than "all".
 
         Columns: method, mode, runs, draws, figure, group, value, low, high, p, unit, better, worth, worth_low,
         worth_high. Values have the figures' units; they are not multiplied by 100.
         """
         import pandas as pd
 
-        return pd.DataFrame(list(self._records()))
+        return pd.DataFrame(list(self._table_rows()))
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def _table_rows(self) -> Iterator[dict[str, Any]]:
         for row in self.rows:
-            shared = {"method": row.method, "mode": row.mode, "runs": row.runs, "draws": row.draws}
+            row_fields = {"method": row.method, "mode": row.mode, "runs": row.runs, "draws": row.draws}
             for name, x in row.figures.items():
                 groups = {**row.layers.get(name, {}), ALL_TENSORS: x}
                 for group, y in groups.items():
-                    worth_cells = row.worth.get(name) if group == ALL_TENSORS else None
+                    worth = row.worth.get(name) if group == ALL_TENSORS else None
                     yield {
-                        **shared, "figure": name, "group": group, "value": y.value, "low": y.low, "high": y.high,
+                        **row_fields, "figure": name, "group": group, "value": y.value, "low": y.low, "high": y.high,
                         "p": y.p, "unit": ALL_FIGURES[name].unit, "better": ALL_FIGURES[name].better,
-                        "worth": None if worth_cells is None else worth_cells.members,
-                        "worth_low": None if worth_cells is None else worth_cells.low,
-                        "worth_high": None if worth_cells is None else worth_cells.high,
+                        "worth": None if worth is None else worth.members,
+                        "worth_low": None if worth is None else worth.low,
+                        "worth_high": None if worth is None else worth.high,
                     }  # fmt: skip
             if row.corollary is not None:
-                empty = dict.fromkeys(("low", "high", "worth", "worth_low", "worth_high"))
+                empty_fields = dict.fromkeys(("low", "high", "worth", "worth_low", "worth_high"))
                 for group, p in {**row.corollary_layers, ALL_TENSORS: row.corollary}.items():
                     yield {
-                        **shared, "figure": "corollary", "group": group, "value": p, "p": p, "unit": "", "better": "",
-                        **empty,
+                        **row_fields, "figure": "corollary", "group": group, "value": p, "p": p, "unit": "",
+                        "better": "", **empty_fields,
                     }  # fmt: skip
 
     def to_json(self) -> str:
         """Return the result as JSON text, which `from_json` reads."""
-        plain = {n: getattr(self, n) for n in ("collection", "reference", "members", "data", "ood")}
+        plain_fields = {n: getattr(self, n) for n in ("collection", "reference", "members", "data", "ood")}
         values = {
-            "version": VERSION,
-            **plain,
+            "version": JSON_VERSION,
+            **plain_fields,
             "level": 0.95,
-            "meaning": explanation(self),
+            "meaning": explain_comparison(self),
             "rows": [row.to_json() for row in self.rows],
             "methods": self.methods,
             "left_out": self.left_out,
@@ -197,27 +199,27 @@ class Comparison(Printed):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text of `to_json`; return the comparison.
+        """Read the text that `to_json` returned; return the comparison.
 
         Raises:
             FormatError: the text is something else, or was written by a newer version.
         """
         try:
             values = json.loads(text)
-            if values["version"] != VERSION:
-                raise FormatError("comparison", expected=f"version {VERSION}", found=str(values["version"])[:80])
-            plain = {
+            if values["version"] != JSON_VERSION:
+                raise FormatError("comparison", expected=f"version {JSON_VERSION}", found=str(values["version"])[:80])
+            plain_fields = {
                 n: values[n]
                 for n in ("collection", "reference", "members", "data", "ood", "methods", "left_out", "settings")
             }
-            return cls(rows=tuple(Row.from_json(row) for row in values["rows"]), **plain)
+            return cls(rows=tuple(Row.from_json(row) for row in values["rows"]), **plain_fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, FormatError):
                 raise
             raise FormatError("comparison", expected="the JSON that `to_json` gives", found=repr(error)) from error
 
     def to_latex(self) -> str:
-        """Return the table for LaTeX with booktabs, in the columns' order of Laurent et al. 2024, all times 100."""
+        """Return the table for LaTeX with booktabs, with the columns of Laurent et al. 2024, all figures times 100."""
         columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in self.rows)]
         lines = [
             r"% Figures times 100: shares in \%, Brier 0..200, NLL and mutual information in nats; MMD^2 has no unit.",
@@ -225,40 +227,43 @@ class Comparison(Printed):
             r"\toprule",
             " & ".join(["Method", "Mode", *(escape_latex(COLUMN_TITLES[n]) for n in columns)]) + r" \\",
         ]
-        before = ""
+        previous_group = ""
         for row in self.rows:
             group = "reference" if row.method == "reference" else "method"
-            lines += [r"\midrule"] if group != before else []
-            before = group
+            lines += [r"\midrule"] if group != previous_group else []
+            previous_group = group
             cells = [_latex_value(row.figures.get(n)) for n in columns]
-            lines.append(" & ".join([escape_latex(row.method), escape_latex(MODES[row.mode]), *cells]) + r" \\")
+            lines.append(" & ".join([escape_latex(row.method), escape_latex(MODE_TITLES[row.mode]), *cells]) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def to_text(self) -> str:
         """Return the tables as text: figures, equivalent numbers of members, p-values, and explanations."""
         columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in self.rows)]
         figures = [
-            {**_row_names(row), "runs × draws": _format_size(row)}
+            {**_row_title_cells(row), "runs × draws": _size_text(row)}
             | {COLUMN_TITLES[n]: format_estimate(row.figures.get(n)) for n in columns}
             for row in self.rows
         ]
-        worth_cells = [n for n in WORTH_FIGURES if any(n in row.worth for row in self.rows)]
+        worth_figures = [n for n in MONOTONE_FIGURES if any(n in row.worth for row in self.rows)]
         worth = [
-            _row_names(row) | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in worth_cells}
+            _row_title_cells(row)
+            | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in worth_figures}
             for row in self.rows
             if row.worth
         ]
         tests = [
-            _row_names(row) | {"MMD": _format_p(row.figures.get("mmd")), "NS": _format_p(row.figures.get("ns")),
+            _row_title_cells(row) | {"MMD": _p_text(row.figures.get("mmd")), "NS": _p_text(row.figures.get("ns")),
                            "corollary": "-" if row.corollary is None else f"{row.corollary:.2g}"}
             for row in self.rows
         ]  # fmt: skip
         blocks = [
             "All figures times 100: MMD² and NS (no unit), shares in %, Brier (0..200), NLL and mutual information in"
-            f" nats × 100.\n{_table(figures)}",
-            f"Worth as many independent members of the reference:\n{_table(worth)}" if worth and worth_cells else "",
-            f"p-values:\n{_table(tests)}",
-            "\n".join(explanation(self)),
+            f" nats × 100.\n{_align_table(figures)}",
+            f"Worth as many independent members of the reference:\n{_align_table(worth)}"
+            if worth and worth_figures
+            else "",
+            f"p-values:\n{_align_table(tests)}",
+            "\n".join(explain_comparison(self)),
         ]
         return "\n\n".join(block for block in blocks if block)
 
@@ -282,29 +287,31 @@ class Comparison(Printed):
         """Write the rows of `to_frame` as .csv or .parquet; return the file's path.
 
         Raises:
-            UsageError: another ending.
+            UsageError: the name has another ending.
             StorageError: the file can't be written.
         """
         return write_frame(self.to_frame(), path)
 
     def plot(self, path: str | Path) -> Path:
-        """Draw each figure against MMD² and NS into a PNG, one marker a method; return its path.
+        """Draw each figure against MMD² and NS into a PNG, with one marker for each method; return its path.
 
         Raises:
-            UsageError: there are no draws, a path without the suffix .png, or a file that can't be written.
+            UsageError: there are no draws, the path does not end in .png, or the file can't be written.
         """
-        path = path_of(path)
+        path = check_picture_path(path)
         if not _method_rows(self):
             raise UsageError(f"picture {path}", expected="a comparison with draws of a method", found="none", path=path)
-        return save(lambda: draw(self), path, title(self))
+        return save_figure(lambda: draw_comparison(self), path, picture_title(self))
 
 
-def explanation(result: Comparison) -> list[str]:
+def explain_comparison(result: Comparison) -> list[str]:
     """Explain rows, figures and intervals; return the lines."""
-    on = result.data.split(" ")[0] + (f"; OOD: {result.ood.split(' ')[0]}" if result.ood else "; no OOD images")
+    measured_on = result.data.split(" ")[0] + (
+        f"; OOD: {result.ood.split(' ')[0]}" if result.ood else "; no OOD images"
+    )
     lines = [
-        f"Measured on {on}. Reference: {result.members:,} members; its own MMD and NS are those of its members at even"
-        " positions against those at odd ones.",
+        f"Measured on {measured_on}. Reference: {result.members:,} members; its own MMD and NS are those of its members"
+        " at even positions against those at odd ones.",
         "One mode: each run's draws alone, mean over runs ± Student's 95 % interval. Multi mode: every R-th draw of all"
         " R runs together; members: independent ones; both ± a 95 % delete-d jackknife, over runs or members. One run"
         " has no interval.",
@@ -321,7 +328,7 @@ def explanation(result: Comparison) -> list[str]:
     return lines + [f"Left out: {name}: {reason}" for name, reason in result.left_out.items()]
 
 
-def format_estimate(estimate: Estimate | None, scale: float = SCALE) -> str:
+def format_estimate(estimate: Estimate | None, scale: float = TABLE_SCALE) -> str:
     """Format a figure and half its interval, with as many digits as the interval allows; return the text.
 
     >>> format_estimate(Estimate(0.97712, 0.97312, 0.98112)), format_estimate(Estimate(0.05)), format_estimate(None)
@@ -331,82 +338,94 @@ def format_estimate(estimate: Estimate | None, scale: float = SCALE) -> str:
         return "-"
     value = estimate.value * scale
     if estimate.low is None or estimate.high is None:
-        return f"{value:.{_digits(value)}f}"
-    half = max(estimate.high - estimate.value, estimate.value - estimate.low) * scale
-    digits = _digits(value)
-    if half > 0:
-        power = math.floor(math.log10(half))
-        digits = min(4, max(0, (half < 2 * 10**power) - power))  # two digits of an interval that begins with 1
-    return f"{value:.{digits}f}±{half:.{digits}f}"
+        return f"{value:.{_decimal_places(value)}f}"
+    half_width = max(estimate.high - estimate.value, estimate.value - estimate.low) * scale
+    digits = _decimal_places(value)
+    if half_width > 0:
+        power = math.floor(math.log10(half_width))
+        digits = min(4, max(0, (half_width < 2 * 10**power) - power))  # An interval that begins with 1 gets two digits.
+    return f"{value:.{digits}f}±{half_width:.{digits}f}"
 
 
-def _digits(value: float) -> int:
+def _decimal_places(value: float) -> int:
     """Return the number of digits after the point for three significant digits: 0 to 4."""
     return 2 if value == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(value)))))
 
 
 def _latex_value(estimate: Estimate | None) -> str:
-    written = format_estimate(estimate)
-    return "--" if written == "-" else "$" + written.replace("±", r" \pm ") + "$"
+    text = format_estimate(estimate)
+    return "--" if text == "-" else "$" + text.replace("±", r" \pm ") + "$"
 
 
-def escape_latex(value: str) -> str:
+def escape_latex(text: str) -> str:
     """Return text with LaTeX's special characters escaped.
 
     >>> escape_latex("a_b & 5 %")
     'a\\\\_b \\\\& 5 \\\\%'
     """
-    return "".join(_LATEX.get(c, c) for c in value)
+    return "".join(_LATEX_ESCAPES.get(c, c) for c in text)
 
 
-def _row_names(row: Row) -> dict[str, str]:
-    return {"method": row.method, "mode": MODES[row.mode]}
+def _row_title_cells(row: Row) -> dict[str, str]:
+    return {"method": row.method, "mode": MODE_TITLES[row.mode]}
 
 
-def _format_size(row: Row) -> str:
+def _size_text(row: Row) -> str:
     if row.mode == "members":
         return f"{row.draws:,}"
     return f"{row.runs} × {row.draws if row.mode == 'one' else row.draws // row.runs}"
 
 
-def _format_p(estimate: Estimate | None) -> str:
+def _p_text(estimate: Estimate | None) -> str:
     return "-" if estimate is None or estimate.p is None else f"{estimate.p:.2g}"
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
+def _align_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Align rows in columns, the first two to the left, all others to the right; return the text."""
     if not rows:
         return ""
     return align_columns([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
 
 
-def draw(result: Comparison) -> Figure:
-    """Draw two panels a figure, against MMD² and against NS; return the picture, axes labelled "figure distance"."""
+def draw_comparison(result: Comparison) -> Figure:
+    """Draw two panels for each figure, against MMD² and against NS; return the picture.
+
+    The axes have labels such as "nll mmd", by which they can be found.
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     rows = _method_rows(result)
-    names = [n for n in FIGURES if any(n in row.figures for row in rows)]
-    distances = [d for d in DISTANCES if any(d in row.figures for row in rows)]
-    lines, columns = math.ceil(len(names) / PAIRS), PAIRS * len(distances)
-    size = (max(7.0, columns * WIDE), lines * HIGH + 2.0)
+    names = [n for n in DRAWN_FIGURES if any(n in row.figures for row in rows)]
+    distances = [d for d in DISTANCE_TITLES if any(d in row.figures for row in rows)]
+    row_count, column_count = math.ceil(len(names) / FIGURES_PER_ROW), FIGURES_PER_ROW * len(distances)
+    size = (max(7.0, column_count * PANEL_WIDTH), row_count * PANEL_HEIGHT + 2.0)
     figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
-    on = result.data.split(" ")[0] + (f"; out of distribution: {result.ood.split(' ')[0]}" if result.ood else "")
-    figure.suptitle(f"{title(result)}\n{on}", fontsize=12, parse_math=False)
-    styles = _choose_styles([row.method for row in rows])
-    for at, name in enumerate(names):
-        shared: Axes | None = None
-        for beside, distance in enumerate(distances):
-            panel_number = (at // PAIRS) * columns + (at % PAIRS) * len(distances) + beside + 1
-            axes = figure.add_subplot(lines, columns, panel_number, label=f"{name} {distance}", sharey=shared)
-            _draw_panel(axes, result, rows, name, distance, styles)
-            axes.set_ylabel(KNOWN[name].label if shared is None else "", fontsize=9)
-            shared = shared or axes
-    _add_legend(figure, rows, styles, lines)
+    measured_on = result.data.split(" ")[0] + (
+        f"; out of distribution: {result.ood.split(' ')[0]}" if result.ood else ""
+    )
+    figure.suptitle(f"{picture_title(result)}\n{measured_on}", fontsize=12, parse_math=False)
+    marker_styles = _choose_styles([row.method for row in rows])
+    for figure_number, name in enumerate(names):
+        first_axes: Axes | None = None
+        for distance_number, distance in enumerate(distances):
+            panel_number = (
+                (figure_number // FIGURES_PER_ROW) * column_count
+                + (figure_number % FIGURES_PER_ROW) * len(distances)
+                + distance_number
+                + 1
+            )
+            axes = figure.add_subplot(
+                row_count, column_count, panel_number, label=f"{name} {distance}", sharey=first_axes
+            )
+            _draw_panel(axes, result, rows, name, distance, marker_styles)
+            axes.set_ylabel(KNOWN_FIGURES[name].label if first_axes is None else "", fontsize=9)
+            first_axes = first_axes or axes
+    _add_legend(figure, rows, marker_styles, row_count)
     return figure
 
 
-def title(result: Comparison) -> str:
+def picture_title(result: Comparison) -> str:
     """Return the title of the picture."""
     return f"Approximate posteriors against {result.members:,} members of {result.collection}"
 
@@ -419,7 +438,10 @@ def _method_rows(result: Comparison) -> list[Row]:
 def _choose_styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Choose a colour and a marker for each method; return them by its name."""
     names = list(dict.fromkeys(methods))
-    return {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+    return {
+        name: (METHOD_COLOURS[i % len(METHOD_COLOURS)], METHOD_MARKERS[i % len(METHOD_MARKERS)])
+        for i, name in enumerate(names)
+    }
 
 
 def _draw_panel(
@@ -428,14 +450,15 @@ def _draw_panel(
     rows: Sequence[Row],
     name: str,
     distance: str,
-    styles: Mapping[str, tuple[str, str]],
+    marker_styles: Mapping[str, tuple[str, str]],
 ) -> None:
-    """Draw one figure against one distance, a marker a row, hollow for one mode; dashed: the reference's ensemble."""
-    scale = KNOWN[name].scale
+    """Draw one figure against one distance: a marker for each row (hollow for mode "one"), and a dashed line for the
+    reference's ensemble."""
+    scale = KNOWN_FIGURES[name].scale
     for row in rows:
         if name not in row.figures or distance not in row.figures:
             continue
-        colour, marker = styles[row.method]
+        colour, marker = marker_styles[row.method]
         x, y = row.figures[distance], row.figures[name]
         axes.errorbar(
             [_axis_position(x.value)], [y.value * scale], xerr=_error_bars(_axis_position, x),
@@ -447,42 +470,50 @@ def _draw_panel(
         if row.method == "reference" and name in row.figures:
             axes.axhline(row.figures[name].value * scale, color=GREY, linestyle="--", linewidth=1)
     values = [row.figures[name].value * scale for row in result.rows if name in row.figures]
-    finite = [value for value in values if math.isfinite(value)]
-    if finite and max(finite) > min(finite):  # wide intervals are cut, so that markers stay distinct
-        room = 0.12 * (max(finite) - min(finite))
-        axes.set_ylim(min(finite) - room, max(finite) + room)
+    finite_values = [value for value in values if math.isfinite(value)]
+    if finite_values and max(finite_values) > min(
+        finite_values
+    ):  # Wide intervals are cut, so that markers stay distinct.
+        margin = 0.12 * (max(finite_values) - min(finite_values))
+        axes.set_ylim(min(finite_values) - margin, max(finite_values) + margin)
     axes.set_xscale("log")
-    axes.set_xlim(SMALLEST * 0.8, 250)
-    axes.set_xticks(ticks := [SMALLEST, 0.1, 1, 10, 100], [f"≤{SMALLEST:g}", *(f"{t:g}" for t in ticks[1:])])
+    axes.set_xlim(SMALLEST_DRAWN * 0.8, 250)
+    axes.set_xticks(
+        ticks := [SMALLEST_DRAWN, 0.1, 1, 10, 100], [f"≤{SMALLEST_DRAWN:g}", *(f"{t:g}" for t in ticks[1:])]
+    )
     axes.minorticks_off()
-    axes.set_xlabel(DISTANCES[distance], fontsize=9)
+    axes.set_xlabel(DISTANCE_TITLES[distance], fontsize=9)
     axes.tick_params(labelsize=8)
     axes.ticklabel_format(axis="y", useOffset=False)
 
 
 def _axis_position(value: float) -> float:
-    """Return the position of an MMD² on the axis."""
-    return max(SMALLEST, 100 * value)
+    """Return the position of an MMD² or NS on the axis."""
+    return max(SMALLEST_DRAWN, 100 * value)
 
 
-def _error_bars(transform: object, point: Estimate) -> list[list[float]] | None:
+def _error_bars(transform: object, estimate: Estimate) -> list[list[float]] | None:
     """Return the distances of an interval's ends from the value on the axis; None without an interval."""
-    if point.low is None or point.high is None or not callable(transform):
+    if estimate.low is None or estimate.high is None or not callable(transform):
         return None
-    value = transform(point.value)
-    return [[max(0.0, value - transform(point.low))], [max(0.0, transform(point.high) - value)]]
+    value = transform(estimate.value)
+    return [[max(0.0, value - transform(estimate.low))], [max(0.0, transform(estimate.high) - value)]]
 
 
-def _add_legend(figure: Figure, rows: Sequence[Row], styles: Mapping[str, tuple[str, str]], lines: int) -> None:
+def _add_legend(
+    figure: Figure, rows: Sequence[Row], marker_styles: Mapping[str, tuple[str, str]], row_count: int
+) -> None:
     """Add a legend of methods, fills and the dashed line below all panels."""
     from matplotlib.lines import Line2D
 
-    marks = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in styles.items()]
-    fills = {"one": "white", "multi": GREY, "members": GREY}
-    words = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
+    handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in marker_styles.items()]
+    fill_colours = {"one": "white", "multi": GREY, "members": GREY}
+    fill_texts = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
     for mode in dict.fromkeys(row.mode for row in rows):
-        marks.append(
-            Line2D([], [], color=GREY, marker="o", markerfacecolor=fills[mode], linestyle="", label=words[mode])
+        handles.append(
+            Line2D(
+                [], [], color=GREY, marker="o", markerfacecolor=fill_colours[mode], linestyle="", label=fill_texts[mode]
+            )
         )
-    marks.append(Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="ensemble of the reference"))
-    figure.legend(handles=marks, loc="outside lower center", ncols=min(5, len(marks)), fontsize=8.5)
+    handles.append(Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="ensemble of the reference"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8.5)

@@ -12,9 +12,9 @@ import torch
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 
-ONE, MULTI, MEMBERS = "one", "multi", "members"
+ONE_MODE, MULTI_MODE, MEMBERS_MODE = "one", "multi", "members"
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ class DrawEnsemble:
     @property
     def draws(self) -> int:
         """Number of draws of an ensemble; of the smallest ensemble if runs differ."""
-        return min(map(len, self.runs)) if self.name == ONE else len(self.members)
+        return min(map(len, self.runs)) if self.name == ONE_MODE else len(self.members)
 
-    def run(self, at: int) -> Collection:
+    def run(self, run_number: int) -> Collection:
         """Return the draws of one run."""
-        return self.members.take(self.runs[at])
+        return self.members.take(self.runs[run_number])
 
     def plan(self, seed: int, subsets: int) -> metrics.Plan:
-        """Draw halves of the runs for a delete-d jackknife; return the positions of their draws.
+        """Draw halves of the runs for a delete-d jackknife; return the plan, with the positions of the halves' draws.
 
-        For independent members the intervals are computed as in `zoo.evaluate`: they are wider if the members'
-        influence is skewed.
+        For independent members the intervals are computed as in `zoo.evaluate`: intervals are wider if the
+        members' influence is skewed.
 
         Args:
             seed: seed of the random halves.
             subsets: number of subsets.
         """
-        plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS)
+        plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS_MODE)
         draws_of_subsets = [
             torch.tensor([at for run in runs_of_subset.tolist() for at in self.runs[run]])
             for runs_of_subset in plan.chosen
@@ -60,7 +60,7 @@ class DrawEnsemble:
 
 
 def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
-    """Group a method's draws by mode; return the modes "one" and "multi", or the mode "members" alone.
+    """Group a method's draws by mode; return the ensembles of the modes "one" and "multi", or only of "members".
 
     Args:
         name: name of the method, for error texts.
@@ -73,31 +73,31 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
     if len(members) < 2:
         raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
     columns = {n: members.rows.column(n).to_pylist() for n in ("method", "run", "draw")}
-    if set(columns["method"]) == {INDEPENDENT}:
+    if set(columns["method"]) == {INDEPENDENT_METHOD}:
         return [independent_members(members)]
     by_run: dict[int, list[tuple[int, int]]] = {}
-    for at, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
-        by_run.setdefault(-1 if run is None else run, []).append((at if draw is None else draw, at))
-    runs = [[at for _, at in sorted(by_run[run])] for run in sorted(by_run)]
+    for position, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
+        by_run.setdefault(-1 if run is None else run, []).append((position if draw is None else draw, position))
+    runs = [[position for _, position in sorted(by_run[run])] for run in sorted(by_run)]
     groupings = []
     if min(map(len, runs)) > 1:
-        groupings.append(_ensemble_of_runs(ONE, members, runs))
+        groupings.append(_ensemble_of_runs(ONE_MODE, members, runs))
     if len(runs) > 1:
-        groupings.append(_ensemble_of_runs(MULTI, members, [run[:: len(runs)] for run in runs]))
+        groupings.append(_ensemble_of_runs(MULTI_MODE, members, [run[:: len(runs)] for run in runs]))
     return groupings
 
 
 def independent_members(members: Collection) -> DrawEnsemble:
-    """Return members as independent ones, whatever their rows' column `method` says."""
-    return DrawEnsemble(MEMBERS, members, tuple((at,) for at in range(len(members))))
+    """Return the ensemble of members that count as independent, whatever the column `method` says."""
+    return DrawEnsemble(MEMBERS_MODE, members, tuple((at,) for at in range(len(members))))
 
 
 def _ensemble_of_runs(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
-    starts, draw_count = [], 0
+    positions_of_runs, draw_count = [], 0
     for run in runs:
-        starts.append(tuple(range(draw_count, draw_count + len(run))))
+        positions_of_runs.append(tuple(range(draw_count, draw_count + len(run))))
         draw_count += len(run)
-    return DrawEnsemble(name, members.take([at for run in runs for at in run]), tuple(starts))
+    return DrawEnsemble(name, members.take([at for run in runs for at in run]), tuple(positions_of_runs))
 
 
 def content_hash(members: Collection) -> str:
@@ -105,17 +105,17 @@ def content_hash(members: Collection) -> str:
 
     Rows enter the hash by their content hash, or without one by the location of their bytes in the source.
     """
-    names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
-    columns = zip(*(members.rows.column(n).to_pylist() for n in names), strict=True)
+    column_names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
+    columns = zip(*(members.rows.column(n).to_pylist() for n in column_names), strict=True)
     rows: list[list[object]] = [
         [member, epoch, sha256] if sha256 else [member, epoch, members._commit, path, offset, nbytes]
         for member, epoch, sha256, path, offset, nbytes in columns
     ]
-    facts = [[str(step) for step in members._view.steps], *rows]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    hashed_values = [[str(step) for step in members._view.steps], *rows]
+    return hashlib.sha256(json.dumps(hashed_values).encode()).hexdigest()[:16]
 
 
 def portable_citation(members: Collection) -> str:
-    """Return a citation without the folder of this machine."""
-    label, at, revision = members.citation.rpartition("@")
-    return revision if label.startswith("file:") else f"{label}{at}{revision}"
+    """Return the citation of members without the folder of this machine."""
+    label, separator, revision = members.citation.rpartition("@")
+    return revision if label.startswith("file:") else f"{label}{separator}{revision}"

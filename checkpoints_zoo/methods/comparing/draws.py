@@ -26,8 +26,8 @@ from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_reci
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import Job, choose_engine
 
-_LONGEST = ("deep-ensemble", "hmc")  # slow methods start first, so that all processes end at about the same time
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SLOW_METHODS = ("deep-ensemble", "hmc")  # Slow methods start first, so that all processes end at about the same time.
+_DRAWS_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Draws:
     Args:
         name: name of the method.
         members: the draws.
-        facts: JSON values: title, source, settings, seconds, facts of each run, trials of a search, versions; empty
+        facts: record of the draws, JSON values: title, source, settings, seconds, facts of each run, trials of a
+            search, versions; empty
             for draws that the caller supplied.
     """
 
@@ -51,7 +52,7 @@ class FitOutcome:
     """The result of a fit: the folder of its draws, or the reason why there are none."""
 
     root: Path
-    refused: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class MethodFits:
     device: str = "cpu"
 
     @property
-    def modes(self) -> Path:
+    def modes_folder(self) -> Path:
         return self.out / "modes"
 
     @cached_property
@@ -83,25 +84,25 @@ class MethodFits:
         return self.recipe.split("train").fingerprint
 
     def with_settings(self, method: Method) -> Method | None:
-        """Return a method with the settings of its fit; None if a search has yet to find them."""
-        if not self.search or method.independent:  # members are trained as the recipe says
+        """Return a method with the settings of its fit; None if a search has yet to find the settings."""
+        if not self.search or method.independent:  # Members are trained as the recipe says.
             return method
         search_record = self._stored_search(method)
         return None if search_record is None else type(method)(**search_record["settings"])
 
     def folder(self, method: Method) -> Path | None:
-        """Return the source of a method's draws; None if a search has yet to find its settings."""
-        configured = self.with_settings(method)
-        return None if configured is None else self._root(configured)
+        """Return the folder of a method's draws; None if a search has yet to find the settings."""
+        configured_method = self.with_settings(method)
+        return None if configured_method is None else self._draws_folder(configured_method)
 
     def load_draws(self, method: Method) -> Draws | None:
         """Load the draws of a method; return None if it is not fitted yet."""
-        configured = self.with_settings(method)
-        if configured is None:
+        configured_method = self.with_settings(method)
+        if configured_method is None:
             return None
-        root, name = self._root(configured), self._name(configured)
+        root, name = self._draws_folder(configured_method), self._draws_name(configured_method)
         record = fitting.read_fit_record(root, name)
-        if record is None or record.key != self._key(configured):
+        if record is None or record.key != self._fit_key(configured_method):
             return None
         build = Skeleton(self.recipe) if self.recipe.build is not None else None
         try:
@@ -109,21 +110,26 @@ class MethodFits:
         except CollectionNotFound:
             return None
         search_record = {"search": self._stored_search(method)} if self.search and not method.independent else {}
-        facts = {"title": configured.title, "source": configured.source, "fit": asdict(record), **search_record}
-        return Draws(configured.name, members, finite_or_null(facts))
+        draws_facts = {
+            "title": configured_method.title,
+            "source": configured_method.source,
+            "fit": asdict(record),
+            **search_record,
+        }
+        return Draws(configured_method.name, members, finite_or_null(draws_facts))
 
     def __call__(self, method: Method, device: str) -> FitOutcome:
-        """Fit a method; return the folder of its draws, or why it can't be fitted to this network on this machine."""
+        """Fit a method; return the folder of its draws, or the reason why it can't be fitted to this network here."""
         try:
-            configured = self.with_settings(method) or self._search(method)
-            root, name = self._root(configured), self._name(configured)
-            if not configured.independent and fitting.read_fit_record(root, name) is None:
+            configured_method = self.with_settings(method) or self._search(method)
+            root, name = self._draws_folder(configured_method), self._draws_name(configured_method)
+            if not configured_method.independent and fitting.read_fit_record(root, name) is None:
                 shutil.rmtree(
                     root, ignore_errors=True
                 )  # an unfinished fit starts anew; the training of members continues
             fitting.fit(
-                configured, self.recipe, out=root, runs=self.runs, draws=self.draws, seed=self.seed, device=device,
-                modes=self.modes,
+                configured_method, self.recipe, out=root, runs=self.runs, draws=self.draws, seed=self.seed,
+                device=device, modes=self.modes_folder,
             )  # fmt: skip
         except UsageError as error:
             return FitOutcome(self.out, str(error))
@@ -131,15 +137,17 @@ class MethodFits:
 
     def __reduce__(self) -> tuple[Any, ...]:
         other_arguments = (self.out, self.runs, self.draws, self.seed, self.search, self.device)
-        return _unpickle, (serialize_recipe(self.recipe), *other_arguments)
+        return _unpickle_fits, (serialize_recipe(self.recipe), *other_arguments)
 
     def _search(self, method: Method) -> Method:
-        problem = Problem.of(self.recipe, held_out=fitting.HELD_OUT, folder=self.modes, device=self.device)
-        best, search_record = fitting.search(type(method), problem, seed=self.seed)
-        record = {"settings": asdict(best), "tried": [asdict(t) for t in search_record]}
+        problem = Problem.of(
+            self.recipe, held_out=fitting.SEARCH_HELD_OUT, folder=self.modes_folder, device=self.device
+        )
+        best_method, search_record = fitting.search(type(method), problem, seed=self.seed)
+        record = {"settings": asdict(best_method), "tried": [asdict(t) for t in search_record]}
         with replace_file(self._search_path(method)) as file:
             file.write(json.dumps(finite_or_null(record), indent=1, allow_nan=False))
-        return best
+        return best_method
 
     def _stored_search(self, method: Method) -> dict[str, Any] | None:
         path = self._search_path(method)
@@ -149,26 +157,26 @@ class MethodFits:
             return None
 
     def _search_path(self, method: Method) -> Path:
-        facts: list[Any] = [self.recipe.hash, self._fingerprint, self.seed, fitting.HELD_OUT]
-        facts += [version] if (version := version_of(method)) > 1 else []
-        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+        hashed_values: list[Any] = [self.recipe.hash, self._fingerprint, self.seed, fitting.SEARCH_HELD_OUT]
+        hashed_values += [version] if (version := version_of(method)) > 1 else []
+        digest = hashlib.sha256(json.dumps(hashed_values).encode()).hexdigest()[:8]
         return self.out / "searches" / f"{method.name}-{digest}.json"
 
-    def _key(self, method: Method) -> str:
+    def _fit_key(self, method: Method) -> str:
         settings = asdict(method)
         return fitting.fit_key(
             method.name, settings, self.recipe.hash, self._fingerprint, self.runs, self.draws, self.seed,
             version_of(method),
         )  # fmt: skip
 
-    def _root(self, method: Method) -> Path:
-        return self.out / "draws" / f"{method.name}-{self._key(method)[:8]}"
+    def _draws_folder(self, method: Method) -> Path:
+        return self.out / "draws" / f"{method.name}-{self._fit_key(method)[:8]}"
 
-    def _name(self, method: Method) -> str:
+    def _draws_name(self, method: Method) -> str:
         return fitting.draws_name(self.recipe, method.name, 1 if method.independent else self.runs)
 
 
-def _unpickle(recipe: SentRecipe, *other_arguments: Any) -> MethodFits:
+def _unpickle_fits(recipe: SentRecipe, *other_arguments: Any) -> MethodFits:
     return MethodFits(rebuild_recipe(recipe), *other_arguments)
 
 
@@ -180,16 +188,16 @@ def available_methods(names: Iterable[str] | None, collection: str) -> tuple[lis
         collection: name of the collection for which a search has chosen the settings.
 
     Raises:
-        UsageError: there is no such method, a method twice, or a named method whose packages are not installed.
+        UsageError: there is no such method, a method is named twice, or packages of a named method are not installed.
     """
-    requested = list(fitting.METHODS if names is None else names)
-    if len(set(requested)) < len(requested):
-        raise UsageError("methods", expected="each once", found=", ".join(requested))
-    available, left_out = [], {}
-    for method in [fitting.choose_method(name, collection) for name in requested]:
+    requested_names = list(fitting.METHODS if names is None else names)
+    if len(set(requested_names)) < len(requested_names):
+        raise UsageError("methods", expected="each once", found=", ".join(requested_names))
+    usable_methods, left_out = [], {}
+    for method in [fitting.choose_method(name, collection) for name in requested_names]:
         missing = [need for need in method.needs if not _is_installed(need)]
         if not missing:
-            available.append(method)
+            usable_methods.append(method)
             continue
         error = UsageError(
             f"method {method.name!r}",
@@ -200,15 +208,15 @@ def available_methods(names: Iterable[str] | None, collection: str) -> tuple[lis
         if names is not None:
             raise error
         left_out[method.name] = str(error)
-    return available, left_out
+    return usable_methods, left_out
 
 
 def _is_installed(requirement: str) -> bool:
     from packaging.requirements import Requirement
 
-    needed = Requirement(requirement)
+    parsed_requirement = Requirement(requirement)
     try:
-        return needed.specifier.contains(version(needed.name), prereleases=True)
+        return parsed_requirement.specifier.contains(version(parsed_requirement.name), prereleases=True)
     except PackageNotFoundError:
         return False
 
@@ -234,8 +242,8 @@ def fit_all(
         with cache.locked_key(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             missing = [method for method in methods if fits.load_draws(method) is None]
             refused = _fit_missing(fits, missing, workers, say)
-    fitted = [fits.load_draws(method) for method in methods]
-    return [draws for draws in fitted if draws is not None], refused
+    loaded_draws = [fits.load_draws(method) for method in methods]
+    return [draws for draws in loaded_draws if draws is not None], refused
 
 
 def _fit_missing(
@@ -243,17 +251,19 @@ def _fit_missing(
 ) -> dict[str, str]:
     """Fit methods, several at once; return method -> reason why it can't be fitted."""
     refused: dict[str, str] = {}
-    if any(not method.independent for method in methods):  # they start from modes, which are trained once here
+    if any(not method.independent for method in methods):  # Methods start from modes, which are trained once here.
         say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
-        Problem.of(fits.recipe, folder=fits.modes, device=fits.device).modes(fits.runs)
-    ordered = sorted(methods, key=lambda m: _LONGEST.index(m.name) if m.name in _LONGEST else len(_LONGEST))
-    say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered)} …")
-    jobs = [Job(method.name, method) for method in ordered]
+        Problem.of(fits.recipe, folder=fits.modes_folder, device=fits.device).modes(fits.runs)
+    ordered_methods = sorted(
+        methods, key=lambda m: _SLOW_METHODS.index(m.name) if m.name in _SLOW_METHODS else len(_SLOW_METHODS)
+    )
+    say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered_methods)} …")
+    jobs = [Job(method.name, method) for method in ordered_methods]
     for job, outcome in choose_engine(workers, (fits.device,), say=say).run(fits, jobs):
         finished = fits.load_draws(job.argument)
-        if outcome.refused:
-            refused[job.name] = outcome.refused
-            say(f"{job.name}: left out: {outcome.refused}")
+        if outcome.refusal:
+            refused[job.name] = outcome.refusal
+            say(f"{job.name}: left out: {outcome.refusal}")
         elif finished is not None:
             draws_text = f"{finished.members.name} in {fits.folder(job.argument)}"
             say(
@@ -270,13 +280,13 @@ def check_custom_draws(draws: Mapping[str, Collection] | None, used_names: Itera
         used_names: names of the fitted methods.
 
     Raises:
-        UsageError: draws that are no collection, or a name that is malformed or taken.
+        UsageError: draws are no collection, or a name is malformed or taken.
     """
-    checked = []
+    checked_draws = []
     if draws is not None and not isinstance(draws, Mapping):
         raise UsageError("draws", expected="a dict of name -> Collection", found=type(draws).__name__)
     for name, members in (draws or {}).items():
-        if not _NAME.fullmatch(str(name)) or name in set(used_names) | {"reference"}:
+        if not _DRAWS_NAME_PATTERN.fullmatch(str(name)) or name in set(used_names) | {"reference"}:
             raise UsageError(
                 f"name {name!r} of draws",
                 expected="letters, digits, dots and dashes, and no method's that is fitted",
@@ -288,5 +298,5 @@ def check_custom_draws(draws: Mapping[str, Collection] | None, used_names: Itera
                 expected="a Collection, as `zoo.load` and `zoo.from_samples` give it",
                 found=type(members).__name__,
             )
-        checked.append(Draws(name, members))
-    return checked
+        checked_draws.append(Draws(name, members))
+    return checked_draws

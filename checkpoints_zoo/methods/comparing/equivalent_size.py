@@ -9,12 +9,12 @@ from typing import Any, Self
 
 from checkpoints_zoo.methods.comparing.estimates import Estimate
 
-# Figures that grow or fall with the size; calibration errors need not.
-WORTH_FIGURES = ("accuracy", "nll", "brier", "aurc", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
+# Figures that grow or fall with the ensemble size; calibration errors may do neither.
+MONOTONE_FIGURES = ("accuracy", "nll", "brier", "aurc", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
 
 
 @dataclass(frozen=True)
-class Curve:
+class FigureCurve:
     """A figure of ensembles of independent members, over their sizes.
 
     Args:
@@ -29,20 +29,20 @@ class Curve:
 
     @classmethod
     def from_growth(cls, growth: Mapping[str, Any]) -> Self:
-        """Make a curve of a figure's growth from `Uncertainty.curve`; return it."""
+        """Make a curve of a figure's growth from `Uncertainty.measure_curve`; return it."""
         return cls(growth["sizes"], [growth["limit"] + d for d in growth["distances"]], growth["limit"])
 
-    def monotone(self) -> list[float]:
-        """Return the values' distances from the limit, positive on a single member's side, made to fall with the size.
+    def falling_distances(self) -> list[float]:
+        """Return the distances of the values from the limit, positive for a single member and falling with the size.
 
-        Random subsets give uneven distances; isotonic regression averages neighbours until they fall. No distance is
-        below 0.
+        Distances of random subsets are uneven; isotonic regression averages neighbouring distances until they fall. No
+        distance is below 0.
         """
         from scipy.optimize import isotonic_regression
 
-        side = 1.0 if self.values[0] >= self.limit else -1.0
-        levelled = isotonic_regression([side * (v - self.limit) for v in self.values], increasing=False)
-        return [max(0.0, float(value)) for value in levelled.x]
+        sign = 1.0 if self.values[0] >= self.limit else -1.0
+        regression = isotonic_regression([sign * (v - self.limit) for v in self.values], increasing=False)
+        return [max(0.0, float(value)) for value in regression.x]
 
     def size_of(self, value: float) -> float:
         """Return the size of the ensembles whose mean figure equals a given value, interpolated linearly in 1/k.
@@ -54,30 +54,31 @@ class Curve:
         >>> curve.size_of(0.5), round(curve.size_of(0.4), 3), round(curve.size_of(0.2), 3), curve.size_of(1.0)
         (2.0, 2.667, 8.0, 0.0)
         """
-        distances = self.monotone()
-        side = 1.0 if self.values[0] >= self.limit else -1.0
-        distance_wanted = side * (value - self.limit)
-        if distance_wanted <= 0:
+        distances = self.falling_distances()
+        sign = 1.0 if self.values[0] >= self.limit else -1.0
+        target_distance = sign * (value - self.limit)
+        if target_distance <= 0:
             return math.inf
-        if distance_wanted > distances[0]:
+        if target_distance > distances[0]:
             return 0.0
-        for at in range(1, len(distances)):
-            if distance_wanted > distances[at]:
-                share = (distances[at - 1] - distance_wanted) / (distances[at - 1] - distances[at])
-                return 1 / ((1 - share) / self.sizes[at - 1] + share / self.sizes[at])
-            if distance_wanted == distances[at] and (at + 1 == len(distances) or distances[at + 1] < distance_wanted):
-                return float(self.sizes[at])
-        return self.sizes[-1] * distances[-1] / distance_wanted
+        for position in range(1, len(distances)):
+            if target_distance > distances[position]:
+                share = (distances[position - 1] - target_distance) / (distances[position - 1] - distances[position])
+                return 1 / ((1 - share) / self.sizes[position - 1] + share / self.sizes[position])
+            if target_distance == distances[position] and (
+                position + 1 == len(distances) or distances[position + 1] < target_distance
+            ):
+                return float(self.sizes[position])
+        return self.sizes[-1] * distances[-1] / target_distance
 
 
 @dataclass(frozen=True)
-class Worth:
-    """The size of ensembles of independent members that have a figure on average.
+class EquivalentSize:
+    """The size of the ensembles of independent members whose mean figure equals a given figure.
 
     Args:
-        members: the size, as a number of members; 0 for less than one member, infinity if the figure is at the limit or
-            beyond it.
-        low, high: equivalent sizes of the two ends of the figure's 95 % interval; None without an interval. The
+        members: number of members; 0 for less than one member, infinity if the figure is at the limit or beyond it.
+        low, high: equivalent sizes of the two ends of the figure's 95 % interval; None if there is no interval. The
             uncertainty of the curve is ignored.
         at_hand: number of members that the curve was measured with; larger sizes are extrapolated.
         limit: the figure of an infinite ensemble.
@@ -120,31 +121,31 @@ class Worth:
         return cls(float(values["members"]), low, high, values["at_hand"], values["limit"])
 
 
-def equivalent_size(curve: Curve, figure: Estimate) -> Worth | None:
+def equivalent_size(curve: FigureCurve, figure: Estimate) -> EquivalentSize | None:
     """Find the equivalent size of a figure on the population's curve; return the size, or None if there is none.
 
     Args:
         curve: curve of the population; a curve that does not change with the size has no equivalent sizes.
         figure: estimate of the ensemble's figure; a figure that is not finite has no equivalent size.
     """
-    if not math.isfinite(figure.value) or curve.monotone()[0] <= 0 or len(curve.sizes) < 2:
+    if not math.isfinite(figure.value) or curve.falling_distances()[0] <= 0 or len(curve.sizes) < 2:
         return None
     low = high = None
     if figure.low is not None and figure.high is not None:
         low, high = sorted(curve.size_of(x) for x in (figure.low, figure.high))
-    return Worth(curve.size_of(figure.value), low, high, curve.sizes[-1], curve.limit)
+    return EquivalentSize(curve.size_of(figure.value), low, high, curve.sizes[-1], curve.limit)
 
 
-def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, Worth]:
+def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, EquivalentSize]:
     """Find the equivalent size of each figure that grows or falls with the size; return figure -> size.
 
     Args:
-        growth: figure -> growth with the size, as returned by `Uncertainty.curve`.
+        growth: figure -> growth with the size, as returned by `Uncertainty.measure_curve`.
         figures: figure -> estimate for an ensemble.
     """
-    placed = {
-        n: equivalent_size(Curve.from_growth(growth[n]), figures[n])
-        for n in WORTH_FIGURES
+    sizes_by_figure = {
+        n: equivalent_size(FigureCurve.from_growth(growth[n]), figures[n])
+        for n in MONOTONE_FIGURES
         if n in growth and n in figures
     }
-    return {n: x for n, x in placed.items() if x is not None}
+    return {n: x for n, x in sizes_by_figure.items() if x is not None}

@@ -30,7 +30,7 @@ class Estimate:
 
     Args:
         value: value in the figure's unit; NaN if there is none.
-        low, high: ends of the 95 % interval; None without one.
+        low, high: ends of the 95 % interval; None if there is no interval.
         p: p-value of the permutation test, for distances; None if there is no exact test, and for other figures.
         runs: value of each run, if the figure is the mean over runs.
     """
@@ -48,23 +48,23 @@ class Estimate:
             values["p"] = self.p
         if self.runs:
             values["runs"] = self.runs
-        finite: dict[str, Any] = finite_or_null(values)
-        return finite
+        json_values: dict[str, Any] = finite_or_null(values)
+        return json_values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read the values of `to_json`; return the estimate."""
+        """Read the values that `to_json` returned; return the estimate."""
         value = math.nan if values["value"] is None else float(values["value"])
         runs = tuple(math.nan if x is None else float(x) for x in values.get("runs", ()))
         return cls(value, values["low"], values["high"], values.get("p"), runs)
 
 
 def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
-    """Average a figure over runs; return it with Student's 95 % interval for the mean, none for one run.
+    """Average a figure over runs; return the mean with Student's 95 % interval, or without an interval for one run.
 
     Args:
         name: name of the figure; the interval is cut at this figure's range.
-        values: values of each run.
+        values: value of the figure for each run.
 
     >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)
@@ -76,13 +76,13 @@ def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
         from scipy.special import stdtrit
 
         spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (run_count - 1))
-        half = float(stdtrit(run_count - 1, 0.975)) * spread / math.sqrt(run_count)
-        low, high = mean - half, mean + half
+        half_width = float(stdtrit(run_count - 1, 0.975)) * spread / math.sqrt(run_count)
+        low, high = mean - half_width, mean + half_width
     estimate = estimate_from_interval(name, Interval(mean, low, high))
     return Estimate(estimate.value, estimate.low, estimate.high, runs=tuple(values))
 
 
 def estimate_from_interval(name: str, interval: Interval, p: float | None = None) -> Estimate:
     """Return an interval as the estimate of a figure, cut at the figure's range; a distance may be below 0."""
-    within = interval if name in MMD_FIGURES else ALL_FIGURES[name].within(interval)
-    return Estimate(within.value, within.low, within.high, p)
+    limited_interval = interval if name in MMD_FIGURES else ALL_FIGURES[name].limit_to_range(interval)
+    return Estimate(limited_interval.value, limited_interval.low, limited_interval.high, p)

@@ -14,7 +14,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
-from checkpoints_zoo.evaluation.growth import SENSITIVE
+from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import Population
 from checkpoints_zoo.images import ImageData, ImageInput
@@ -23,22 +23,22 @@ from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
+    BandwidthGrid,
     Distances,
-    Grid,
     choose_kernels,
     kernel_matrix,
 )
 
-SCALE, PERMUTE = "unit-norm", "first"  # settings of the canonical form from which NS is computed
+NS_SCALE, NS_PERMUTE = "unit-norm", "first"  # Settings of the canonical form from which NS is computed.
 NO_OOD = "none"
 # Data set -> default images out of distribution. The images for CIFAR are those of Laurent et al.
 # 2024, the images for MNIST those of torch-uncertainty; the images for digits are in the package.
-OOD = {
+DEFAULT_OOD = {
     "cifar10": "svhn", "cifar100": "svhn", "tiny-imagenet": "svhn", "mnist": "fashion-mnist", "fashion-mnist": "mnist",
     "digits": "photos",
 }  # fmt: skip
 
-ByGroup = dict[str, dict[str, Estimate]]  # "mmd" and "ns" -> group of tensors -> estimate
+EstimatesByGroup = dict[str, dict[str, Estimate]]  # "mmd" or "ns" -> group of tensors -> estimate.
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Closeness:
     seed: int
     device: str = "cpu"
 
-    def measure(self, draws: Collection, plan: Plan | None) -> ByGroup:
+    def measure(self, draws: Collection, plan: Plan | None) -> EstimatesByGroup:
         """Measure MMD² and NS of draws, for each layer and for all weights; return both.
 
         Args:
@@ -68,31 +68,35 @@ class Closeness:
         """
         return self._measure_views(draws, self.reference, "second", plan)
 
-    def halves(self) -> ByGroup:
+    def compare_halves(self) -> EstimatesByGroup:
         """Compare the reference's units at even and at odd positions, on the same scale; return the distances."""
         return self._measure_views(*split_by_unit(self.reference), "pooled", None)
 
-    def _measure_views(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> ByGroup:
-        by_measure = {"mmd": self._measure(draws, reference, grid, plan)}
+    def _measure_views(
+        self, draws: Collection, reference: Collection, grid: BandwidthGrid, plan: Plan | None
+    ) -> EstimatesByGroup:
+        by_measure = {"mmd": self._measure_mmd(draws, reference, grid, plan)}
         try:
-            views = [c.canonicalize(scale=SCALE, permute=PERMUTE) for c in (draws, reference)]
+            views = [c.canonicalize(scale=NS_SCALE, permute=NS_PERMUTE) for c in (draws, reference)]
         except SymmetryError:
-            return by_measure  # no table of symmetries: no NS
-        return {**by_measure, "ns": self._measure(views[0], views[1], grid, plan)}
+            return by_measure  # Without a table of symmetries there is no NS.
+        return {**by_measure, "ns": self._measure_mmd(views[0], views[1], grid, plan)}
 
-    def _measure(self, draws: Collection, reference: Collection, grid: Grid, plan: Plan | None) -> dict[str, Estimate]:
-        """Return MMD² by group; with a plan, with intervals from the subsets."""
+    def _measure_mmd(
+        self, draws: Collection, reference: Collection, grid: BandwidthGrid, plan: Plan | None
+    ) -> dict[str, Estimate]:
+        """Return MMD² for each group of tensors; a plan of subsets adds intervals."""
         units = unit_numbers(draws, reference)
         exchange = Exchange.of_units(units[0], units[1], self.seed)
-        by_group, first = {}, len(draws)
+        by_group, draw_count = {}, len(draws)
         for group, distances in discrepancy.distances_between(draws, reference, device=self.device).items():
             p = None if exchange is None else exchange.test(distances, "pooled", None, self.permutations, self.seed)
-            kernel = average_kernel(distances, choose_kernels(distances, first, grid, None))
+            kernel = average_kernel(distances, choose_kernels(distances, draw_count, grid, None))
             if plan is None or not plan.widening:
-                by_group[group] = Estimate(float(mmd2(kernel, first, [torch.arange(first)])), p=p)
+                by_group[group] = Estimate(float(mmd2(kernel, draw_count, [torch.arange(draw_count)])), p=p)
             else:
                 by_group[group] = estimate_from_interval(
-                    "mmd", plan.intervals(mmd2(kernel, first, plan.chosen)[:, None])[0], p
+                    "mmd", plan.intervals(mmd2(kernel, draw_count, plan.chosen)[:, None])[0], p
                 )
         return by_group
 
@@ -105,32 +109,32 @@ def average_kernel(distances: Distances, kernels: Sequence[tuple[str, float]]) -
         kernels: (name, bandwidth) of each kernel.
     """
     total = torch.zeros_like(distances.l2)
-    for kernel, width in kernels:
-        total += kernel_matrix(distances, kernel, width)
+    for kernel, bandwidth in kernels:
+        total += kernel_matrix(distances, kernel, bandwidth)
     return total / len(kernels)
 
 
-def mmd2(kernel: Tensor, first: int, subsets: Sequence[Tensor]) -> Tensor:
+def mmd2(kernel: Tensor, first_count: int, subsets: Sequence[Tensor]) -> Tensor:
     """Estimate MMD² between subsets of the first set and all of the second, without bias; return (subset,) on the CPU.
 
     Args:
         kernel: values of the kernel for all pairs, (member, member), symmetric.
-        first: number of members of the first set.
-        subsets: positions in the first set, two or more each.
+        first_count: number of members of the first set.
+        subsets: positions in the first set; each subset has two or more.
 
     >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
     >>> f"{mmd2(kernel, 2, [torch.arange(2)]).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
     '1.4000'
     """
     pairs = kernel.double().clone().fill_diagonal_(0)
-    choices = torch.zeros(first, len(subsets), dtype=torch.float64)
+    membership = torch.zeros(first_count, len(subsets), dtype=torch.float64)
     for column, subset in enumerate(subsets):
-        choices[subset, column] = 1
-    choices = choices.to(kernel.device)
-    size, other_size = choices.sum(0), len(kernel) - first
-    within = (choices * (pairs[:first, :first] @ choices)).sum(0) / (size * (size - 1))
-    across = (pairs[:first, first:].sum(1) @ choices) / (size * other_size)
-    return (within + pairs[first:, first:].sum() / (other_size * (other_size - 1)) - 2 * across).cpu()
+        membership[subset, column] = 1
+    membership = membership.to(kernel.device)
+    size, other_size = membership.sum(0), len(kernel) - first_count
+    within = (membership * (pairs[:first_count, :first_count] @ membership)).sum(0) / (size * (size - 1))
+    across = (pairs[:first_count, first_count:].sum(1) @ membership) / (size * other_size)
+    return (within + pairs[first_count:, first_count:].sum() / (other_size * (other_size - 1)) - 2 * across).cpu()
 
 
 @dataclass(frozen=True)
@@ -138,15 +142,15 @@ class Uncertainty:
     """Measures draws as ensembles on images.
 
     Args:
-        inside: labelled images, in the order of the members' classes.
-        outside: images out of distribution; None leaves those figures out.
+        test_images: labelled images, in the order of the members' classes.
+        ood_images: images out of distribution; None leaves the figures on such images out.
         subsets: number of subsets of runs that the jackknife measures.
         seed: seed of the subsets.
         device: torch device on which the draws' networks run.
     """
 
-    inside: ImageData
-    outside: ImageData | None
+    test_images: ImageData
+    ood_images: ImageData | None
     subsets: int
     seed: int
     device: str = "cpu"
@@ -159,9 +163,9 @@ class Uncertainty:
             plan: subsets of the draws for the jackknife; None for no interval.
         """
         with one_thread(draws._member_nbytes < SMALL_MEMBER_BYTES):
-            labels = arguments.labels_of(self.inside, draws.description)
-            outside = None if self.outside is None else self._logits(draws, self.outside)
-            population = Population(self._logits(draws, self.inside), labels, outside)
+            labels = arguments.labels_of(self.test_images, draws.description)
+            ood_images = None if self.ood_images is None else self._logits(draws, self.ood_images)
+            population = Population(self._logits(draws, self.test_images), labels, ood_images)
             if plan is None:
                 values = population.measure([torch.arange(len(draws))])[0].tolist()
                 return {
@@ -170,18 +174,20 @@ class Uncertainty:
                 }
             intervals = plan.intervals(population.measure(plan.chosen))
         return {
-            n: estimate_from_interval(n, x.if_enough(len(draws)) if n in SENSITIVE else x)
+            n: estimate_from_interval(n, x.if_enough(len(draws)) if n in SENSITIVE_FIGURES else x)
             for n, x in zip(population.names, intervals, strict=True)
         }
 
-    def curve(self, members: Collection) -> dict[str, Any]:
+    def measure_curve(self, members: Collection) -> dict[str, Any]:
         """Measure a population's ensembles of all sizes; return the figures of all members, and their growth.
 
-        The result is JSON values: "figures", figure -> estimate; "growth", figure -> sizes, distances from the limit,
-        and the limit.
+        The result has JSON values: "figures" is figure -> estimate; "growth" is figure -> sizes, distances from the
+        limit, and the limit.
         """
-        outside = self.outside
-        report = evaluate(members, self.inside, outside, subsets=self.subsets, seed=self.seed, device=self.device)
+        ood_images = self.ood_images
+        report = evaluate(
+            members, self.test_images, ood_images, subsets=self.subsets, seed=self.seed, device=self.device
+        )
         growth = {
             name: {"sizes": list(x.sizes), "distances": list(x.distances), "limit": x.limit.value,
                    "first": report.member[name].value if name in report.member else x.limit.value + x.distances[0]}
@@ -202,15 +208,17 @@ def choose_images(
     Args:
         members: members whose classes the labels must have.
         data: labelled images, in any form that `zoo.evaluate` takes.
-        ood: images out of distribution, in the same forms; None for the data set's default (`OOD`), "none" for none.
+        ood: images out of distribution, in the same forms; None for the data set's default (`DEFAULT_OOD`), "none" to
+            leave
+            them out.
 
     Raises:
-        UsageError: images without labels of the members' classes.
+        UsageError: the images lack labels of the members' classes.
         SourceNotFound, NetworkError, AccessError, DamagedError: the images can't be read.
     """
     image_set = arguments.images_of(members.description) if data is None else images.of(data)
-    inside, _ = arguments.require_labels(image_set, members.description)
-    named = OOD.get(inside.name) if ood is None else ood
-    if named is None or (isinstance(named, str) and named == NO_OOD):
-        return inside, None
-    return inside, images.of(named)
+    test_images, _ = arguments.require_labels(image_set, members.description)
+    image_source = DEFAULT_OOD.get(test_images.name) if ood is None else ood
+    if image_source is None or (isinstance(image_source, str) and image_source == NO_OOD):
+        return test_images, None
+    return test_images, images.of(image_source)

@@ -18,7 +18,7 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE, Comparison, Row
 from checkpoints_zoo.methods.comparing.draw_ensembles import (
-    MEMBERS,
+    MEMBERS_MODE,
     group_draws,
     independent_members,
     portable_citation,
@@ -26,11 +26,11 @@ from checkpoints_zoo.methods.comparing.draw_ensembles import (
 from checkpoints_zoo.methods.comparing.draws import Draws, MethodFits, fit_all
 from checkpoints_zoo.methods.comparing.equivalent_size import equivalent_sizes
 from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
-from checkpoints_zoo.methods.comparing.measures import PERMUTE, SCALE, Closeness, Uncertainty
-from checkpoints_zoo.methods.comparing.result_files import MEASURED, Cells, CellTask, Measuring, cell_tasks
-from checkpoints_zoo.methods.deep_ensemble import check_fresh
+from checkpoints_zoo.methods.comparing.measures import NS_PERMUTE, NS_SCALE, Closeness, Uncertainty
+from checkpoints_zoo.methods.comparing.result_files import MEASUREMENTS, CellFiles, CellMeasurer, CellTask, cell_tasks
+from checkpoints_zoo.methods.deep_ensemble import check_no_shared_members
 from checkpoints_zoo.methods.method import Method
-from checkpoints_zoo.populations.independent_units import INDEPENDENT
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
 from checkpoints_zoo.workers import Job, choose_engine, pickle_for_worker
 
@@ -45,7 +45,7 @@ class RemainingWork:
         fits: methods that have to be fitted; the measurements of their draws are not counted.
         cells: names of the measurements to be made of existing draws.
         found: number of measurements that exist already.
-        left_out: method -> why it can't be fitted here.
+        left_out: method -> reason why it can't be fitted here.
         folders: method -> source of its draws, for fitted methods.
     """
 
@@ -68,10 +68,10 @@ class PreparedComparison:
         out: folder for draws, measurements and comparison.json.
         fits: recipe, folder and numbers of the fits; None if nothing is fitted.
         methods: methods to be fitted.
-        named: whether the caller named them, so that none may be left out.
-        missing: method -> why it can't be fitted here.
-        others: draws that the caller supplied.
-        workers: processes.
+        named: whether the caller named the methods, so that none may be left out.
+        unavailable: method -> reason why it can't be fitted here.
+        custom_draws: draws that the caller supplied.
+        workers: number of worker processes.
         say: function that is called with a line of text on the progress.
     """
 
@@ -89,14 +89,14 @@ class PreparedComparison:
     say: Say = field(repr=False)
 
     @cached_property
-    def cells(self) -> Cells:
-        return Cells(self.out / "cells", self.say)
+    def cells(self) -> CellFiles:
+        return CellFiles(self.out / "cells", self.say)
 
     @cached_property
-    def measuring(self) -> Measuring:
-        return Measuring(self.closeness, self.uncertainty)
+    def measuring(self) -> CellMeasurer:
+        return CellMeasurer(self.closeness, self.uncertainty)
 
-    def todo(self) -> RemainingWork:
+    def remaining_work(self) -> RemainingWork:
         """Return what `run` would fit and measure."""
         fitted_draws = {m.name: None if self.fits is None else self.fits.load_draws(m) for m in self.methods}
         tasks = self._tasks([*(d for d in fitted_draws.values() if d is not None), *self.custom_draws])
@@ -112,7 +112,7 @@ class PreparedComparison:
 
         Raises:
             StorageError: the folder can't be written to.
-            UsageError: a named method that can't be fitted, or trained members that the reference contains.
+            UsageError: a named method can't be fitted, or the reference contains some of the trained members.
         """
         disk.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.unavailable)
@@ -158,30 +158,30 @@ class PreparedComparison:
     def _assemble(
         self, draws: list[Draws], tasks: list[CellTask], values: Mapping[str, Any], left_out: Mapping[str, str]
     ) -> Comparison:
-        growth = values[f"{REFERENCE} {MEMBERS} uncertainty"]["growth"]
-        of_rows: dict[tuple[str, str], list[CellTask]] = {}
+        growth = values[f"{REFERENCE} {MEMBERS_MODE} uncertainty"]["growth"]
+        tasks_by_row: dict[tuple[str, str], list[CellTask]] = {}
         for task in tasks:
-            of_rows.setdefault((task.method, task.mode.name), []).append(task)
-        inside, outside = self.uncertainty.inside, self.uncertainty.outside
+            tasks_by_row.setdefault((task.method, task.mode.name), []).append(task)
+        test_images, ood_images = self.uncertainty.test_images, self.uncertainty.ood_images
         settings = {
             "permutations": self.closeness.permutations,
             "subsets": self.closeness.subsets,
             "seed": self.closeness.seed,
             "runs": None if self.fits is None else self.fits.runs,
             "per_run": None if self.fits is None else self.fits.draws,
-            "scale": SCALE,
-            "permute": PERMUTE,
-            "inputs": len(inside),
-            "ood_inputs": 0 if outside is None else len(outside),
+            "scale": NS_SCALE,
+            "permute": NS_PERMUTE,
+            "inputs": len(test_images),
+            "ood_inputs": 0 if ood_images is None else len(ood_images),
             "versions": {n: version(n) for n in ("checkpoints-zoo", "torch")} | {"python": platform.python_version()},
         }
         return Comparison(
             collection=self.name,
             reference=portable_citation(self.reference),
             members=len(self.reference),
-            data=arguments.image_key(inside),
-            ood="" if outside is None else arguments.image_key(outside),
-            rows=tuple(_row_of_cells(cell_tasks, values, growth) for cell_tasks in of_rows.values()),
+            data=arguments.report_image_name(test_images),
+            ood="" if ood_images is None else arguments.report_image_name(ood_images),
+            rows=tuple(_row_of_cells(cell_tasks, values, growth) for cell_tasks in tasks_by_row.values()),
             methods=finite_or_null({d.name: {"draws": portable_citation(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
@@ -192,14 +192,14 @@ def _check_fresh(draws: Draws, reference: Collection) -> Draws:
     """Check by hashes that the reference contains none of the trained members; return the draws with this fact.
 
     Raises:
-        UsageError: some of them are.
+        UsageError: the reference contains some of the trained members.
     """
     columns = [members.rows.column(n) for members in (draws.members, reference) for n in ("method", "sha256")]
-    if set(columns[0].to_pylist()) != {INDEPENDENT}:
+    if set(columns[0].to_pylist()) != {INDEPENDENT_METHOD}:
         return draws
     has_all_values = columns[1].null_count + columns[3].null_count == 0
     if has_all_values:
-        check_fresh(draws.members, reference)
+        check_no_shared_members(draws.members, reference)
     return replace(draws, facts={**draws.facts, "fresh": True if has_all_values else None})
 
 
@@ -211,21 +211,24 @@ def _count_shared_members(draws: Collection, reference: Collection) -> int:
 
 def _row_of_cells(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
     """Make the row of a method and mode from its cells; figures of single runs are averaged."""
-    cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASURED}
-    alone, first, tests = tasks[0].run is not None, tasks[0], cells["corollary"]
+    cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASUREMENTS}
+    runs_are_separate, first_task, tests = tasks[0].run is not None, tasks[0], cells["corollary"]
     distances = {
-        name: {group: _join_runs(name, [cell[name][group] for cell in cells["closeness"]], alone) for group in groups}
+        name: {
+            group: _join_runs(name, [cell[name][group] for cell in cells["closeness"]], runs_are_separate)
+            for group in groups
+        }
         for name, groups in cells["closeness"][0].items()
     }
     figures = {
-        name: _join_runs(name, [cell["figures"][name] for cell in cells["uncertainty"]], alone)
+        name: _join_runs(name, [cell["figures"][name] for cell in cells["uncertainty"]], runs_are_separate)
         for name in cells["uncertainty"][0]["figures"]
     }
     return Row(
-        method=first.method,
-        mode=first.mode.name,
-        runs=len(first.mode.runs),
-        draws=first.mode.draws,
+        method=first_task.method,
+        mode=first_task.mode.name,
+        runs=len(first_task.mode.runs),
+        draws=first_task.mode.draws,
         figures={**{n: groups[ALL_TENSORS] for n, groups in distances.items()}, **figures},
         layers={n: {g: x for g, x in groups.items() if g != ALL_TENSORS} for n, groups in distances.items()},
         corollary=tests[0]["p"] if tests else None,
@@ -234,9 +237,9 @@ def _row_of_cells(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapp
     )
 
 
-def _join_runs(name: str, cells: list[dict[str, Any]], alone: bool) -> Estimate:
-    """Average a figure over runs that were measured alone; otherwise return the only one."""
+def _join_runs(name: str, cells: list[dict[str, Any]], runs_are_separate: bool) -> Estimate:
+    """Average a figure over runs that were measured alone; otherwise return the only estimate."""
     estimates = [Estimate.from_json(cell) for cell in cells]
-    if not alone:
+    if not runs_are_separate:
         return estimates[0]
     return mean_over_runs(name, [x.value for x in estimates])

@@ -20,16 +20,16 @@ from checkpoints_zoo.evaluation.metrics import Plan
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
-from checkpoints_zoo.methods.comparing.draw_ensembles import MEMBERS, ONE, DrawEnsemble, content_hash
+from checkpoints_zoo.methods.comparing.draw_ensembles import MEMBERS_MODE, ONE_MODE, DrawEnsemble, content_hash
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
 from checkpoints_zoo.populations.channel_exchangeability import corollary
 from checkpoints_zoo.populations.independent_units import unit_numbers
 
-DEFINITION = 1  # version of the figures' definitions: cells of another version are measured anew
-MEASURED = ("closeness", "uncertainty", "corollary")
+DEFINITION_VERSION = 1  # Version of the figures' definitions; cells of another version are measured anew.
+MEASUREMENTS = ("closeness", "uncertainty", "corollary")
 
-Key = Mapping[str, Any]
-Values = dict[str, Any]
+CellKey = Mapping[str, Any]
+CellValues = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class CellTask:
 
     Args:
         method: name of the draws.
-        mode: the draws.
-        run: position of the run that is measured alone, in one mode; None for all draws of the mode together.
-        measured: "closeness" (MMD and NS), "uncertainty" (figures of `zoo.evaluate`), "corollary".
+        mode: the draws, grouped into the ensembles of one mode.
+        run: position of the run that is measured alone, in mode "one"; None for all draws of the mode together.
+        measured: kind of measurement: "closeness" (MMD and NS), "uncertainty" (figures of `zoo.evaluate`) or
+            "corollary".
     """
 
     method: str
@@ -50,11 +51,11 @@ class CellTask:
 
     @property
     def name(self) -> str:
-        return f"{self.method} {self.place} {self.measured}"
+        return f"{self.method} {self.mode_and_run} {self.measured}"
 
     @property
-    def place(self) -> str:
-        """Name of the mode; in mode "one" it is followed by the run, from 0."""
+    def mode_and_run(self) -> str:
+        """Name of the mode; in mode "one" the number of the run follows, counted from 0."""
         return self.mode.name + ("" if self.run is None else str(self.run))
 
     @property
@@ -71,15 +72,15 @@ def cell_tasks(method: str, mode: DrawEnsemble) -> Iterator[CellTask]:
 
     Mode "one" has cells for each run and no test of the corollary, since a run is only one independent unit.
     """
-    if mode.name != ONE:
-        yield from (CellTask(method, mode, None, what) for what in MEASURED)
+    if mode.name != ONE_MODE:
+        yield from (CellTask(method, mode, None, what) for what in MEASUREMENTS)
         return
     for run in range(len(mode.runs)):
-        yield from (CellTask(method, mode, run, what) for what in MEASURED if what != "corollary")
+        yield from (CellTask(method, mode, run, what) for what in MEASUREMENTS if what != "corollary")
 
 
 @dataclass(frozen=True)
-class Measuring:
+class CellMeasurer:
     """Measures the values of any cell.
 
     Args:
@@ -96,20 +97,20 @@ class Measuring:
     def key(self, task: CellTask) -> dict[str, Any]:
         """Return the facts that decide a cell's values."""
         key: dict[str, Any] = {
-            "definition": DEFINITION, "method": task.method, "mode": task.place, "measured": task.measured,
-            "draws": content_hash(task.draws), "seed": self.closeness.seed,
+            "definition": DEFINITION_VERSION, "method": task.method, "mode": task.mode_and_run,
+            "measured": task.measured, "draws": content_hash(task.draws), "seed": self.closeness.seed,
         }  # fmt: skip
-        if task.mode.name != MEMBERS and task.measured != "uncertainty":
-            key |= {"exchanged": "runs"}  # versions up to 0.1 exchanged single draws
+        if task.mode.name != MEMBERS_MODE and task.measured != "uncertainty":
+            key |= {"exchanged": "runs"}  # Versions up to 0.1 exchanged single draws.
         if task.run is None:
             key |= {"subsets": self.closeness.subsets, "runs": [list(run) for run in task.mode.runs]}
         if task.measured == "closeness":
             key |= {"reference": self._reference, "permutations": self.closeness.permutations}
         if task.measured == "uncertainty":
-            outside = self.uncertainty.outside
+            ood_images = self.uncertainty.ood_images
             key |= {
-                "data": self.uncertainty.inside.fingerprint,
-                "ood": None if outside is None else outside.fingerprint,
+                "data": self.uncertainty.test_images.fingerprint,
+                "ood": None if ood_images is None else ood_images.fingerprint,
             }
         return key
 
@@ -121,12 +122,14 @@ class Measuring:
                 task.mode.members.symmetry_table  # noqa: B018 (derived once for all runs)
         if task.measured == "closeness":
             distances = (
-                self.closeness.halves() if task.method == REFERENCE else self.closeness.measure(task.draws, plan)
+                self.closeness.compare_halves()
+                if task.method == REFERENCE
+                else self.closeness.measure(task.draws, plan)
             )
             return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in distances.items()}
         if task.measured == "uncertainty":
             if task.method == REFERENCE:
-                return self.uncertainty.curve(task.draws)
+                return self.uncertainty.measure_curve(task.draws)
             return {"figures": {n: x.to_json() for n, x in self.uncertainty.measure(task.draws, plan).items()}}
         if len(set(unit_numbers(task.draws)[0])) < 2:
             return {"p": None, "layers": {}}
@@ -138,23 +141,23 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellFiles:
     """A folder of cells.
 
     Args:
-        folder: folder of the cells' files; it is created with the first cell.
+        folder: folder of the cells' files; the folder is created with the first cell.
         say: function that is called with messages about damaged files.
     """
 
     folder: Path
     say: Callable[[str], object] = field(default=lambda text: None, repr=False)
 
-    def path(self, key: Key) -> Path:
+    def path(self, key: CellKey) -> Path:
         """Return the path of a cell, whose name has the method, the mode, the measure and a hash of the key."""
         digest = hashlib.sha256(_canonical_json(key).encode()).hexdigest()[:12]
         return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
 
-    def read(self, key: Key) -> Values | None:
+    def read(self, key: CellKey) -> CellValues | None:
         """Read the values of a cell; return None if it is not measured yet, or damaged, which `say` reports."""
         path = self.path(key)
         try:
@@ -171,10 +174,10 @@ class Cells:
         if _canonical_json(content["key"]) != _canonical_json(key):
             self.say(f"{path} is another cell: measured anew")
             return None
-        values: Values = content["values"]
+        values: CellValues = content["values"]
         return values
 
-    def write(self, key: Key, values: Values) -> Values:
+    def write(self, key: CellKey, values: CellValues) -> CellValues:
         """Write the values of a cell; return them as they will be read.
 
         Raises:
@@ -182,9 +185,9 @@ class Cells:
         """
         content = {"key": dict(key), "values": values, "sha256": _checksum(key, values)}
         text = json.dumps(content, indent=1, allow_nan=False)
-        with disk.writing_into(self.folder), replace_file(self.path(key)) as file:
+        with disk.translate_write_errors(self.folder), replace_file(self.path(key)) as file:
             file.write(text)
-        stored: Values = json.loads(text)["values"]
+        stored: CellValues = json.loads(text)["values"]
         return stored
 
 

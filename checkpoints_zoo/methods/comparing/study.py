@@ -15,17 +15,17 @@ from checkpoints_zoo.methods.comparing.draw_ensembles import group_draws
 from checkpoints_zoo.methods.comparing.draws import MethodFits, available_methods, check_custom_draws
 from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty, choose_images
 from checkpoints_zoo.methods.comparing.prepared import PreparedComparison, Say
-from checkpoints_zoo.methods.fitting import DRAWS, RUNS
+from checkpoints_zoo.methods.fitting import DEFAULT_DRAWS, DEFAULT_RUNS
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import usable_cores
 
-PERMUTATIONS = 999
-SUBSETS = 100  # subsets of runs or members for the jackknife
+DEFAULT_PERMUTATIONS = 999
+JACKKNIFE_SUBSETS = 100  # Number of subsets of runs or members for the jackknife.
 
 
-def prepare(
+def prepare_comparison(
     collection: Collection | str,
     methods: Iterable[str] | None = None,
     data: ImageInput | None = None,
@@ -35,9 +35,9 @@ def prepare(
     reference: Collection | str | None = None,
     draws: Mapping[str, Collection] | None = None,
     recipe: Recipe | None = None,
-    runs: int = RUNS,
-    per_run: int = DRAWS,
-    permutations: int = PERMUTATIONS,
+    runs: int = DEFAULT_RUNS,
+    per_run: int = DEFAULT_DRAWS,
+    permutations: int = DEFAULT_PERMUTATIONS,
     search: bool = False,
     workers: int | None = None,
     device: str = "cpu",
@@ -55,40 +55,42 @@ def prepare(
     runs, per_run, permutations = int(runs), int(per_run), int(permutations)
     seed = arguments.check_seed(seed)
     check_device(device)
-    fitted_to = load(collection) if isinstance(collection, str) else collection
-    target = fitted_to if reference is None else load(reference) if isinstance(reference, str) else reference
-    for members in (fitted_to, target):
+    fitted_collection = load(collection) if isinstance(collection, str) else collection
+    reference_members = (
+        fitted_collection if reference is None else load(reference) if isinstance(reference, str) else reference
+    )
+    for members in (fitted_collection, reference_members):
         if not isinstance(members, Collection):
             raise UsageError("collection", expected="a Collection or its name", found=type(members).__name__)
-    if len(target) < 4:
+    if len(reference_members) < 4:
         expected = "4 members or more: its halves are compared with each other"
-        raise UsageError(f"reference {target.name}", expected=expected, found=str(len(target)))
-    root = Path(f"{fitted_to.name}-compared" if out is None else out).expanduser().absolute()
+        raise UsageError(f"reference {reference_members.name}", expected=expected, found=str(len(reference_members)))
+    root = Path(f"{fitted_collection.name}-compared" if out is None else out).expanduser().absolute()
     if root.exists() and not root.is_dir():
         raise UsageError(f"out {root}", expected="a folder, or a name that is free", found="a file")
-    requested = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
-    fitted, unavailable = available_methods(requested, fitted_to.name)
+    requested_names = None if methods is None else [methods] if isinstance(methods, str) else list(methods)
+    fitted_methods, unavailable = available_methods(requested_names, fitted_collection.name)
     fits = None
-    if fitted:
-        recipe = _find_recipe(fitted_to, recipe, required=requested is not None or not draws)
+    if fitted_methods:
+        recipe = _find_recipe(fitted_collection, recipe, required=requested_names is not None or not draws)
         fits = None if recipe is None else MethodFits(recipe, root, runs, per_run, seed, search, device)
-        fitted, unavailable = (fitted, unavailable) if fits is not None else ([], {})
+        fitted_methods, unavailable = (fitted_methods, unavailable) if fits is not None else ([], {})
     if fits is not None:
-        _check_same_network(f"methods fitted to {fitted_to.name}", fitted_to, target)
-    custom_draws = check_custom_draws(draws, [m.name for m in fitted])
+        _check_same_network(f"methods fitted to {fitted_collection.name}", fitted_collection, reference_members)
+    custom_draws = check_custom_draws(draws, [m.name for m in fitted_methods])
     for draw in custom_draws:
-        _check_same_network(f"draws {draw.name!r}", draw.members, target)
+        _check_same_network(f"draws {draw.name!r}", draw.members, reference_members)
         group_draws(draw.name, draw.members)
-    inside, outside = choose_images(target, data, ood)
+    test_images, ood_images = choose_images(reference_members, data, ood)
     return PreparedComparison(
-        name=fitted_to.name,
-        reference=target,
-        closeness=Closeness(target, permutations, SUBSETS, seed, device),
-        uncertainty=Uncertainty(inside, outside, SUBSETS, seed, device),
+        name=fitted_collection.name,
+        reference=reference_members,
+        closeness=Closeness(reference_members, permutations, JACKKNIFE_SUBSETS, seed, device),
+        uncertainty=Uncertainty(test_images, ood_images, JACKKNIFE_SUBSETS, seed, device),
         out=root,
         fits=fits,
-        methods=tuple(fitted),
-        named=requested is not None,
+        methods=tuple(fitted_methods),
+        named=requested_names is not None,
         unavailable=unavailable,
         custom_draws=tuple(custom_draws),
         workers=usable_cores() if workers is None else workers,
@@ -133,9 +135,11 @@ def _check_same_network(label: str, members: Collection, reference: Collection) 
     Raises:
         UsageError: the members have other tensors.
     """
-    shapes, requested = ({n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference))
-    if shapes != requested:
-        differ = [n for n in {**requested, **shapes} if shapes.get(n) != requested.get(n)]
+    shapes, expected_shapes = (
+        {n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference)
+    )
+    if shapes != expected_shapes:
+        differ = [n for n in {**expected_shapes, **shapes} if shapes.get(n) != expected_shapes.get(n)]
         raise UsageError(
             label,
             expected=f"the tensors of {reference.name}",
@@ -154,9 +158,9 @@ def compare(
     reference: Collection | str | None = None,
     draws: Mapping[str, Collection] | None = None,
     recipe: Recipe | None = None,
-    runs: int = RUNS,
-    per_run: int = DRAWS,
-    permutations: int = PERMUTATIONS,
+    runs: int = DEFAULT_RUNS,
+    per_run: int = DEFAULT_DRAWS,
+    permutations: int = DEFAULT_PERMUTATIONS,
     search: bool = False,
     workers: int | None = None,
     device: str = "cpu",
@@ -173,7 +177,7 @@ def compare(
         methods: names of the methods; None for all methods whose packages are installed, () for none.
         data: labelled images, as in `zoo.evaluate`; None for the collection's own test set.
         ood: images out of distribution; None for the data set's default (digits: photos; CIFAR and
-            Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" for none.
+            Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" to leave them out.
         out: folder of draws, cells and comparison.json; None for NAME-compared.
         reference: another population to compare with, of the same architecture; None for the collection.
         draws: name -> your own draws, as returned by `zoo.from_samples`.
@@ -188,8 +192,8 @@ def compare(
         say: function that is called with lines of text on the progress.
 
     Raises:
-        UsageError: there is no such method, a named method that can't be fitted here, draws of another network, a
-            collection without a recipe, invalid arguments.
+        UsageError: there is no such method, a named method can't be fitted here, draws are of another network, the
+            collection has no recipe, or an argument is invalid.
         DamagedError, SourceNotFound, NetworkError, StorageError: members or images can't be read, or the disk is full.
 
     >>> import tempfile
@@ -202,7 +206,7 @@ def compare(
     >>> comparison["custom_draws", "members"]["mmd"].p > 0.05
     True
     """
-    return prepare(
+    return prepare_comparison(
         collection, methods, data, ood, out=out, reference=reference, draws=draws, recipe=recipe, runs=runs,
         per_run=per_run, permutations=permutations, search=search, workers=workers, device=device, seed=seed, say=say,
     ).run()  # fmt: skip

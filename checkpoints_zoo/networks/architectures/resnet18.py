@@ -24,7 +24,8 @@ def resnet18(channels: int = 3, classes: int = 10) -> nn.Module:
 
 
 def small_resnet(blocks: tuple[int, ...], stem: nn.Conv2d, classes: int, **options: Any) -> nn.Module:
-    """Build timm's residual network of basic blocks with another first convolution and no pooling after it; return it.
+    """Build timm's residual network of basic blocks, with another first convolution that no pooling follows; return the
+    network.
 
     Args:
         blocks: number of blocks in each stage.

@@ -22,51 +22,55 @@ from checkpoints_zoo.networks.ensemble.program import Compute, FoldableNorm, Pro
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, last_names
 
 CONSTANT_TYPES = (bool, int, float, str, type(None), torch.dtype)
-_NAMESPACES: tuple[Any, ...] = (torch, F, operator, builtins)
-_COMPARING = (operator.eq, operator.ne, operator.ge, operator.gt, operator.le, operator.lt)
-_ASSIGNING = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FUNCTION_NAMESPACES: tuple[Any, ...] = (torch, F, operator, builtins)
+_COMPARISONS = (operator.eq, operator.ne, operator.ge, operator.gt, operator.le, operator.lt)
+_IN_PLACE_OPERATORS = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
+_HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class UnknownOperation(Exception):
-    """Raised for an operation that has no known step."""
+    """Raised for an operation of a network that can't be turned into a step of a program."""
 
 
 def derive_program(module: nn.Module, rank: int) -> Program | None:
-    """Derive the program of a module in eval mode; return it, None if it has none.
+    """Derive the program of a module in eval mode; return the program, or None if the module has none.
 
     Args:
         module: the module, which is neither run nor changed.
         rank: number of axes of the inputs, including the batch axis.
     """
     layers = list(module.modules())
-    if any(m.training or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOKS) for m in layers):
+    if any(m.training or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOK_ATTRIBUTES) for m in layers):
         return None
     try:
-        twin, reference_module = copy.deepcopy(module), copy.deepcopy(module)
-        graph = Tracer().record(twin)
+        traced_copy, untraced_copy = copy.deepcopy(module), copy.deepcopy(module)
+        graph = Tracer().record_graph(traced_copy)
     except TRACE_ERRORS:
         return None
-    pairs = zip(twin.modules(), reference_module.modules(), strict=True)
+    pairs = zip(traced_copy.modules(), untraced_copy.modules(), strict=True)
     if not all(_is_unchanged(vars(a), vars(b)) for a, b in pairs):
         return None  # The module keeps state between calls, so that one trace does not describe the next call.
     try:
-        return ProgramBuilder(twin, rank).build(graph)
+        return ProgramBuilder(traced_copy, rank).build(graph)
     except UnknownOperation:
         return None
 
 
-def _is_unchanged(a: Any, b: Any) -> bool:
-    """Say whether an attribute of a module is unchanged, given a copy from before and its present value; values that
-    can't be compared count as changed."""
-    if type(a) is not type(b):
+def _is_unchanged(value_before: Any, value_after: Any) -> bool:
+    """Say whether an attribute of a module is the same before and after a trace; values of two types count as
+    different."""
+    if type(value_before) is not type(value_after):
         return False
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_is_unchanged(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(_is_unchanged(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, bool | int | float | str | set | frozenset | torch.dtype | None):
-        return bool(a == b)
+    if isinstance(value_before, dict):
+        return value_before.keys() == value_after.keys() and all(
+            _is_unchanged(value_before[k], value_after[k]) for k in value_before
+        )
+    if isinstance(value_before, list | tuple):
+        return len(value_before) == len(value_after) and all(
+            _is_unchanged(x, y) for x, y in zip(value_before, value_after, strict=True)
+        )
+    if isinstance(value_before, bool | int | float | str | set | frozenset | torch.dtype | None):
+        return bool(value_before == value_after)
     return True
 
 
@@ -75,18 +79,18 @@ class TracedValue:
     """A value of the traced graph, with the facts that are known about it.
 
     Args:
-        kind: kind of the value: "member" (differs between members), "shared" (the inputs, or computed from them alone),
-            "parameter"; or "shape", "extent", "dtype" of another value.
-        rank: number of axes of an activation; of a parameter, without the member axis.
+        kind: "member" for values that differ between members, "shared" for the inputs and values computed from the
+            inputs alone, "parameter"; or "shape", "extent", "dtype" of another value.
+        rank: number of axes of the value; the member axis of a parameter does not count.
         place: position of the value in the program's list of values.
         shares: the value with which this value may share memory.
         owns_memory: whether the program itself allocated the value's memory.
-        spread: whether several elements may share one memory address, as after `expand`.
-        of: the value that has this shape, extent or dtype (for these three kinds).
-        dim: the axis whose length this value is (for the kind "extent").
+        shares_addresses: whether several elements may share one memory address, as after `expand`.
+        source_value: the value that has this shape, extent or dtype (for the kinds "shape", "extent" and "dtype").
+        dim: index of the axis whose length this value is (for the kind "extent").
         name: name of the tensor in the state dict (for the kind "parameter").
         arrange: function that brings the stacked parameter into the shape that steps read.
-        cast: the activation whose dtype the parameter is converted to.
+        cast: the activation to whose dtype the parameter is converted; None for no conversion.
     """
 
     kind: str
@@ -94,17 +98,17 @@ class TracedValue:
     place: int = -1
     shares: TracedValue | None = None
     owns_memory: bool = False
-    spread: bool = False
-    of: TracedValue | None = None
+    shares_addresses: bool = False
+    source_value: TracedValue | None = None
     dim: int = 0
     name: str = ""
     arrange: Callable[[Tensor], Tensor] = lambda stack: stack
     cast: TracedValue | None = None
 
     @property
-    def root(self) -> TracedValue:
+    def memory_owner(self) -> TracedValue:
         """The value that owns the memory of this value."""
-        return self if self.shares is None else self.shares.root
+        return self if self.shares is None else self.shares.memory_owner
 
     @property
     def is_activation(self) -> bool:
@@ -127,7 +131,7 @@ class ProgramBuilder:
         self.tensors |= dict(module.named_buffers(remove_duplicate=False))
         self.parameters: list[StepParameter | None] = []
         self.steps: list[tuple[Compute, tuple[TracedValue, ...], TracedValue, bool, TracedValue | None]] = []
-        self.known: dict[fx.Node, Any] = {}
+        self.value_of_node: dict[fx.Node, Any] = {}
         self.inputs = TracedValue("shared", rank)
         self.convolutions: dict[fx.Node, tuple[tuple[str, str], int, int]] = {}
         self.norms: list[FoldableNorm] = []
@@ -141,26 +145,26 @@ class ProgramBuilder:
         result = None
         for node in graph.nodes:
             if node.op == "placeholder":
-                require(not self.known or node.args)  # Only the first input of the network may lack a default.
-                self.known[node] = node.args[0] if self.known else self.inputs
+                require(not self.value_of_node or node.args)  # Only the first input of the network may lack a default.
+                self.value_of_node[node] = node.args[0] if self.value_of_node else self.inputs
             elif node.op == "get_attr":
-                self.known[node] = self.trace_parameter(str(node.target))
+                self.value_of_node[node] = self.trace_parameter(str(node.target))
             elif node.op == "call_module":
-                self.known[node] = self.add_layer(node, self.layers[str(node.target)])
+                self.value_of_node[node] = self.add_layer(node, self.layers[str(node.target)])
             elif node.op == "output":
-                result = self.value_of(node.args[0])
+                result = self.replace_nodes(node.args[0])
             else:
-                self.known[node] = add_call(self, node)
+                self.value_of_node[node] = add_call(self, node)
         if not isinstance(result, TracedValue) or result.kind != "member" or result.rank < 2:
             raise UnknownOperation
-        return self.finish(result)
+        return self.number_values(result)
 
-    def value_of(self, argument: Any) -> Any:
+    def replace_nodes(self, argument: Any) -> Any:
         """Return an argument with each graph node replaced by its TracedValue."""
         if isinstance(argument, fx.Node):
-            return self.known[argument]
+            return self.value_of_node[argument]
         if isinstance(argument, list | tuple):
-            return type(argument)([self.value_of(a) for a in argument])
+            return type(argument)([self.replace_nodes(a) for a in argument])
         require(isinstance(argument, CONSTANT_TYPES))
         return argument
 
@@ -172,8 +176,8 @@ class ProgramBuilder:
         *,
         kind: str = "",
         shares: TracedValue | None = None,
-        overwrite: bool = False,
-        writes: TracedValue | None = None,
+        can_overwrite: bool = False,
+        overwritten_value: TracedValue | None = None,
     ) -> TracedValue:
         """Add a step to the program; return the TracedValue of its result.
 
@@ -183,37 +187,42 @@ class ProgramBuilder:
             rank: number of axes of the result.
             kind: kind of the result; "" to derive it from the operands.
             shares: the operand with which the result may share memory.
-            overwrite: whether the function can write its result into an operand's memory.
-            writes: the operand that the network's own code overwrites in this operation.
+            can_overwrite: whether the function can write its result into an operand's memory.
+            overwritten_value: the operand that the network's own code overwrites in this operation.
         """
         kind = kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
         value = TracedValue(
-            kind, rank, shares=shares, owns_memory=shares is None, spread=shares is not None and shares.spread
+            kind,
+            rank,
+            shares=shares,
+            owns_memory=shares is None,
+            shares_addresses=shares is not None and shares.shares_addresses,
         )
-        self.steps.append((compute, operands, value, overwrite, writes))
+        self.steps.append((compute, operands, value, can_overwrite, overwritten_value))
         return value
 
     def trace_parameter(self, name: str) -> TracedValue:
         require(id(self.tensors[name]) in self.names)  # Tensors outside the state dict are not stacked over members.
         return TracedValue("parameter", self.tensors[name].dim(), name=self.names[id(self.tensors[name])])
 
-    def place_parameter(
+    def add_parameter(
         self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel: bool = False
     ) -> TracedValue:
-        """Reserve a place for a layer's parameter; the place of a missing parameter (None) stays empty."""
+        """Reserve a position in the list of values for a layer's parameter; the value of a missing parameter stays
+        None."""
         require(tensor is None or id(tensor) in self.names)
         value = TracedValue("parameter", place=len(self.parameters))
         self.parameters.append(None if tensor is None else StepParameter(self.names[id(tensor)], arrange, kernel))
         return value
 
-    def per_member(self, value: TracedValue) -> TracedValue:
-        """Return a value that each member has separately: a value shared by all members is repeated."""
+    def repeat_if_shared(self, value: TracedValue) -> TracedValue:
+        """Return a value of kind "member": a value that all members share is repeated, once for each member."""
         if value.kind == "member":
             return value
         return self.add_step(program.repeat_for_members, (value,), value.rank, kind="member", shares=value)
 
     def add_layer(self, node: fx.Node, layer: Any) -> TracedValue:
-        x = self.value_of(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
+        x = self.replace_nodes(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(x, TracedValue) or not x.is_activation:
             raise UnknownOperation
         kind = type(layer)
@@ -223,22 +232,30 @@ class ProgramBuilder:
             return self.add_batch_norm(node, layer, x)
         if kind is nn.Linear:
             require(x.rank == 2)
-            operands = self.place_parameter(layer.weight, lambda t: t), self.place_parameter(layer.bias, lambda t: t)
+            operands = self.add_parameter(layer.weight, lambda t: t), self.add_parameter(layer.bias, lambda t: t)
             return self.add_step(program.linear(x.kind == "shared"), (x, *operands), 2, kind="member")
         if kind is nn.GroupNorm:
             require(x.rank > 2)
-            affine = [self.place_parameter(t, flatten_members) for t in (layer.weight, layer.bias)]
-            return self.add_step(program.group_norm(layer.num_groups, layer.eps), (self.per_member(x), *affine), x.rank)
+            affine = [self.add_parameter(t, flatten_members) for t in (layer.weight, layer.bias)]
+            return self.add_step(
+                program.group_norm(layer.num_groups, layer.eps), (self.repeat_if_shared(x), *affine), x.rank
+            )
         if kind in program.IDENTITY_LAYERS:
             return self.add_step(program.return_input, (x,), x.rank, shares=x)
         if kind is nn.Flatten:
             require(x.rank > 1 and layer.start_dim == 1 and layer.end_dim in (-1, x.rank - 1))
             return self.add_step(program.flatten, (x,), 2, shares=x)
         if kind in program.IN_PLACE_LAYERS:
-            twins = copy.copy(layer), copy.copy(layer)
-            twins[0].inplace, twins[1].inplace = False, True
-            writes = x if layer.inplace else None
-            return self.add_step(program.call_twin_layers(twins), (x,), x.rank, overwrite=True, writes=writes)
+            layer_copies = copy.copy(layer), copy.copy(layer)
+            layer_copies[0].inplace, layer_copies[1].inplace = False, True
+            overwritten_value = x if layer.inplace else None
+            return self.add_step(
+                program.call_twin_layers(layer_copies),
+                (x,),
+                x.rank,
+                can_overwrite=True,
+                overwritten_value=overwritten_value,
+            )
         require(
             program.CHANNELWISE_LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False)
         )
@@ -247,10 +264,10 @@ class ProgramBuilder:
     def add_convolution(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
         shared = x.kind == "shared" and layer.groups == 1
-        x = x if shared else self.per_member(x)
-        weight = self.place_parameter(layer.weight, flatten_members, kernel=True)
-        bias = self.place_parameter(layer.bias, flatten_members)
-        names = self.name_of(layer.weight), self.name_of(layer.bias)
+        x = x if shared else self.repeat_if_shared(x)
+        weight = self.add_parameter(layer.weight, flatten_members, kernel=True)
+        bias = self.add_parameter(layer.bias, flatten_members)
+        names = self.parameter_name(layer.weight), self.parameter_name(layer.bias)
         self.convolutions[node] = names, weight.place, bias.place
         return self.add_step(program.convolution(layer, shared), (x, weight, bias), x.rank, kind="member")
 
@@ -258,40 +275,49 @@ class ProgramBuilder:
         ranks = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}[type(layer)]
         require(layer.running_mean is not None and layer.running_var is not None and x.rank in ranks)
         tensors = layer.running_mean, layer.running_var, layer.weight, layer.bias
-        operands = [self.place_parameter(t, flatten_members) for t in tensors]
-        (before,) = node.all_input_nodes
-        if before in self.convolutions and len(before.users) == 1:
-            names, kernel, bias = self.convolutions[before]
+        operands = [self.add_parameter(t, flatten_members) for t in tensors]
+        (layer_before,) = node.all_input_nodes
+        if layer_before in self.convolutions and len(layer_before.users) == 1:
+            names, kernel, bias = self.convolutions[layer_before]
             mean, var, gamma, beta = (v.place for v in operands)
-            own = tuple(self.name_of(t) for t in tensors)
-            self.norms.append(FoldableNorm(kernel, bias, names, (mean, var, gamma, beta), own, layer.eps))  # type: ignore[arg-type]
-        return self.add_step(program.batch_norm(layer.eps), (self.per_member(x), *operands), x.rank)
+            norm_names = tuple(self.parameter_name(t) for t in tensors)
+            self.norms.append(FoldableNorm(kernel, bias, names, (mean, var, gamma, beta), norm_names, layer.eps))  # type: ignore[arg-type]
+        return self.add_step(program.batch_norm(layer.eps), (self.repeat_if_shared(x), *operands), x.rank)
 
-    def name_of(self, tensor: Tensor | None) -> str:
+    def parameter_name(self, tensor: Tensor | None) -> str:
         return "" if tensor is None else self.names[id(tensor)]
 
-    def finish(self, result: TracedValue) -> Program:
-        """Assign places, and find the last step that reads each value; return the program."""
+    def number_values(self, result: TracedValue) -> Program:
+        """Number the values, and find the last step that reads each value; return the program."""
         start = len(self.parameters)
         values = [self.inputs, *[value for _, _, value, _, _ in self.steps]]
         for i, value in enumerate(values):
             value.place = start + i
-        last: dict[TracedValue, int] = {}
+        last_reader: dict[TracedValue, int] = {}
         for i, (_, operands, _, _, _) in enumerate(self.steps):
-            last.update({v.root: i for v in operands})
-        last[result.root] = len(self.steps)
-        written = []
-        for i, (compute, operands, value, overwrite, writes) in enumerate(self.steps):
-            require(writes is None or (writes.root.owns_memory and last[writes.root] == i))
-            free = [v.is_activation and v.root.owns_memory and not v.spread and last[v.root] == i for v in operands]
-            roots = [v.root for v in operands]
-            free = [ok and roots.count(root) == 1 for ok, root in zip(free, roots, strict=True)]
-            freed_places = tuple(v.place for v in values[: i + 1] if last.get(v.root) == i)
-            reads = tuple(v.place for v in operands)
-            written.append(
-                Step(compute, reads, value.place, free.index(True) if overwrite and any(free) else -1, freed_places)
+            last_reader.update({v.memory_owner: i for v in operands})
+        last_reader[result.memory_owner] = len(self.steps)
+        steps = []
+        for i, (compute, operands, value, can_overwrite, overwritten_value) in enumerate(self.steps):
+            require(
+                overwritten_value is None
+                or (overwritten_value.memory_owner.owns_memory and last_reader[overwritten_value.memory_owner] == i)
             )
-        return Program(tuple(self.parameters), tuple(written), start + len(values), result.place, tuple(self.norms))
+            free = [
+                v.is_activation
+                and v.memory_owner.owns_memory
+                and not v.shares_addresses
+                and last_reader[v.memory_owner] == i
+                for v in operands
+            ]
+            memory_owners = [v.memory_owner for v in operands]
+            free = [ok and memory_owners.count(root) == 1 for ok, root in zip(free, memory_owners, strict=True)]
+            freed_places = tuple(v.place for v in values[: i + 1] if last_reader.get(v.memory_owner) == i)
+            reads = tuple(v.place for v in operands)
+            steps.append(
+                Step(compute, reads, value.place, free.index(True) if can_overwrite and any(free) else -1, freed_places)
+            )
+        return Program(tuple(self.parameters), tuple(steps), start + len(values), result.place, tuple(self.norms))
 
 
 def flatten_members(stack: Tensor) -> Tensor:
@@ -324,30 +350,32 @@ def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
     Raises:
         UnknownOperation: the function has no known step.
     """
-    name = _function_name(node)
-    args, options = builder.value_of(node.args), {k: builder.value_of(v) for k, v in node.kwargs.items()}
-    first = args[0] if args else None
+    function_name = _function_name(node)
+    args, options = builder.replace_nodes(node.args), {k: builder.replace_nodes(v) for k, v in node.kwargs.items()}
+    first_argument = args[0] if args else None
     if not any(isinstance(a, TracedValue) for a in flatten_nested((args, *options.values()))):
-        return _evaluate_constant(node, name, args)
-    base = _ASSIGNING.get(name, name.removesuffix("_"))
-    writes = first if base != name else None
-    if base in program.IN_PLACE_FUNCTIONS and options.pop("inplace", False):
-        writes = first
-    if base in program.BINARY and len(args) == 2 and not options:
-        return _add_binary(builder, base, args, writes)
-    if name in ("cat", "concat") and isinstance(first, list | tuple):
+        return _evaluate_constant(node, function_name, args)
+    base_name = _IN_PLACE_OPERATORS.get(function_name, function_name.removesuffix("_"))
+    overwritten_value = first_argument if base_name != function_name else None
+    if base_name in program.IN_PLACE_FUNCTIONS and options.pop("inplace", False):
+        overwritten_value = first_argument
+    if base_name in program.BINARY_FUNCTIONS and len(args) == 2 and not options:
+        return _add_binary(builder, base_name, args, overwritten_value)
+    if function_name in ("cat", "concat") and isinstance(first_argument, list | tuple):
         require((args[1:], options) in (((1,), {}), ((), {"dim": 1})))
-        parts = tuple(builder.per_member(_require_activation(v)) for v in first)
+        parts = tuple(builder.repeat_if_shared(_require_activation(v)) for v in first_argument)
         require(len({v.rank for v in parts}) == 1 and parts[0].rank > 1)
         return builder.add_step(program.concatenate, parts, parts[0].rank)
-    if not isinstance(first, TracedValue):
+    if not isinstance(first_argument, TracedValue):
         raise UnknownOperation
-    if first.kind == "shape" and name == "getitem":
+    if first_argument.kind == "shape" and function_name == "getitem":
         require(type(args[1]) is int)
-        return TracedValue("extent", of=first.of, dim=args[1])
-    if first.kind == "parameter":
-        return _change_parameter(name, first, args[1:], options)
-    return _add_activation(builder, node, base, _require_activation(first), args[1:], options, writes)
+        return TracedValue("extent", source_value=first_argument.source_value, dim=args[1])
+    if first_argument.kind == "parameter":
+        return _reshape_parameter(function_name, first_argument, args[1:], options)
+    return _add_activation(
+        builder, node, base_name, _require_activation(first_argument), args[1:], options, overwritten_value
+    )
 
 
 def _function_name(node: fx.Node) -> str:
@@ -355,9 +383,9 @@ def _function_name(node: fx.Node) -> str:
     if node.op == "call_method":
         return str(node.target)
     name = getattr(node.target, "__name__", "")
-    if any(node.target is pool for pool in program.POOLS):
+    if any(node.target is pool for pool in program.POOL_RANKS):
         return "pool"
-    require(any(getattr(space, name, None) is node.target for space in _NAMESPACES))
+    require(any(getattr(namespace, name, None) is node.target for namespace in _FUNCTION_NAMESPACES))
     return str(name)
 
 
@@ -367,96 +395,111 @@ def _require_activation(value: Any) -> TracedValue:
     return value
 
 
-def _evaluate_constant(node: fx.Node, name: str, args: tuple[Any, ...]) -> Any:
+def _evaluate_constant(node: fx.Node, function_name: str, args: tuple[Any, ...]) -> Any:
     """Evaluate a call without tensors, such as a comparison of ranks; return its result."""
-    if node.target in _COMPARING and are_constants(args):
+    if node.target in _COMPARISONS and are_constants(args):
         return node.target(*args)
-    require(name == "_assert" and args[0] is True)
+    require(function_name == "_assert" and args[0] is True)
     return None
 
 
 def _add_activation(
     builder: ProgramBuilder,
     node: fx.Node,
-    name: str,
+    function_name: str,
     x: TracedValue,
     args: tuple[Any, ...],
     options: dict[str, Any],
-    writes: TracedValue | None,
+    overwritten_value: TracedValue | None,
 ) -> Any:
     is_constant = are_constants((args, *options.values()))
-    if name in program.POINTWISE and is_constant:
-        overwrite = name in program.IN_PLACE_FUNCTIONS
-        require(not overwrite or not any(isinstance(a, bool) for a in args))  # A bool might be the argument `inplace`.
-        shares = x if name in program.MAY_RETURN_INPUT else None
+    if function_name in program.POINTWISE_FUNCTIONS and is_constant:
+        can_overwrite = function_name in program.IN_PLACE_FUNCTIONS
+        require(
+            not can_overwrite or not any(isinstance(a, bool) for a in args)
+        )  # A boolean might be the argument `inplace`.
+        shares = x if function_name in program.MAY_RETURN_INPUT else None
         return builder.add_step(
-            program.pointwise(name, args, options), (x,), x.rank, shares=shares, overwrite=overwrite, writes=writes
+            program.pointwise(function_name, args, options),
+            (x,),
+            x.rank,
+            shares=shares,
+            can_overwrite=can_overwrite,
+            overwritten_value=overwritten_value,
         )
-    require(writes is None)
-    if name in program.REDUCTIONS and is_constant:
-        return _add_reduction(builder, name, x, args, options)
-    if name in ("flatten", "view", "reshape"):
-        return _add_flatten(builder, name, x, args, options)
-    if name in ("getattr", "size", "dim", "ndimension"):
+    require(overwritten_value is None)
+    if function_name in program.REDUCTION_FUNCTIONS and is_constant:
+        return _add_reduction(builder, function_name, x, args, options)
+    if function_name in ("flatten", "view", "reshape"):
+        return _add_flatten(builder, function_name, x, args, options)
+    if function_name in ("getattr", "size", "dim", "ndimension"):
         require(not options)
-        return _describe_value(name, x, args)
-    if name == "to":
+        return _describe_value(function_name, x, args)
+    if function_name == "to":
         return _add_cast(builder, x, args, options)
-    if name == "expand":
+    if function_name == "expand":
         require(len(args) == 1 and isinstance(args[0], TracedValue) and args[0].kind == "shape" and not options)
-        like = _require_activation(args[0].of)
-        require(like.rank == x.rank and like.kind == x.kind)
-        value = builder.add_step(program.expand_like, (x, like), x.rank, shares=x)
-        value.spread = True
+        target = _require_activation(args[0].source_value)
+        require(target.rank == x.rank and target.kind == x.kind)
+        value = builder.add_step(program.expand_like, (x, target), x.rank, shares=x)
+        value.shares_addresses = True
         return value
-    if name == "dropout":
+    if function_name == "dropout":
         require(is_constant and (args[1] if len(args) > 1 else options.get("training", True)) is False)
         return builder.add_step(program.return_input, (x,), x.rank, shares=x)
-    require(name == "pool" and is_constant and program.POOLS[node.target] == x.rank)  # type: ignore[index]
+    require(function_name == "pool" and is_constant and program.POOL_RANKS[node.target] == x.rank)  # type: ignore[index]
     require(not options.get("return_indices", False) and len(args) < 6)
     return builder.add_step(program.call_function(node.target, args, options), (x,), x.rank)  # type: ignore[arg-type]
 
 
-def _add_binary(builder: ProgramBuilder, name: str, pair: Sequence[Any], writes: TracedValue | None) -> TracedValue:
-    values = [v for v in pair if isinstance(v, TracedValue)]
+def _add_binary(
+    builder: ProgramBuilder, function_name: str, operand_pair: Sequence[Any], overwritten_value: TracedValue | None
+) -> TracedValue:
+    values = [v for v in operand_pair if isinstance(v, TracedValue)]
     activations = [v for v in values if v.is_activation]
     require(activations and all(v.is_activation or v.kind == "parameter" for v in values))
-    require(all(isinstance(v, TracedValue) or type(v) in (int, float) for v in pair))
+    require(all(isinstance(v, TracedValue) or type(v) in (int, float) for v in operand_pair))
     require(
-        name not in ("max", "min", "maximum", "minimum") or len(values) == 2
+        function_name not in ("max", "min", "maximum", "minimum") or len(values) == 2
     )  # With a single tensor, max and min are reductions.
-    if not isinstance(pair[0], TracedValue):
-        require(name in ("add", "mul"))
-        pair = pair[::-1]
+    if not isinstance(operand_pair[0], TracedValue):
+        require(function_name in ("add", "mul"))
+        operand_pair = operand_pair[::-1]
     rank = activations[0].rank
     require(all(v.rank == rank for v in activations) and rank > 1)
-    # True if all values are computed from the inputs alone, and so equal for all members.
-    alone = len({v.kind for v in values}) == 1
+    # Whether all operands are computed from the inputs alone, and so are equal for all members.
+    are_same_kind = len({v.kind for v in values}) == 1
     operands = [
-        v if alone else builder.per_member(v) if v.is_activation else _align_parameter(builder, v, rank)
-        for v in pair
+        v if are_same_kind else builder.repeat_if_shared(v) if v.is_activation else _align_parameter(builder, v, rank)
+        for v in operand_pair
         if isinstance(v, TracedValue)
     ]
-    number = None if isinstance(pair[1], TracedValue) else pair[1]
-    return builder.add_step(program.binary(name, number), tuple(operands), rank, overwrite=True, writes=writes)
+    number = None if isinstance(operand_pair[1], TracedValue) else operand_pair[1]
+    return builder.add_step(
+        program.binary(function_name, number),
+        tuple(operands),
+        rank,
+        can_overwrite=True,
+        overwritten_value=overwritten_value,
+    )
 
 
 def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> TracedValue:
-    """Reserve a place for a parameter in the shape of activations, (1, member·channel, …); return its TracedValue."""
-    inner = value.arrange
+    """Reserve a value for a parameter in the shape of activations, (1, member·channel, …); return its TracedValue."""
+    arrange = value.arrange
 
-    def bring(stack: Tensor) -> Tensor:
-        tensor = inner(stack)
+    def align(stack: Tensor) -> Tensor:
+        tensor = arrange(stack)
         tensor = tensor.reshape(len(tensor), *[1] * (rank - tensor.dim() + 1), *tensor.shape[1:])
         return tensor.transpose(0, 1).flatten(1, 2)
 
     tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == value.name)
     try:
-        trial_result = bring(tensor.new_empty((2, *tensor.shape), device="meta"))
+        trial_result = align(tensor.new_empty((2, *tensor.shape), device="meta"))
     except RuntimeError as error:  # The shape of the parameter does not fit.
         raise UnknownOperation from error
     require(value.rank <= rank and trial_result.dim() == rank and trial_result.shape[0] == 1)
-    placed = builder.place_parameter(tensor, bring)
+    placed = builder.add_parameter(tensor, align)
     return (
         placed
         if value.cast is None
@@ -464,51 +507,55 @@ def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> 
     )
 
 
-def _change_parameter(name: str, value: TracedValue, args: tuple[Any, ...], options: dict[str, Any]) -> TracedValue:
+def _reshape_parameter(
+    function_name: str, value: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+) -> TracedValue:
     """Return a parameter with another shape, or with the dtype of an activation."""
-    inner = value.arrange
-    if name == "to":
+    arrange = value.arrange
+    if function_name == "to":
         (kind,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
         require(isinstance(kind, TracedValue) and kind.kind == "dtype" and set(options) <= {"dtype"})
-        return TracedValue("parameter", value.rank, name=value.name, arrange=inner, cast=kind.of)
+        return TracedValue("parameter", value.rank, name=value.name, arrange=arrange, cast=kind.source_value)
     sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-    require(name in ("view", "reshape") and not options and all(type(n) is int for n in sizes))
+    require(function_name in ("view", "reshape") and not options and all(type(n) is int for n in sizes))
     return TracedValue(
         "parameter",
         len(sizes),
         name=value.name,
-        arrange=lambda stack: inner(stack).reshape(len(stack), *sizes),
+        arrange=lambda stack: arrange(stack).reshape(len(stack), *sizes),
         cast=value.cast,
     )
 
 
-def _name_arguments(names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
+def _name_arguments(parameter_names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
     """Return the positional arguments of a call as name -> value."""
-    require(len(args) <= len(names))
-    return dict(zip(names[: len(args)], args, strict=True))
+    require(len(args) <= len(parameter_names))
+    return dict(zip(parameter_names[: len(args)], args, strict=True))
 
 
 def _add_reduction(
-    builder: ProgramBuilder, name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+    builder: ProgramBuilder, function_name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedValue:
-    named = _name_arguments(("dim", "keepdim"), args) | options
-    require(set(named) <= {"dim", "keepdim"} and named.get("dim") is not None)
-    dims = named["dim"] if isinstance(named["dim"], list | tuple) else (named["dim"],)
+    arguments = _name_arguments(("dim", "keepdim"), args) | options
+    require(set(arguments) <= {"dim", "keepdim"} and arguments.get("dim") is not None)
+    dims = arguments["dim"] if isinstance(arguments["dim"], list | tuple) else (arguments["dim"],)
     axes = tuple(sorted(d % x.rank for d in dims))
     require(axes and axes[0] > 1)
-    keep = bool(named.get("keepdim", False))
-    return builder.add_step(program.reduce_spatial(name, axes, keep), (x,), x.rank if keep else x.rank - len(axes))
+    keep_dims = bool(arguments.get("keepdim", False))
+    return builder.add_step(
+        program.reduce_spatial(function_name, axes, keep_dims), (x,), x.rank if keep_dims else x.rank - len(axes)
+    )
 
 
 def _add_flatten(
-    builder: ProgramBuilder, name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+    builder: ProgramBuilder, function_name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedValue:
     """Flatten all axes after the batch axis; a view must have the sizes (batch, -1), or (-1, a number)."""
     width = 0
     require(x.rank > 1)
-    if name == "flatten":
-        named = _name_arguments(("start_dim", "end_dim"), args) | options
-        require(named in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
+    if function_name == "flatten":
+        arguments = _name_arguments(("start_dim", "end_dim"), args) | options
+        require(arguments in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
     else:
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
         require(len(sizes) == 2 and not options)
@@ -520,14 +567,14 @@ def _add_flatten(
     return builder.add_step(program.flatten_to(width) if width else program.flatten, (x,), 2, shares=x)
 
 
-def _describe_value(name: str, x: TracedValue, args: tuple[Any, ...]) -> Any:
-    if name == "size" and args:
+def _describe_value(function_name: str, x: TracedValue, args: tuple[Any, ...]) -> Any:
+    if function_name == "size" and args:
         require(type(args[0]) is int)
-        return TracedValue("extent", of=x, dim=args[0])
-    if name in ("dim", "ndimension") or args == ("ndim",):
+        return TracedValue("extent", source_value=x, dim=args[0])
+    if function_name in ("dim", "ndimension") or args == ("ndim",):
         return x.rank
-    require(name == "size" or args in (("shape",), ("dtype",)))
-    return TracedValue("dtype" if args == ("dtype",) else "shape", of=x)
+    require(function_name == "size" or args in (("shape",), ("dtype",)))
+    return TracedValue("dtype" if args == ("dtype",) else "shape", source_value=x)
 
 
 def _add_cast(builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]) -> TracedValue:
@@ -536,4 +583,4 @@ def _add_cast(builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], op
     if isinstance(kind, torch.dtype):
         return builder.add_step(program.call_function(Tensor.to, (kind,), {}), (x,), x.rank, shares=x)
     require(isinstance(kind, TracedValue) and kind.kind == "dtype")
-    return builder.add_step(program.cast_like, (x, _require_activation(kind.of)), x.rank, shares=x)
+    return builder.add_step(program.cast_like, (x, _require_activation(kind.source_value)), x.rank, shares=x)

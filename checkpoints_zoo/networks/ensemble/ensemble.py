@@ -25,8 +25,8 @@ from checkpoints_zoo.networks.ensemble.executions import (
     is_out_of_memory,
 )
 
-Stacked = dict[str, Tensor]
-Read = Callable[[range, torch.device, torch.dtype | None], Stacked]
+StackedTensors = dict[str, Tensor]
+ReadMembers = Callable[[range, torch.device, torch.dtype | None], StackedTensors]
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
         ids: ids of the members, in the order of the stack.
         execution: "loop" runs members one after another, "grouped" side by side with grouped convolutions, "vmap" by
             torch.func.vmap, "graph" as a CUDA graph, "module" by the module's own code; None chooses by device and
-            sizes. Logits differ by rounding only: in float32 by less than 1e-5 of the largest.
+            sizes. Logits of two executions differ by rounding only: in float32 by less than 1e-5 of the largest logit.
         compile: whether to compile programs with torch.compile, which takes seconds to minutes at the first call.
 
     >>> import checkpoints_zoo as zoo
@@ -70,7 +70,7 @@ class Ensemble(nn.Module):
         self.ids = list(ids)
         # The skeleton is stored in a tuple, so that it is no submodule and `.to` does not move it.
         self._skeleton = (skeleton,)
-        self._stacked: Stacked | None = modules.widen_norms(stacked)
+        self._stacked: StackedTensors | None = modules.widen_norms(stacked)
         self._stream: Stream | None = None
         self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
         self._options: dict[str, Any] = {"requested": execution, "compiled": bool(compile)}
@@ -82,7 +82,7 @@ class Ensemble(nn.Module):
     def reading(
         cls,
         skeleton: nn.Module,
-        read: Read,
+        read: ReadMembers,
         ids: Sequence[int],
         *,
         device: torch.device,
@@ -92,7 +92,7 @@ class Ensemble(nn.Module):
         compile: bool = False,
     ) -> Ensemble:
         """Make an ensemble whose members are read from files, all at once, or in chunks if they don't fit into memory;
-        return it.
+        return the ensemble.
 
         Args:
             skeleton, ids, execution, compile: the same arguments as in `Ensemble`.
@@ -133,11 +133,11 @@ class Ensemble(nn.Module):
 
     def __repr__(self) -> str:
         kind = type(self._skeleton[0]).__name__
-        streamed = "" if self._stream is None else f", read {self._stream.chunk} at a time"
-        return f"Ensemble({len(self)} × {kind}, {self.dtype}, {self.device}{streamed})"
+        chunk_text = "" if self._stream is None else f", read {self._stream.chunk} at a time"
+        return f"Ensemble({len(self)} × {kind}, {self.dtype}, {self.device}{chunk_text})"
 
     @property
-    def stacked(self) -> Stacked:
+    def stacked(self) -> StackedTensors:
         """The members' parameters and buffers, name -> (member, …).
 
         Raises:
@@ -177,7 +177,7 @@ class Ensemble(nn.Module):
     def predict(self, inputs: Tensor) -> Tensor:
         """Run every member, and return the mean of their class probabilities, (batch, class), in float32 or wider.
 
-        The arguments and errors are those of a call.
+        The arguments and errors are those of a call of the ensemble.
         """
         total: Tensor | None = None
         for logits in self._logits(inputs):
@@ -202,9 +202,9 @@ class Ensemble(nn.Module):
         if self._stream is None:
             yield self
         else:
-            yield from self._stream.use_chunks(self._part)
+            yield from self._stream.use_chunks(self._subset)
 
-    def _part(self, positions: range, stacked: Stacked) -> Ensemble:
+    def _subset(self, positions: range, stacked: StackedTensors) -> Ensemble:
         ids = self.ids[positions.start : positions.stop]
         options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
         part = Ensemble(self._skeleton[0], stacked, ids, **options)
@@ -225,7 +225,7 @@ class Ensemble(nn.Module):
                 self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
             yield self._check_logits(self._runner(inputs), inputs)
         else:
-            yield from self._stream.use_chunks(lambda some, stacked: next(self._part(some, stacked)._logits(inputs)))
+            yield from self._stream.use_chunks(lambda some, stacked: next(self._subset(some, stacked)._logits(inputs)))
 
     def _check_logits(self, logits: Tensor, inputs: Tensor) -> Tensor:
         if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
@@ -326,12 +326,14 @@ class Stream:
         device, dtype: device and dtype of the stacked tensors.
     """
 
-    def __init__(self, read: Read, count: int, chunk: int, device: torch.device, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, read: ReadMembers, count: int, chunk: int, device: torch.device, dtype: torch.dtype | None
+    ) -> None:
         self.read, self.count, self.chunk = read, count, chunk
         self.device, self.dtype = device, dtype
 
-    def use_chunks(self, use: Callable[[range, Stacked], T]) -> Iterator[T]:
-        """Read chunk by chunk; yield the result of `use` for each.
+    def use_chunks(self, use: Callable[[range, StackedTensors], T]) -> Iterator[T]:
+        """Read the members chunk by chunk; yield the result of the function `use` for each chunk.
 
         If memory runs out, a warning is given and the remaining chunks are half as large.
         """
@@ -365,17 +367,17 @@ class Stream:
     def _chunk_from(self, start: int) -> range:
         return range(start, min(start + self.chunk, self.count))
 
-    def _read_chunk(self, part: range) -> Stacked:
+    def _read_chunk(self, part: range) -> StackedTensors:
         return self.read(part, self.device, self.dtype)
 
-    def read_one(self, at: int) -> Stacked:
+    def read_one(self, position: int) -> StackedTensors:
         """Read one member; return its tensors, name -> (1, …)."""
-        return self._read_chunk(range(at, at + 1))
+        return self._read_chunk(range(position, position + 1))
 
     def select(self, positions: range) -> Stream:
         """Return a stream of the members at the given positions."""
 
-        def read(some: range, device: torch.device, dtype: torch.dtype | None) -> Stacked:
+        def read(some: range, device: torch.device, dtype: torch.dtype | None) -> StackedTensors:
             chosen = positions[some.start : some.stop]
             if chosen.step == 1:
                 return self.read(chosen, device, dtype)
@@ -389,11 +391,11 @@ class Stream:
         return Stream(self.read, self.count, self.chunk, device, dtype)
 
 
-def chunk_that_fits(member_tensors: Stacked, members: int, device: torch.device) -> int:
+def chunk_that_fits(member_tensors: StackedTensors, members: int, device: torch.device) -> int:
     """Return the number of members in a chunk, so that two chunks take half of the free memory.
 
     Args:
-        member_tensors: stacked tensors of one member, which tell a member's size.
+        member_tensors: stacked tensors of one member, from which the number of bytes of a member is computed.
         members: the number of all members.
         device: device that the chunks are read onto.
     """

@@ -28,7 +28,7 @@ from checkpoints_zoo.networks.ensemble.program import FoldableNorm, Program, cho
 
 # The execution "module" runs each member by its module's own code: slower, but bit for bit equal to the module.
 EXECUTIONS = ("loop", "grouped", "vmap", "graph", "module")
-NO_LIMIT = 2**62
+UNLIMITED = 2**62
 # Number of bytes of a member's widest activation beyond which vmap is slower than a loop.
 VMAP_BATCH_BYTES = {"cpu": 2**16}
 _SMALL_MEMBER_ELEMENTS = 2**18
@@ -36,8 +36,8 @@ _SMALL_MEMBER_ELEMENTS = 2**18
 _PIECE_BYTES, _LEAST_PIECE_INPUTS = 2**21, 16
 _MAX_CACHED_TENSORS = 50_000  # Largest number of tensors that are cached between calls.
 _MAX_CACHED_GRAPHS = 4  # Largest number of cached graphs; each holds memory for a member's activations.
-_WARM_RUNS = 3  # Number of runs before a graph is captured, in which libraries choose their kernels.
-_TRIAL_INPUTS = 3
+_WARM_UP_RUNS = 3  # Number of runs before a graph is captured, in which libraries choose their kernels.
+_TRIAL_INPUT_COUNT = 3
 _TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -97,7 +97,7 @@ class Runner:
         }
         self.weights = sum(t[0].numel() for t in self.tensors.values())
         self.max_at_once = self.members  # Largest number of members side by side; it is reduced when memory runs out.
-        self.trials = Trials.of(skeleton)
+        self.trials = Trials.of_skeleton(skeleton)
         self._cached_tensors: list[Tensor] = []
         self._cached_versions: list[int] = []
         self._cached_groups: dict[tuple[int, bool], list[MemberGroup]] = {}
@@ -107,7 +107,8 @@ class Runner:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that the members use, name -> (member, …)."""
+        """The stacked parameters and buffers of the network's state dict, without superseded parameters: name ->
+        (member, …)."""
         return {n: self.stacked[n] for n in self.names}
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -136,9 +137,9 @@ class Runner:
         if self.requested == "module":
             return Choice("module"), None
         program = self.program(inputs)
-        batch = self.trials.widest_activation(self, program, inputs) * len(inputs)
+        batch_bytes = self.trials.widest_activation(self, program, inputs) * len(inputs)
         choice = choose_execution(
-            self.device.type, self.weights, min(self.members, self.max_at_once), batch, self.requested
+            self.device.type, self.weights, min(self.members, self.max_at_once), batch_bytes, self.requested
         )
         if choice.execution == "grouped" and program is None:
             if self.requested:
@@ -148,7 +149,7 @@ class Runner:
                     found=type(self.skeleton).__name__,
                     do="Take 'vmap', 'loop' or None",
                 )
-            is_slow = batch > VMAP_BATCH_BYTES.get(self.device.type, batch) or self.compiled
+            is_slow = batch_bytes > VMAP_BATCH_BYTES.get(self.device.type, batch_bytes) or self.compiled
             choice = Choice("loop") if is_slow else Choice("vmap", choice.members)
         if choice.execution == "vmap" and not self.trials.is_correct("vmap", self, inputs):
             if self.requested:
@@ -172,7 +173,8 @@ class Runner:
         return choice, program
 
     def program(self, inputs: Tensor) -> Program | None:
-        """Return the network's program; None if it has none, or one whose logits differ from the module's."""
+        """Return the network's program; None if the network has none, or if the program's logits differ from the
+        module's."""
         program = self.trials.program(self.skeleton, inputs.dim())
         return program if program is not None and self.trials.is_correct("program", self, inputs) else None
 
@@ -217,30 +219,32 @@ class Runner:
         return self._compiled[key]
 
     def member_groups(self, program: Program, size: int, channels_last: bool) -> Iterator[MemberGroup]:
-        """Yield groups of members: the number of members in a group, and their tensors as the program reads them. Few
-        are cached."""
+        """Yield groups of members: the number of members in a group, and their tensors as the program reads them. The
+        groups are cached if they need little memory."""
         tensors = list(self.tensors.values())
         versions = [-1 if t.is_inference() else t._version for t in tensors]
-        unchanged = len(tensors) == len(self._cached_tensors) and all(
+        are_same_tensors = len(tensors) == len(self._cached_tensors) and all(
             a is b for a, b in zip(tensors, self._cached_tensors, strict=True)
         )
-        if not unchanged or versions != self._cached_versions:  # The caller has replaced or changed the tensors.
+        if (
+            not are_same_tensors or versions != self._cached_versions
+        ):  # The caller has replaced or changed some weights since the last call.
             self._cached_groups.clear()
             self._folded_norms.clear()
             self._cached_tensors, self._cached_versions = tensors, versions
         can_fold = not any(t.requires_grad for t in tensors)
-        if can_fold and (kept := self._cached_groups.get((size, channels_last))):
-            yield from kept
+        if can_fold and (cached_groups := self._cached_groups.get((size, channels_last))):
+            yield from cached_groups
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
         few_tensors = -(-self.members // size) * len(program.parameters) <= _MAX_CACHED_TENSORS
         can_cache = can_fold and few_tensors and fits_easily(nbytes, self.device)
         self._cached_groups.clear()  # Groups of only one size and memory format are cached.
         groups = []
-        for at in range(0, self.members, size):
-            part = {n: t[at : at + size] for n, t in self.tensors.items()}
+        for start in range(0, self.members, size):
+            part = {n: t[start : start + size] for n, t in self.tensors.items()}
             if can_fold:
-                group = self._prepare_group(program, part, (at, size), channels_last and can_cache)
+                group = self._prepare_group(program, part, (start, size), channels_last and can_cache)
             else:
                 group = len(next(iter(part.values()))), program.prepare(part)
             groups += [group] * can_cache
@@ -249,14 +253,16 @@ class Runner:
             self._cached_groups[size, channels_last] = groups
 
     def _prepare_group(
-        self, program: Program, part: Mapping[str, Tensor], where: tuple[int, int], channels_last: bool
+        self, program: Program, stacked: Mapping[str, Tensor], positions: tuple[int, int], channels_last: bool
     ) -> MemberGroup:
         # The cached tensors must not be inference tensors, since a later call with gradients may use them.
         with torch.inference_mode(False), torch.no_grad():
-            if where not in self._folded_norms:
+            if positions not in self._folded_norms:
                 # Only the statistics of these members decide, so that logits do not depend on other groups.
-                self._folded_norms[where] = choose_foldable_norms(program.norms, part)
-            return len(next(iter(part.values()))), program.prepare(part, self._folded_norms[where], channels_last)
+                self._folded_norms[positions] = choose_foldable_norms(program.norms, stacked)
+            return len(next(iter(stacked.values()))), program.prepare(
+                stacked, self._folded_norms[positions], channels_last
+            )
 
     def member_states(self) -> Iterator[dict[str, Tensor]]:
         return ({n: t[i] for n, t in self.tensors.items()} for i in range(self.members))
@@ -329,18 +335,18 @@ class ExecutionRule:
     Args:
         device: type of the device; "" for all other devices.
         execution: name of the execution, one of EXECUTIONS.
-        weights: largest number of elements of a member's tensors.
-        batch: largest number of bytes of a member's widest activation on the batch.
+        weight_count: largest number of elements of a member's tensors.
+        batch_bytes: largest number of bytes of a member's widest activation on the batch.
         bytes_side_by_side: largest number of bytes of the widest activation of all members side by side.
-        least: smallest number of members; with fewer members, the next rule is tried.
+        least_members: smallest number of members; with fewer members, the next rule is tried.
     """
 
     device: str
     execution: str
-    weights: int = NO_LIMIT
-    batch: int = NO_LIMIT
+    weight_count: int = UNLIMITED
+    batch_bytes: int = UNLIMITED
     bytes_side_by_side: int = 2**22
-    least: int = 1
+    least_members: int = 1
 
 
 @dataclass(frozen=True)
@@ -356,59 +362,66 @@ class Choice:
     members: int = 1
 
 
-# The first rule that fits is used. For a network without a program, vmap replaces grouped convolutions.
+# Rules are tried in this order, and the first rule that fits is used. For a network without a program, vmap replaces
+# grouped convolutions.
 EXECUTION_RULES = (
-    ExecutionRule("cpu", "grouped", weights=2**19, batch=2**18, least=8),
+    ExecutionRule("cpu", "grouped", weight_count=2**19, batch_bytes=2**18, least_members=8),
     ExecutionRule("cpu", "loop"),
-    ExecutionRule("cuda", "grouped", weights=2**21, batch=2**24, bytes_side_by_side=2**27),
-    ExecutionRule("cuda", "grouped", batch=2**20, bytes_side_by_side=2**23),
+    ExecutionRule("cuda", "grouped", weight_count=2**21, batch_bytes=2**24, bytes_side_by_side=2**27),
+    ExecutionRule("cuda", "grouped", batch_bytes=2**20, bytes_side_by_side=2**23),
     ExecutionRule("cuda", "graph"),
     ExecutionRule("", "loop"),
 )
 
 
-def choose_execution(device: str, weights: int, members: int, batch: int, requested: str | None = None) -> Choice:
-    """Choose an execution by EXECUTION_RULES unless one is requested; return it.
+def choose_execution(
+    device: str, weight_count: int, members: int, batch_bytes: int, requested: str | None = None
+) -> Choice:
+    """Choose an execution by EXECUTION_RULES unless an execution is requested; return the execution.
 
     Args:
         device: type of the device.
-        weights: number of elements of a member's tensors.
+        weight_count: number of elements of a member's tensors.
         members: the number of members.
-        batch: number of bytes of a member's widest activation on the batch.
+        batch_bytes: number of bytes of a member's widest activation on the batch.
         requested: name of a requested execution, one of EXECUTIONS; None to apply the rules.
 
-    >>> choose_execution("cpu", 273_258, members=64, batch=65_536)  # ResNet-20, one image
+    >>> choose_execution("cpu", 273_258, members=64, batch_bytes=65_536)  # ResNet-20, one image
     Choice(execution='grouped', members=64)
-    >>> choose_execution("cpu", 11_220_132, members=64, batch=128 * 262_144)  # ResNet-18, 128 images
+    >>> choose_execution("cpu", 11_220_132, members=64, batch_bytes=128 * 262_144)  # ResNet-18, 128 images
     Choice(execution='loop', members=1)
     """
     rows = [row for row in EXECUTION_RULES if row.device in (device, "")]
-    row = next(r for r in rows if weights <= r.weights and batch <= r.batch and members >= r.least)
+    row = next(
+        r
+        for r in rows
+        if weight_count <= r.weight_count and batch_bytes <= r.batch_bytes and members >= r.least_members
+    )
     execution = requested or row.execution
     side_by_side = execution in ("grouped", "vmap")
-    return Choice(execution, max(1, min(members, row.bytes_side_by_side // max(1, batch))) if side_by_side else 1)
+    return Choice(execution, max(1, min(members, row.bytes_side_by_side // max(1, batch_bytes))) if side_by_side else 1)
 
 
-def prefers_channels_last(device: str, batch: int) -> bool:
+def prefers_channels_last(device: str, batch_size: int) -> bool:
     """Say whether a single member's convolutions are faster on activations in the memory format channels_last."""
-    return device == "cuda" or (device == "cpu" and batch >= 8)
+    return device == "cuda" or (device == "cpu" and batch_size >= 8)
 
 
-def is_single_threaded(device: str, weights: int) -> bool:
+def is_single_threaded(device: str, weight_count: int) -> bool:
     """Say whether members are so small that a second thread would only slow them down."""
-    return device == "cpu" and weights < _SMALL_MEMBER_ELEMENTS
+    return device == "cpu" and weight_count < _SMALL_MEMBER_ELEMENTS
 
 
-def count_pieces(device: str, batch: int, widest: int) -> int:
+def count_pieces(device: str, batch_size: int, widest_bytes: int) -> int:
     """Return the number of pieces that a batch is cut into, so that a CPU's cache holds a member's activations.
 
     Args:
         device: type of the device.
-        batch: number of inputs in the batch.
-        widest: number of bytes of the widest activation for one input.
+        batch_size: number of inputs in the batch.
+        widest_bytes: number of bytes of the widest activation for one input.
     """
-    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, widest))
-    return -(-batch // inputs_per_piece) if device == "cpu" and batch >= 2 * inputs_per_piece else 1
+    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, widest_bytes))
+    return -(-batch_size // inputs_per_piece) if device == "cpu" and batch_size >= 2 * inputs_per_piece else 1
 
 
 class Trials:
@@ -420,11 +433,11 @@ class Trials:
         self.programs: dict[int, Program | None] = {}
         self.verdicts: dict[tuple[object, ...], bool] = {}
         self.widths: dict[tuple[int, ...], int] = {}
-        # functional_call puts weights into the shared skeleton, so only one thread may do it at a time.
+        # functional_call puts weights into the shared skeleton, so only one thread may call it at a time.
         self.lock = RLock()
 
     @classmethod
-    def of(cls, skeleton: nn.Module) -> Trials:
+    def of_skeleton(cls, skeleton: nn.Module) -> Trials:
         return cls._trials_of_skeleton.setdefault(skeleton, Trials())
 
     def program(self, skeleton: nn.Module, rank: int) -> Program | None:
@@ -437,7 +450,7 @@ class Trials:
         each kind of inputs.
 
         Args:
-            execution: the way of running to test, "program" or "vmap".
+            execution: the way of running members that is tested, "program" or "vmap".
             runner: runner that has the members.
             inputs: only their shape and dtype matter.
         """
@@ -458,7 +471,7 @@ class Trials:
 
     def _compare_with_module(self, execution: str, runner: Runner, inputs: Tensor) -> bool | None:
         random_inputs = torch.randn(
-            (_TRIAL_INPUTS, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu"
+            (_TRIAL_INPUT_COUNT, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu"
         )
         random_inputs = random_inputs.to(runner.device, inputs.dtype)
         state = {n: t[:2] for n, t in runner.tensors.items()}
@@ -466,7 +479,7 @@ class Trials:
         try:
             expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
         except IndexError:  # The network uses its inputs as indices into a table.
-            random_inputs = inputs[:_TRIAL_INPUTS]
+            random_inputs = inputs[:_TRIAL_INPUT_COUNT]
             expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
         if not all(torch.isfinite(logits).all() for logits in expected):
             return None  # The module itself fails, so there is nothing to compare with.
@@ -504,7 +517,8 @@ class Trials:
 
 
 class GraphCache:
-    """A cache of the CUDA graphs of one ensemble, one for each shape of inputs; only the last few are kept."""
+    """A cache of the CUDA graphs of one ensemble, one graph for each shape of inputs; only the last few graphs are
+    kept."""
 
     def __init__(self) -> None:
         self.captured: OrderedDict[tuple[Any, ...], _CapturedGraph] = OrderedDict()
@@ -516,12 +530,12 @@ class GraphCache:
             graph, results = None, []
             for weights in _member_weights(runner, program, channels_last):
                 if graph is None:
-                    graph = self._graph(runner, program, inputs, weights, channels_last)
+                    graph = self._find_or_capture_graph(runner, program, inputs, weights, channels_last)
                     graph.inputs.copy_(inputs)
                 results.append(graph.run_member(weights).clone())
             return torch.stack(results)
 
-    def _graph(
+    def _find_or_capture_graph(
         self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, channels_last: bool
     ) -> _CapturedGraph:
         shapes = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
@@ -578,12 +592,12 @@ def _capture_graph(
         state = {n: t for n, t in zip(runner.tensors, weights, strict=True) if t is not None}
         return runner.run_module(state, graph_inputs)
 
-    side = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(inputs.device))
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_RUNS):
+    warm_up_stream = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
+    warm_up_stream.wait_stream(torch.cuda.current_stream(inputs.device))
+    with torch.cuda.stream(warm_up_stream):
+        for _ in range(_WARM_UP_RUNS):
             run_once()
-    torch.cuda.current_stream(inputs.device).wait_stream(side)
+    torch.cuda.current_stream(inputs.device).wait_stream(warm_up_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         logits = run_once()
@@ -611,10 +625,10 @@ def halve_members(members: int, device: torch.device) -> int:
     return half
 
 
-def too_large_error(device: torch.device, batch: int) -> TooLargeError:
+def too_large_error(device: torch.device, batch_size: int) -> TooLargeError:
     return TooLargeError(
         f"one member on {device}",
         expected="memory for its weights and activations",
-        found=f"less than a batch of {batch} needs",
+        found=f"less than a batch of {batch_size} needs",
         do="Give a smaller batch",
     )

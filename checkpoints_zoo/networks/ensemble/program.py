@@ -39,9 +39,9 @@ class FoldableNorm:
     """A batch norm whose only input is the output of one convolution.
 
     Args:
-        kernel, bias: places of the convolution's kernel and bias.
+        kernel, bias: positions of the convolution's kernel and bias in the program's list of values.
         names: names of the convolution's kernel and bias in the state dict; "" if there is no bias.
-        places: places of the norm's mean, variance, weight and bias.
+        places: positions of the norm's mean, variance, weight and bias in the program's list of values.
         norm: names of the norm's mean, variance, weight and bias in the state dict; "" for a missing tensor.
         eps: eps of the norm.
     """
@@ -60,16 +60,17 @@ class Step:
 
     Args:
         compute: function that the step calls.
-        reads: places of the operands that the step reads.
-        place: place that the step's result is written to.
-        over: index of an operand that the result may overwrite, because no later step reads it; -1 for none.
-        freed_places: places that no later step reads.
+        reads: positions of the step's operands in the program's list of values.
+        place: position in the program's list of values to which the step writes its result.
+        overwrite_index: index of an operand that the result may overwrite, because no later step reads that operand; -1
+            for none.
+        freed_places: positions of values that no later step reads, so that their memory can be freed.
     """
 
     compute: Compute
     reads: tuple[int, ...]
     place: int
-    over: int
+    overwrite_index: int
     freed_places: tuple[int, ...]
 
 
@@ -79,10 +80,10 @@ class Program:
     and write.
 
     Args:
-        parameters: the parameters, which fill the first places; None reserves a place for the bias of a folded norm.
-        steps: the steps in order; the network's inputs have the place after the parameters.
-        places: number of places.
-        result: place of the logits.
+        parameters: the parameters, which are the first values in the list; None stands for the bias of a folded norm.
+        steps: the steps in order; the network's inputs follow the parameters in the list of values.
+        places: length of the list of values.
+        result: position of the logits in the list of values.
         norms: the batch norms that can be folded into convolutions.
     """
 
@@ -95,7 +96,7 @@ class Program:
     def prepare(
         self, stacked: Mapping[str, Tensor], folded: Sequence[FoldableNorm] = (), channels_last: bool = False
     ) -> list[Tensor | None]:
-        """Arrange the tensors of members for the steps; return them by place.
+        """Arrange the tensors of members for the steps; return the first part of the list of values.
 
         Args:
             stacked: tensors of the members that run side by side, name -> (member, …).
@@ -141,7 +142,7 @@ class Program:
         values: list[Any] = [*prepared, inputs, *[None] * (self.places - len(prepared) - 1)]
         for step in self.steps:
             operands = [values[i] for i in step.reads]
-            values[step.place] = step.compute(members, step.over if overwrite else -1, *operands)
+            values[step.place] = step.compute(members, step.overwrite_index if overwrite else -1, *operands)
             if sizes is not None:
                 sizes.append(values[step.place].numel())
             for i in step.freed_places:
@@ -228,7 +229,7 @@ IN_PLACE_LAYERS: tuple[type[nn.Module], ...] = (
 )  # fmt: skip
 
 # Names under which torch.fx records elementwise functions of a tensor and constants.
-POINTWISE: dict[str, Callable[..., Tensor]] = {
+POINTWISE_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu, "silu": F.silu, "relu6": F.relu6, "leaky_relu": F.leaky_relu, "elu": F.elu, "selu": F.selu,
     "celu": F.celu, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "hardtanh": F.hardtanh, "mish": F.mish,
     "gelu": F.gelu, "softplus": F.softplus, "logsigmoid": F.logsigmoid, "softsign": F.softsign,
@@ -242,27 +243,27 @@ IN_PLACE_FUNCTIONS = (
 )  # fmt: skip
 MAY_RETURN_INPUT = ("float", "half", "double", "contiguous")  # Methods that may return their input instead of a copy.
 
-BINARY: dict[str, Callable[..., Tensor]] = {
+BINARY_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "truediv": torch.div, "pow": torch.pow,
     "maximum": torch.maximum, "minimum": torch.minimum, "max": torch.maximum, "min": torch.minimum,
 }  # fmt: skip
-REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+REDUCTION_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "mean": torch.mean, "sum": torch.sum, "amax": torch.amax, "amin": torch.amin,
 }  # fmt: skip
-POOLS: dict[Callable[..., Any], int] = {
+POOL_RANKS: dict[Callable[..., Any], int] = {
     F.adaptive_avg_pool2d: 4, F.avg_pool2d: 4, F.max_pool2d: 4, F.adaptive_max_pool2d: 4, torch.max_pool2d: 4,
     F.avg_pool1d: 3, F.max_pool1d: 3, F.adaptive_avg_pool1d: 3,
 }  # fmt: skip
 
 
-def convolution(layer: Any, shared: bool) -> Compute:
+def convolution(layer: Any, are_inputs_shared: bool) -> Compute:
     """Return a step function that convolves; its operands are x, kernels and biases. If all members share the inputs,
     their kernels are joined into one large kernel."""
     function, stride, padding = CONVOLUTIONS[type(layer)], layer.stride, layer.padding
     dilation, groups = layer.dilation, layer.groups
 
-    def compute(members: int, over: int, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        return function(x, kernel, bias, stride, padding, dilation, groups if shared else groups * members)
+    def compute(members: int, overwrite_index: int, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        return function(x, kernel, bias, stride, padding, dilation, groups if are_inputs_shared else groups * members)
 
     return compute
 
@@ -273,7 +274,7 @@ def batch_norm(eps: float) -> Compute:
 
     def compute(
         members: int,
-        over: int,
+        overwrite_index: int,
         x: Tensor,
         mean: Tensor | None,
         var: Tensor | None,
@@ -286,7 +287,7 @@ def batch_norm(eps: float) -> Compute:
 
 
 def group_norm(groups: int, eps: float) -> Compute:
-    def compute(members: int, over: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def compute(members: int, overwrite_index: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.group_norm(x, groups * members, weight, bias, eps)
 
     return compute
@@ -297,35 +298,35 @@ def split_members(x: Tensor, members: int) -> Tensor:
     return x.reshape(len(x), members, -1, *x.shape[2:])
 
 
-def linear(shared: bool) -> Compute:
+def linear(are_inputs_shared: bool) -> Compute:
     """Return a step function for linear layers; its operands are x (batch, member·feature), weights (member, out, in)
     and biases (member, out) or None."""
 
-    def compute(members: int, over: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def compute(members: int, overwrite_index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if members == 1:
             return F.linear(x, weight[0], None if bias is None else bias[0])
-        inputs = x.expand(members, *x.shape) if shared else split_members(x, members).transpose(0, 1)
+        inputs = x.expand(members, *x.shape) if are_inputs_shared else split_members(x, members).transpose(0, 1)
         out = inputs @ weight.mT if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
         return out.transpose(0, 1).flatten(1, 2)
 
     return compute
 
 
-def return_input(members: int, over: int, x: Tensor) -> Tensor:
+def return_input(members: int, overwrite_index: int, x: Tensor) -> Tensor:
     return x
 
 
-def repeat_for_members(members: int, over: int, x: Tensor) -> Tensor:
+def repeat_for_members(members: int, overwrite_index: int, x: Tensor) -> Tensor:
     """Repeat inputs that all members share, once for each member."""
     return x if members == 1 else x.repeat(1, members, *[1] * (x.dim() - 2))
 
 
-def flatten(members: int, over: int, x: Tensor) -> Tensor:
+def flatten(members: int, overwrite_index: int, x: Tensor) -> Tensor:
     return x.flatten(1)
 
 
 def flatten_to(width: int) -> Compute:
-    def compute(members: int, over: int, x: Tensor) -> Tensor:
+    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
         flat = x.flatten(1)
         if flat.shape[1] != members * width:
             raise RuntimeError(f"{width} features a row expected, {flat.shape[1] // members} found")
@@ -337,7 +338,7 @@ def flatten_to(width: int) -> Compute:
 def call_layer(module: nn.Module) -> Compute:
     """Return a step function that calls a layer without parameters."""
 
-    def compute(members: int, over: int, x: Tensor) -> Tensor:
+    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
         result: Tensor = module.forward(x)
         return result
 
@@ -347,21 +348,21 @@ def call_layer(module: nn.Module) -> Compute:
 def call_twin_layers(modules: tuple[nn.Module, nn.Module]) -> Compute:
     """Return a step function that calls the first of two copies of a layer, or the second copy, which overwrites its
     input."""
-    plain, overwriting = modules
+    keeping, overwriting_layer = modules
 
-    def compute(members: int, over: int, x: Tensor) -> Tensor:
-        result: Tensor = (plain if over < 0 else overwriting).forward(x)
+    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+        result: Tensor = (keeping if overwrite_index < 0 else overwriting_layer).forward(x)
         return result
 
     return compute
 
 
 def pointwise(name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
-    function = POINTWISE[name]
+    function = POINTWISE_FUNCTIONS[name]
     more = [options, {**options, "inplace": True} if name in IN_PLACE_FUNCTIONS else options]
 
-    def compute(members: int, over: int, x: Tensor) -> Tensor:
-        return function(x, *arguments, **more[over >= 0])
+    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+        return function(x, *arguments, **more[overwrite_index >= 0])
 
     return compute
 
@@ -369,7 +370,7 @@ def pointwise(name: str, arguments: Sequence[Any], options: dict[str, Any]) -> C
 def call_function(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
     """Return a step function that calls a function of one activation and constants."""
 
-    def compute(members: int, over: int, x: Tensor) -> Tensor:
+    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
         result: Tensor = function(x, *arguments, **options)
         return result
 
@@ -378,15 +379,15 @@ def call_function(function: Callable[..., Any], arguments: Sequence[Any], option
 
 def binary(name: str, number: float | None) -> Compute:
     """Return a step function that combines two tensors, or a tensor and a number."""
-    function = BINARY[name]
+    function = BINARY_FUNCTIONS[name]
 
-    def compute(members: int, over: int, *tensors: Tensor) -> Tensor:
+    def compute(members: int, overwrite_index: int, *tensors: Tensor) -> Tensor:
         if number is not None:
             a = tensors[0]
-            return function(a, number, out=a) if over == 0 and a.is_floating_point() else function(a, number)
+            return function(a, number, out=a) if overwrite_index == 0 and a.is_floating_point() else function(a, number)
         a, b = tensors if members == 1 else _match_channels(*tensors)
-        if over >= 0 and _can_hold_result((a, b)[over], (a, b)[1 - over]):
-            return function(a, b, out=(a, b)[over])
+        if overwrite_index >= 0 and _can_hold_result((a, b)[overwrite_index], (a, b)[1 - overwrite_index]):
+            return function(a, b, out=(a, b)[overwrite_index])
         return function(a, b)
 
     return compute
@@ -407,25 +408,25 @@ def _can_hold_result(target: Tensor, other: Tensor) -> bool:
     return target.dtype == other.dtype and target.is_floating_point()
 
 
-def reduce_spatial(name: str, axes: tuple[int, ...], keep: bool) -> Compute:
+def reduce_spatial(name: str, axes: tuple[int, ...], keep_dims: bool) -> Compute:
     """Return a step function that reduces over axes after the channels."""
-    function = REDUCTIONS[name]
+    function = REDUCTION_FUNCTIONS[name]
 
-    def compute(members: int, over: int, x: Tensor) -> Tensor:
-        return function(x, dim=axes, keepdim=keep)
+    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+        return function(x, dim=axes, keepdim=keep_dims)
 
     return compute
 
 
-def expand_like(members: int, over: int, x: Tensor, like: Tensor) -> Tensor:
-    return x.expand(like.shape)
+def expand_like(members: int, overwrite_index: int, x: Tensor, target: Tensor) -> Tensor:
+    return x.expand(target.shape)
 
 
-def cast_like(members: int, over: int, x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
+def cast_like(members: int, overwrite_index: int, x: Tensor, target: Tensor) -> Tensor:
+    return x.to(target.dtype)
 
 
-def concatenate(members: int, over: int, *parts: Tensor) -> Tensor:
+def concatenate(members: int, overwrite_index: int, *parts: Tensor) -> Tensor:
     """Concatenate channels member by member."""
     if members == 1:
         return torch.cat(parts, 1)

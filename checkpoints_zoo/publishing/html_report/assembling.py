@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.evaluation.evaluating import SUBSETS, check_arguments
-from checkpoints_zoo.formats.text import counted
+from checkpoints_zoo.evaluation.evaluating import DEFAULT_SUBSETS, check_arguments
+from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.predictions import Predictions
@@ -29,21 +29,21 @@ from checkpoints_zoo.publishing.html_report import (
 from checkpoints_zoo.publishing.html_report.measurements import Measurements, Scaling, measure
 from checkpoints_zoo.publishing.html_report.page import Page, path_of
 
-DEFAULT = "default"
-OOD = {"digits": "photos"}  # images of the members -> images out of distribution
+DEFAULT_IMAGES = "default"
+OOD_IMAGES_OF = {"digits": "photos"}  # images of the members -> images out of distribution
 
 
 def report_page(
     members: Collection | Predictions,
     data: ImageInput | Predictions | None = None,
-    ood: ImageInput | Predictions | None = DEFAULT,
+    ood: ImageInput | Predictions | None = DEFAULT_IMAGES,
     *,
     path: str | Path | None = None,
     sizes: Iterable[int] | None = None,
     temperature: bool = False,
     held_out: float | ImageInput | Predictions | None = None,
     within: Mapping[str, float | str] | None = None,
-    subsets: int = SUBSETS,
+    subsets: int = DEFAULT_SUBSETS,
     device: str | torch.device = "cpu",
     seed: int = 0,
     say: Callable[[str], object] = lambda text: None,
@@ -62,7 +62,7 @@ def report_page(
             images: patches of photographs for members that were trained on digits.
         path: path of the HTML file, which ends in .html; None for a Page that is not saved.
         sizes: sizes of the ensembles on the curves; None for the powers of two and all members.
-        temperature, held_out, within: same arguments as in `evaluate`.
+        temperature, held_out, within: the same arguments as in `evaluate`.
         subsets: number of random ensembles drawn for each size.
         device: torch device on which the members run.
         seed: seed of all random draws.
@@ -79,15 +79,15 @@ def report_page(
     ('convnet-digits: a population of 4 networks', 'member-accuracy')
     """
     page_path = None if path is None else path_of(path)
-    if isinstance(ood, str) and ood == DEFAULT:
+    if isinstance(ood, str) and ood == DEFAULT_IMAGES:
         runs = isinstance(members, Collection) and not isinstance(data, Predictions)
-        ood = OOD.get(members.description.dataset) if runs and isinstance(members, Collection) else None
+        ood = OOD_IMAGES_OF.get(members.description.dataset) if runs and isinstance(members, Collection) else None
     sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
     checked_sizes, checked_held_out, subsets, seed = check_arguments(
         members, ood, sizes, temperature, held_out, within, subsets, seed
     )
     device = check_device(device)
-    origin.page_day()  # checked before anything is measured
+    origin.page_day()  # Check the environment variable before anything is measured.
     scaling = Scaling(temperature, held_out, within)
     command = origin.command_of(members, data, ood, sizes, scaling, subsets, device, seed)
     scaling = Scaling(temperature, checked_held_out, within)
@@ -108,14 +108,14 @@ def assemble(measured: Measurements) -> Page:
         symmetry.build_part(measured),
         mass.build_part(measured),
     ]
-    title = f"{measured.name}: a population of {counted(measured.report.members, 'network')}"
+    title = f"{measured.name}: a population of {count_with_noun(measured.report.members, 'network')}"
     members = measured.members
     subtitle = members.description.title if isinstance(members, Collection) else "From stored predictions"
-    return Page(title, subtitle, parts, origin.origin_of(measured), _numbers(measured))
+    return Page(title, subtitle, parts, origin.origin_of(measured), _figure_values(measured))
 
 
-def _numbers(measured: Measurements) -> dict[str, Any]:
-    """Return the figures of the page as JSON values, in the form that each figure's own report has."""
+def _figure_values(measured: Measurements) -> dict[str, Any]:
+    """Return the figures of the page as JSON values, in the form of the reports from which the figures are."""
     weights = measured.weights
     reports = {
         "evaluation": measured.report,

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 def build_part(measured: Measurements) -> Part:
     """Return the part on calibration."""
-    return Part("calibration", "Calibration", [_figure(measured), *_scaled_table(measured)])
+    return Part("calibration", "Calibration", [_reliability_figure(measured), *_scaled_table(measured)])
 
 
-def _figure(measured: Measurements) -> FigureBlock:
+def _reliability_figure(measured: Measurements) -> FigureBlock:
     report, bars = measured.report, measured.outputs.pooled
     bins = reliability_bins(report)
     pooled: Bins | None = None
@@ -42,13 +42,15 @@ def _figure(measured: Measurements) -> FigureBlock:
             draw_scaled_reliability(report, report.calibrated, axes)
         axes.set_xlabel("confidence, largest mean probability (0–1)")
 
-    filled = [b for b, n in enumerate(bins["inputs"]) if n]
-    points = "; ".join(f"confidence {bins['confidence'][b]:.2f}, accuracy {bins['accuracy'][b]:.2f}" for b in filled)
+    filled_bins = [b for b, n in enumerate(bins["inputs"]) if n]
+    points = "; ".join(
+        f"confidence {bins['confidence'][b]:.2f}, accuracy {bins['accuracy'][b]:.2f}" for b in filled_bins
+    )
     ece = as_text(report.ensemble["ece"])
-    described = f"Reliability diagram of the ensemble in {len(bins['inputs'])} bins, ECE {ece}; {points}"
+    description = f"Reliability diagram of the ensemble in {len(bins['inputs'])} bins, ECE {ece}; {points}"
     share = f"Share of the inputs in each bin; {max(bins['inputs']) / sum(bins['inputs']):.0%} are in the fullest."
     panels = [
-        draw_panel("reliability-diagram", "Accuracy against confidence", described, draw),
+        draw_panel("reliability-diagram", "Accuracy against confidence", description, draw),
         draw_panel("confidences", "Confidence", share, lambda axes: draw_confidences(report, axes, pooled)),
     ]
     figures = report.ensemble
@@ -90,19 +92,21 @@ def _number_text(value: float) -> str:
 def _scaled_table(measured: Measurements) -> list[TableBlock]:
     """Return a table of the figures before and after temperature scaling."""
     report = measured.report
-    after = report.calibrated
-    if after is None:
+    calibrated = report.calibrated
+    if calibrated is None:
         return []
     rows = [
         (term(name), unit_of(name), cell(report.ensemble[name]) if name in report.ensemble else "–", cell(x))
-        for name, x in after.ensemble.items()
+        for name, x in calibrated.ensemble.items()
     ]
-    share = "" if after.share is None else f", {after.share:.0%} of the images, in no figure but those of pairs"
-    bound = " The best temperature is at the bound of the search." if after.at_bound else ""
+    share = (
+        "" if calibrated.share is None else f", {calibrated.share:.0%} of the images, in no figure but those of pairs"
+    )
+    bound = " The best temperature is at the bound of the search." if calibrated.at_bound else ""
     intervals = " [ ]: 95 % jackknife intervals." if measured.interval_note else ""
     caption = (
         bold("Temperature scaling."), f" Of {measured.subject}, on {measured.images}, before and after its mean "
-        "probabilities are scaled by a ", term("temperature"), f", fitted to n = {after.inputs:,} inputs of "
-        f"{after.held_out.split(' ')[0]}{share}.{bound}{intervals}",
+        "probabilities are scaled by a ", term("temperature"), f", fitted to n = {calibrated.inputs:,} inputs of "
+        f"{calibrated.held_out.split(' ')[0]}{share}.{bound}{intervals}",
     )  # fmt: skip
     return [TableBlock("scaled", ("", "unit", "before", "after"), rows, caption, words=(0, 1))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from checkpoints_zoo.evaluation.figures import FIGURES, SCALED, TEMPERATURE
+from checkpoints_zoo.evaluation.figures import FIGURES, SCALED_FIGURES, TEMPERATURE
 from checkpoints_zoo.publishing.html_report.markup import markup
 
 # Name of a figure or a term -> its title, and its definition.
@@ -52,7 +52,7 @@ TERMS = {
         "transpositions",
         "Fewest swaps of two units that make the permutation which aligns a member: units − cycles.",
     ),
-    TEMPERATURE: (SCALED[TEMPERATURE].title, SCALED[TEMPERATURE].definition),
+    TEMPERATURE: (SCALED_FIGURES[TEMPERATURE].title, SCALED_FIGURES[TEMPERATURE].definition),
     "mass": ("mass", "Sum of squared weights, without biases and running statistics."),
     "excess": (
         "excess",
@@ -80,8 +80,8 @@ def term(name: str, label: str | None = None) -> Markup:
 
 def better(name: str) -> Markup:
     """Return an arrow as HTML that shows whether higher or lower values of a figure are better; "" if neither is."""
-    better_direction = FIGURES[name].better
-    if not better_direction:
+    direction = FIGURES[name].better
+    if not direction:
         return Markup("")
     template = '<span title="{0} is better" aria-label="{0} is better" role="img" class="better">{1}</span>'
-    return markup(template, better_direction, "↑" if better_direction == "higher" else "↓")
+    return markup(template, direction, "↑" if direction == "higher" else "↓")

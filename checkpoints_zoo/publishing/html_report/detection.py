@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]
-MOST_POINTS = 200  # largest number of points of a curve
+LARGEST_POINT_COUNT = 200  # largest number of points of a curve
 BIN_COUNT = 40  # number of bins in a histogram of scores
 
 
@@ -36,8 +36,8 @@ def build_part(measured: Measurements) -> Part:
     """Return the part on inputs out of distribution."""
     title = "Out-of-distribution detection"
     if measured.outputs_outside is None:
-        ask = "No images out of distribution were given: --ood NAME (such as photos, svhn) draws these figures."
-        return Part("ood", title, [NoteBlock((ask,), True)])
+        advice = "No images out of distribution were given: --ood NAME (such as photos, svhn) draws these figures."
+        return Part("ood", title, [NoteBlock((advice,), True)])
     report = measured.report
     figures = report.ensemble
     scores = [x.scores.double().numpy() for x in (measured.outputs, measured.outputs_outside)]
@@ -45,24 +45,30 @@ def build_part(measured: Measurements) -> Part:
     inside, outside = (x - 1 for x in scores)
     edges = _score_edges(inside, outside)
     means = f"mean {as_text(figures['mi_id'])} nats in and {as_text(figures['mi_ood'])} nats out of distribution"
-    described = f"Histograms of mutual information: {means}."
+    description = f"Histograms of mutual information: {means}."
     panels = [
         _score_panel(inside, outside, edges),
         draw_panel(
-            "information", "Mutual information", described, lambda axes: draw_information(report, axes, auroc=False)
+            "information", "Mutual information", description, lambda axes: draw_information(report, axes, auroc=False)
         ),
         _roc_panel(roc, as_text(figures["auroc"])),
         _precision_panel(precision, len(outside) / (len(inside) + len(outside)), as_text(figures["aupr"])),
     ]
     names = ("auroc", "aupr", "fpr95")
-    listed = [piece for n in names for piece in (term(n), f" {as_text(figures[n])}", ", " if n != names[-1] else "")]
+    figure_texts = [
+        piece for n in names for piece in (term(n), f" {as_text(figures[n])}", ", " if n != names[-1] else "")
+    ]
     caption = (
-        bold("Telling inputs apart."), f" Of {measured.subject}; in distribution: {measured.images}; out of it: ",
-        f"{measured.images_ood}. ", *listed, f"{measured.interval_note}. (a) The score, the largest mean probability "
-        "with its sign changed. (b) ", term("mi_id", "Mutual information"), f" of label and member of each input, "
+        bold("Telling inputs apart."),
+        f" Of {measured.subject}; in distribution: {measured.images}; out of it: ",
+        f"{measured.images_ood}. ",
+        *figure_texts,
+        f"{measured.interval_note}. (a) The score, the largest mean probability with its sign changed. (b) ",
+        term("mi_id", "Mutual information"),
+        f" of label and member of each input, "
         f"{means}; smaller values are in the first bin. (c), (d) ROC and precision-recall curves of the score, inputs "
         "out of distribution positive.",
-    )  # fmt: skip
+    )
     tables = [_score_table(inside, outside, edges), _curves_table("roc-points", "(c) ROC", "flagged", "found", roc)]
     tables.append(_curves_table("precision-points", "(d) Precision-recall", "recall", "precision", precision))
     blocks = [FigureBlock("detection", panels, caption, [tables[0], _information_table(measured), *tables[1:]])]
@@ -139,16 +145,17 @@ def precision_points(inside: Array, outside: Array) -> tuple[Array, Array]:
 def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
     from sklearn.metrics import roc_curve
 
-    truth = np.repeat([0, 1], [len(inside), len(outside)])
-    flagged, found, _ = roc_curve(truth, np.concatenate([inside, outside]), drop_intermediate=False)
+    is_outside = np.repeat([0, 1], [len(inside), len(outside)])
+    flagged, found, _ = roc_curve(is_outside, np.concatenate([inside, outside]), drop_intermediate=False)
     return flagged, found
 
 
 def _thin_out_points(x: Array, y: Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return positions of at most `MOST_POINTS` points of a curve, about equally far apart along it, with both ends."""
-    along = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
-    even_lengths = np.linspace(0, along[-1], MOST_POINTS)
-    return np.unique(np.searchsorted(along, even_lengths).clip(max=len(along) - 1))
+    """Return positions of at most `LARGEST_POINT_COUNT` points of a curve, about equally far apart along the curve,
+    with both ends."""
+    curve_lengths = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(x)) + np.abs(np.diff(y)))])
+    even_lengths = np.linspace(0, curve_lengths[-1], LARGEST_POINT_COUNT)
+    return np.unique(np.searchsorted(curve_lengths, even_lengths).clip(max=len(curve_lengths) - 1))
 
 
 def _score_table(inside: Array, outside: Array, edges: Array) -> TableBlock:

@@ -6,11 +6,11 @@ from markupsafe import Markup, escape
 
 from checkpoints_zoo.formats.text import one_line
 
-LONGEST = 4000  # longest piece of text, in characters
+LARGEST_TEXT_LENGTH = 4000  # longest piece of text, in characters
 
 
 def clean(text: object) -> str:
-    """Put text on one line without control characters, with a space at its start or end if it had one; return it.
+    """Put text on one line without control characters; return the text. A space at its start or end is kept.
 
     A `Markup` is returned unchanged.
 
@@ -20,11 +20,11 @@ def clean(text: object) -> str:
     if isinstance(text, Markup):
         return text
     original = str(text)
-    line = one_line(original, LONGEST)
+    line = one_line(original, LARGEST_TEXT_LENGTH)
     if not line:
         return " " if original else ""
-    before, after = (" " if original[at].isspace() else "" for at in (0, -1))
-    return f"{before}{line}{after}"
+    space_before, space_after = (" " if original[at].isspace() else "" for at in (0, -1))
+    return f"{space_before}{line}{space_after}"
 
 
 def markup(template: str, *texts: str) -> Markup:
@@ -41,6 +41,6 @@ def bold(text: str) -> Markup:
     return markup("<b>{}</b>", text)
 
 
-def whole_line(text: str, longest: int) -> Markup:
-    """Return a text on one line as HTML; it may be longer than `LONGEST`."""
-    return Markup(escape(one_line(text, longest)))
+def whole_line(text: str, largest_length: int) -> Markup:
+    """Return a text on one line as HTML; it may be longer than `LARGEST_TEXT_LENGTH`."""
+    return Markup(escape(one_line(text, largest_length)))

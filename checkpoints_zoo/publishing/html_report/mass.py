@@ -16,7 +16,7 @@ from checkpoints_zoo.publishing.html_report.page import (
     draw_panel,
     number_table,
 )
-from checkpoints_zoo.publishing.html_report.symmetry import NO_WEIGHTS, members_read
+from checkpoints_zoo.publishing.html_report.symmetry import NO_WEIGHTS_NOTE, members_read
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
 
@@ -24,47 +24,48 @@ def build_part(measured: Measurements) -> Part:
     """Return the page's part on mass."""
     weights = measured.weights
     if weights is None:
-        return Part("mass", "Mass", [NoteBlock((NO_WEIGHTS,), True)])
+        return Part("mass", "Mass", [NoteBlock((NO_WEIGHTS_NOTE,), True)])
     if weights.masses is None:
         reason = (
             "The scales that leave this network's function as it is can't be derived, so its minimal mass can't either."
         )
         return Part("mass", "Mass", [NoteBlock((reason,), True)])
-    return Part("mass", "Mass", [_table(weights, weights.masses), _figure(weights, weights.masses)])
+    return Part("mass", "Mass", [_mass_table(weights, weights.masses), _mass_figure(weights, weights.masses)])
 
 
-def _table(weights: WeightFigures, masses: MinimalMass) -> TableBlock:
+def _mass_table(weights: WeightFigures, masses: MinimalMass) -> TableBlock:
     rows = [
-        (term("mass"), *_summary(masses.before)),
-        ("its minimum", *_summary(masses.after)),
-        (term("excess", "excess (%)"), *_summary(masses.excess)),
-        (term("residual"), *_summary(masses.residual)),
+        (term("mass"), *_summary_texts(masses.before)),
+        ("its minimum", *_summary_texts(masses.after)),
+        (term("excess", "excess (%)"), *_summary_texts(masses.excess)),
+        (term("residual"), *_summary_texts(masses.residual)),
     ]
-    unbounded = sum(map(len, masses.degenerate.values()))
-    dead = sum(len(units) for member in masses.dead for units in member.values())
-    unconverged = int((~masses.converged).sum())
+    unbounded_units = sum(map(len, masses.degenerate.values()))
+    dead_units = sum(len(units) for member in masses.dead for units in member.values())
+    unconverged_members = int((~masses.converged).sum())
     caption = (
-        bold("Mass and minimal mass."), f" Of {members_read(weights)}. {unbounded:,} units before a norm can shrink "
-        f"without limit in every member, and {dead:,} dead units in single members; their mass, mean "
-        f"{float(masses.unbounded.mean()):.4g}, is in none of these figures. Not converged: {unconverged:,}. Scales "
-        f"held: {', '.join(masses.held[:12]) or 'none'}.",
-    )  # fmt: skip
+        bold("Mass and minimal mass."),
+        f" Of {members_read(weights)}. {unbounded_units:,} units before a norm can shrink "
+        f"without limit in every member, and {dead_units:,} dead units in single members; their mass, mean "
+        f"{float(masses.unbounded.mean()):.4g}, is in none of these figures. Not converged: {unconverged_members:,}. "
+        f"Scales held: {', '.join(masses.held[:12]) or 'none'}.",
+    )
     return TableBlock("masses", ("", "mean", "smallest", "largest"), rows, caption)
 
 
-def _summary(values: Tensor) -> tuple[str, str, str]:
+def _summary_texts(values: Tensor) -> tuple[str, str, str]:
     """Return the mean, the smallest and the largest value as text."""
     return tuple(f"{float(v):.4g}" for v in (values.mean(), values.min(), values.max()))  # type: ignore[return-value]
 
 
-def _figure(weights: WeightFigures, masses: MinimalMass) -> FigureBlock:
+def _mass_figure(weights: WeightFigures, masses: MinimalMass) -> FigureBlock:
     columns = (masses.before, masses.after, masses.excess, masses.residual)
     before, after, excess, residual = (values.double().tolist() for values in columns)
-    described = f"Histogram of the excess, from {min(excess):.3g} to {max(excess):.3g} %."
+    description = f"Histogram of the excess, from {min(excess):.3g} to {max(excess):.3g} %."
     panels = [
         draw_panel("mass-minimum", "Mass and its minimum", f"Mass of {len(before)} members against their minimum.",
                    lambda axes: draw_masses(axes, before, after)),
-        draw_panel("mass-excess", "Excess", described, lambda axes: draw_excess(axes, excess)),
+        draw_panel("mass-excess", "Excess", description, lambda axes: draw_excess(axes, excess)),
     ]  # fmt: skip
     caption = (
         bold("Mass."), f" Of {members_read(weights)}. (a) ", term("mass", "Mass"), " of each member as trained, and "

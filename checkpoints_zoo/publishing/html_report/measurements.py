@@ -17,7 +17,7 @@ from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.evaluating import SMALL_LOGITS, Report, evaluate
 from checkpoints_zoo.evaluation.held_out import draw_held_out
 from checkpoints_zoo.evaluation.metrics import Reliability
-from checkpoints_zoo.formats.text import counted, format_bytes
+from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.alignment_table import Alignment, alignment
@@ -25,12 +25,15 @@ from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
-from checkpoints_zoo.predictions.prediction_sets import LOGITS, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription, layout_of
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
-MOST_MEMBERS, MOST_BYTES = 128, 2**31  # limits of the weights that are read
-MOST_PAIRED = 2000  # largest number of members whose pairs are compared
+LARGEST_MEMBER_COUNT, LARGEST_WEIGHT_BYTES = (
+    128,
+    2**31,
+)  # largest number of members, and of bytes, whose weights are read
+LARGEST_PAIRED_COUNT = 2000  # largest number of members whose pairs are compared
 Say = Callable[[str], object]
 
 
@@ -43,7 +46,7 @@ class Measurements:
         inside, outside: predictions in and out of distribution; `outside` is None without images out of distribution.
         report: report of the ensemble, as returned by `evaluate`.
         outputs, outputs_outside: predictions pooled over members and over inputs.
-        pairs: None for one member.
+        pairs: diversity of all pairs of members; None for one member.
         weights: figures of the weights; None if no weights were read.
         command: command that makes the same page again; "" if no command does.
     """
@@ -119,16 +122,16 @@ def measure(
     pairs = None
     if len(inside) > 1:
         say(f"{report.collection}: pairs of members …")
-        first = slice(MOST_PAIRED)
+        first = slice(LARGEST_PAIRED_COUNT)
         pairs = pairwise(inside[first], None, None if outside is None else outside[first], device=device, seed=seed)
     weights = None
     if isinstance(members, Collection) and not isinstance(data, Predictions):
         weights = measure_weights(members, device, seed, say)
     outputs_outside = None if outside is None else pool_outputs(outside, None)
-    measured = None
+    weight_figures = None
     if report.calibrated is not None and report.calibrated.share is not None:
-        measured, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
-    outputs = pool_outputs(inside, inside.labels, measured)
+        weight_figures, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+    outputs = pool_outputs(inside, inside.labels, weight_figures)
     return Measurements(members, inside, outside, report, outputs, outputs_outside, pairs, weights, command)
 
 
@@ -151,20 +154,21 @@ def _predict(
         if any(x is not None and not isinstance(x, Predictions) for x in arguments_given):
             raise _images_for_predictions(inside)
         check_same(inside, members)
-        say(f"{inside.name}: stored predictions of {counted(len(inside), 'member')} …")
+        say(f"{inside.name}: stored predictions of {count_with_noun(len(inside), 'member')} …")
         return inside, ood if isinstance(ood, Predictions) else None
     test_set = (
         arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
     )
     ood_images = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
-    against = "" if ood_images is None else f" against {ood_images.name}"
+    ood_text = "" if ood_images is None else f" against {ood_images.name}"
     say(
-        f"{inside.name}: {counted(len(inside), 'member')}, {format_bytes(inside.nbytes)}, on {test_set.name}{against} …"
+        f"{inside.name}: {count_with_noun(len(inside), 'member')}, {format_bytes(inside.nbytes)}, "
+        f"on {test_set.name}{ood_text} …"
     )
-    predicted = compute_predictions(inside, test_set, device, labelled=True)
+    inside_predictions = compute_predictions(inside, test_set, device, labelled=True)
     if isinstance(ood_images, ImageData):
-        return predicted, compute_predictions(inside, ood_images, device, labelled=False)
-    return predicted, ood_images
+        return inside_predictions, compute_predictions(inside, ood_images, device, labelled=False)
+    return inside_predictions, ood_images
 
 
 def _images_for_predictions(inside: Predictions) -> UsageError:
@@ -180,10 +184,10 @@ class ComputedPredictions(Predictions):
     """Predictions in memory, computed in float32.
 
     Args:
-        members: members whose predictions they are.
+        members: members that made the predictions.
         inside: the images.
-        values: (member, input, class) logits.
-        labels: (input,), None for images without.
+        values: logits of shape (member, input, class).
+        labels: labels of shape (input,); None for images without labels.
     """
 
     def __init__(self, members: Collection, inside: ImageData, values: Tensor, labels: Tensor | None) -> None:
@@ -193,7 +197,7 @@ class ComputedPredictions(Predictions):
             revision=inside.revision, fingerprint=inside.fingerprint, inputs=inputs, classes=members.classes,
             preprocessing=dict(members.description.preprocessing), computed="float32",
             view="; ".join(map(str, members._view.steps)), version="", citation="",
-            layouts={LOGITS: layout_of(inputs, classes, "F32")},
+            layouts={LOGITS_TENSOR: layout_of(inputs, classes, "F32")},
             labels=None if labels is None else tuple(labels.tolist()),
         )  # fmt: skip
         super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members._commit))
@@ -254,9 +258,11 @@ class PooledOutputs:
     """Outputs of members, pooled over the members for each input and over the inputs for each member.
 
     Args:
-        scores: (input,) 1 - the largest mean probability, as `metrics.ood_score` computes it.
-        nll: (member,) mean negative log-likelihood of the labels in nats; empty without labels.
-        pooled: bars of the single members' reliability diagram, over all their inputs; None without labels.
+        scores: out-of-distribution scores of shape (input,): 1 - the largest mean probability, as in
+            `metrics.ood_score`.
+        nll: mean negative log-likelihood of the labels, in nats, of shape (member,); empty without labels.
+        pooled: bars of the reliability diagram of the single members, over all inputs of all members; None without
+            labels.
     """
 
     scores: Tensor
@@ -264,21 +270,23 @@ class PooledOutputs:
     pooled: Reliability | None
 
 
-def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: Tensor | None = None) -> PooledOutputs:
+def pool_outputs(
+    stored_predictions: Predictions, labels: Tensor | None, counted_inputs: Tensor | None = None
+) -> PooledOutputs:
     """Read predictions once, in blocks of inputs; return the pooled outputs.
 
     Args:
-        predicted: the predictions.
-        labels: (input,), None for images without.
-        counted_inputs: rising positions of the inputs that are used; None for all.
+        stored_predictions: the predictions.
+        labels: labels of shape (input,); None for images without labels.
+        counted_inputs: positions of the used inputs, in ascending order; None for all inputs.
     """
-    members = predicted.shape[0]
+    members = stored_predictions.shape[0]
     nll = torch.zeros(members, dtype=torch.float64)
     scores: list[Tensor] = []
     bars: list[Reliability] = []
     at = input_count = 0
-    with one_thread(math.prod(predicted.shape) < SMALL_LOGITS):
-        for block in predicted.blocks():
+    with one_thread(math.prod(stored_predictions.shape) < SMALL_LOGITS):
+        for block in stored_predictions.blocks():
             input_positions = torch.arange(at, at + block.shape[1])
             at += block.shape[1]
             if counted_inputs is not None:
@@ -291,9 +299,9 @@ def pool_outputs(predicted: Predictions, labels: Tensor | None, counted_inputs: 
             probs = log_probs.exp()
             scores.append(metrics.ood_score(probs.mean(0), check=False))
             if labels is not None:
-                true = labels[input_positions].expand(members, -1)
-                nll -= log_probs.gather(-1, true.unsqueeze(-1)).squeeze(-1).double().sum(1)
-                bars.append(metrics.reliability(probs.flatten(0, 1), true.flatten(), check=False))
+                label_log_probs = labels[input_positions].expand(members, -1)
+                nll -= log_probs.gather(-1, label_log_probs.unsqueeze(-1)).squeeze(-1).double().sum(1)
+                bars.append(metrics.reliability(probs.flatten(0, 1), label_log_probs.flatten(), check=False))
     pooled = None if labels is None else _join_bars(bars)
     return PooledOutputs(torch.cat(scores), nll / input_count if labels is not None else nll[:0], pooled)
 
@@ -311,14 +319,13 @@ class WeightFigures:
     """The figures that are computed from the weights of members.
 
     Args:
-        members: the first members, whose weights are read.
-        total: number of members.
+        members: the members whose weights are read, the first ones of the collection.
+        total: number of members of the collection.
         table: table of the network's symmetries; None if it can't be derived.
         reason: reason why there is no symmetry table; "" if there is one.
         before, after: MMD² of the members at even positions against the members at odd positions, with and without
-            symmetries; both are None for fewer than 4 members, and `after` is None without a symmetry
-            symmetry table.
-        aligned: members aligned to the first member; None for one member, and without a table.
+            symmetries; both are None for fewer than 4 members, and `after` is None without a symmetry table.
+        aligned: members aligned to the first member; None for one member, and without a symmetry table.
         masses: smallest masses of the members; None without a symmetry table.
     """
 
@@ -333,7 +340,7 @@ class WeightFigures:
 
 
 def measure_weights(members: Collection, device: str | torch.device, seed: int, say: Say) -> WeightFigures:
-    """Compute the figures of weights, of the first 128 members and no more than 2 GiB; return them.
+    """Compute the figures of the weights of the first 128 members, and no more than 2 GiB; return the figures.
 
     Args:
         members: members whose weights are read.
@@ -344,19 +351,24 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
     Raises:
         DamagedError, LayoutError, NetworkError, SourceNotFound: a member's weights can't be read.
     """
-    first = members[: max(1, min(MOST_MEMBERS, MOST_BYTES // members._member_nbytes))]
-    say(f"{members.name}: weights of {counted(len(first), 'member')}, {format_bytes(first.nbytes)} …")
+    first_members = members[: max(1, min(LARGEST_MEMBER_COUNT, LARGEST_WEIGHT_BYTES // members._member_nbytes))]
+    say(
+        f"{members.name}: weights of {count_with_noun(len(first_members), 'member')}, "
+        f"{format_bytes(first_members.nbytes)} …"
+    )
     table, reason = None, ""
     try:
-        table = first.symmetry_table
+        table = first_members.symmetry_table
     except SymmetryError as error:
         reason = str(error)
     before = after = None
-    if len(first) >= 4 and table is None:
-        before = mmd(first, device=device, seed=seed)
-    elif len(first) >= 4:
-        both = ns(first, device=device, seed=seed)
-        before, after = both.mmd, both.ns
-    aligned = alignment(first, to=first.ids[0]) if table is not None and len(first) > 1 else None
-    masses = None if table is None else minimal_mass(first, device=device)
-    return WeightFigures(first, len(members), table, reason, before, after, aligned, masses)
+    if len(first_members) >= 4 and table is None:
+        before = mmd(first_members, device=device, seed=seed)
+    elif len(first_members) >= 4:
+        discrepancies = ns(first_members, device=device, seed=seed)
+        before, after = discrepancies.mmd, discrepancies.ns
+    aligned = (
+        alignment(first_members, to=first_members.ids[0]) if table is not None and len(first_members) > 1 else None
+    )
+    masses = None if table is None else minimal_mass(first_members, device=device)
+    return WeightFigures(first_members, len(members), table, reason, before, after, aligned, masses)

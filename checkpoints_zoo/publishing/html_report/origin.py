@@ -14,7 +14,7 @@ import torch
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.evaluating import SUBSETS
+from checkpoints_zoo.evaluation.evaluating import DEFAULT_SUBSETS
 from checkpoints_zoo.formats.selection import Citation, parse_citation
 from checkpoints_zoo.images import DATASETS, ImageInput
 from checkpoints_zoo.predictions import Predictions
@@ -37,29 +37,40 @@ def command_of(
 ) -> str:
     """Write the command that makes a page again; return "" if no command does.
 
-    Of a folder only the last part of its path is named, because the page may be published.
+    Only the last part of a folder's path is written, because the page may be published.
     """
     stored = isinstance(data, Predictions)
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
     options = {"--data": data, "--ood": ood, "--held-out": held_out}
-    words = {option: _command_line_argument(value, stored) for option, value in options.items() if value is not None}
-    if isinstance(members, Predictions) or members._view.steps or "" in words.values() or subsets != SUBSETS:
+    argument_of_option = {
+        option: _command_line_argument(value, stored) for option, value in options.items() if value is not None
+    }
+    if (
+        isinstance(members, Predictions)
+        or members._view.steps
+        or "" in argument_of_option.values()
+        or subsets != DEFAULT_SUBSETS
+    ):
         return ""
-    written = ["zoo-cli", "report", *_selection_arguments(members)]
+    command_words = ["zoo-cli", "report", *_selection_arguments(members)]
     if isinstance(data, Predictions):
-        written += ["--stored", _source_argument(data.stored.source)]
-    written += [word for pair in {**words, "--ood": words.get("--ood", "none")}.items() for word in pair]
-    written += ["--sizes", ",".join(map(str, sizes))] if sizes is not None else []
-    written += ["--temperature"] if scaling.temperature else []
-    written += ["--held-out", str(scaling.held_out)] if isinstance(scaling.held_out, float | int) else []
-    written += [word for figure, x in (scaling.within or {}).items() for word in ("--within", f"{figure}={x}")]
-    written += ["--device", str(device)] if device.type != "cpu" else []
-    written += ["--seed", str(seed)] if seed else []
-    return shlex.join([*written, "--out", "report.html"])
+        command_words += ["--stored", _source_argument(data.stored.source)]
+    command_words += [
+        word
+        for pair in {**argument_of_option, "--ood": argument_of_option.get("--ood", "none")}.items()
+        for word in pair
+    ]
+    command_words += ["--sizes", ",".join(map(str, sizes))] if sizes is not None else []
+    command_words += ["--temperature"] if scaling.temperature else []
+    command_words += ["--held-out", str(scaling.held_out)] if isinstance(scaling.held_out, float | int) else []
+    command_words += [word for figure, x in (scaling.within or {}).items() for word in ("--within", f"{figure}={x}")]
+    command_words += ["--device", str(device)] if device.type != "cpu" else []
+    command_words += ["--seed", str(seed)] if seed else []
+    return shlex.join([*command_words, "--out", "report.html"])
 
 
 def _command_line_argument(value: ImageInput | Predictions, stored: bool) -> str:
-    """Return the name of images or predictions on the command line; "" if they have none there."""
+    """Return the name of images or predictions on the command line; "" if the command line can't name them."""
     if isinstance(value, Predictions):
         return value.facts.set if stored else ""
     if isinstance(value, os.PathLike):
@@ -72,10 +83,10 @@ def _command_line_argument(value: ImageInput | Predictions, stored: bool) -> str
 
 def _selection_arguments(members: Collection) -> list[str]:
     """Return the words of the command line that select the members."""
-    cited = parse_citation(members.citation)
-    if cited is None or not cited.label.startswith("file:"):
+    citation = parse_citation(members.citation)
+    if citation is None or not citation.label.startswith("file:"):
         return [members.citation]
-    return [members.name, "--members", cited.ids, "--source", _last_part(cited.label)]
+    return [members.name, "--members", citation.ids, "--source", _last_part(citation.label)]
 
 
 def _source_argument(source: Source) -> str:

@@ -1,6 +1,6 @@
 """A page: parts with figures, tables and notes, put into one HTML file that needs nothing else.
 
-Text is plain unless it is `Markup`. The same parts give the same bytes.
+Text that is not `Markup` is escaped. The same parts give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from markupsafe import Markup
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import svg_element
 from checkpoints_zoo.formats.disk import replace_file
-from checkpoints_zoo.formats.printing import Printed, text_table
+from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.publishing.html_report.definitions import TERMS
 from checkpoints_zoo.publishing.html_report.markup import clean, whole_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Text = Sequence[str]  # pieces of text; those that are no `Markup` are escaped
-_HERE = Path(__file__).parent
+Text = Sequence[str]  # pieces of text; a piece that is not `Markup` is escaped
+_PAGE_FOLDER = Path(__file__).parent
 LONGEST_CITATION = 2**20  # characters: a citation may name thousands of members one by one
-SUFFIXES = (".html", ".htm")
-HALF, THIRD = (4.4, 3.1), (3.6, 2.5)  # width and height in inches of a panel, if two or three are in a row
-MOST_ROWS = 2500  # largest number of rows in a table
+PAGE_SUFFIXES = (".html", ".htm")
+HALF_WIDTH_INCHES, THIRD_WIDTH_INCHES = (
+    (4.4, 3.1),
+    (3.6, 2.5),
+)  # width and height in inches of a panel, if two or three are in a row
+LARGEST_ROW_COUNT = 2500  # largest number of rows in a table
 
 
 @dataclass(frozen=True, repr=False)
-class Page(Printed):
+class Page(PrintedResult):
     """A report as one HTML file.
 
     Args:
         title, subtitle: title and subtitle of the page.
         parts: parts of the page in reading order.
         origin: facts on the page's origin, name -> value: data, members, versions.
-        numbers: the figures, "evaluation", "pairwise", "mmd" and "ns": JSON values, as these reports have them.
+        numbers: name of a report ("evaluation", "pairwise", "mmd", "ns") -> its figures, as JSON values.
         path: path of the saved file; None if it is not saved yet.
     """
 
@@ -70,15 +73,15 @@ class Page(Printed):
 
     @cached_property
     def html(self) -> str:
-        """The file's text."""
-        script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("script.js", "style.css"))
+        """The text of the HTML file."""
+        script, style = ((_PAGE_FOLDER / name).read_text(encoding="utf-8") for name in ("script.js", "style.css"))
         # No other script runs, whatever a name in the page may hold, and nothing is fetched.
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
         template = _templates().get_template("page.html.jinja")
         return template.render(
             page=self, policy=Markup(policy), style=Markup(style), script=Markup(script), terms=TERMS,
-            whole_line=partial(whole_line, longest=LONGEST_CITATION),
+            whole_line=partial(whole_line, largest_length=LONGEST_CITATION),
         )  # fmt: skip
 
     def values(self) -> dict[str, Any]:
@@ -117,8 +120,7 @@ class Part:
     """A part of a page.
 
     Args:
-        name: id of the block's HTML element.
-        title: heading of the part.
+        name: id of the part's HTML element. title: heading of the part.
         blocks: blocks of the part in reading order.
     """
 
@@ -164,7 +166,7 @@ class Panel:
 
     Args:
         name: id of the block's HTML element.
-        title: above it.
+        title: title above the panel.
         description: description of the panel in words, for readers who can't see it.
         svg: the drawing, an SVG element.
     """
@@ -184,8 +186,8 @@ class TableBlock:
         header: names of the columns; the first column has the names of the rows.
         rows: rows of text cells; a row of one cell is a heading over the rows below it.
         caption: text that describes the content of the table.
-        words: positions of the columns whose cells are words, not numbers.
-        sortable: whether a click on a header sorts it.
+        words: positions of the columns whose cells are texts, not numbers.
+        sortable: whether a click on a column's header sorts the table.
     """
 
     kind: ClassVar[str] = "table"
@@ -231,13 +233,13 @@ Block = FigureBlock | FactsBlock | TableBlock | NoteBlock
 
 
 def draw_panel(
-    name: str, title: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = HALF
+    name: str, title: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = HALF_WIDTH_INCHES
 ) -> Panel:
     """Draw a panel of a figure as SVG; return the panel.
 
     Args:
         name: id of the block's HTML element.
-        title: above it.
+        title: title above the panel.
         description: description of the panel in words, for readers who can't see it.
         draw: function that draws into the matplotlib axes.
         size: width and height of the panel in inches.
@@ -255,28 +257,33 @@ def number_table(
         header: names of the columns.
         rows: cells of text.
         caption: text that describes the content of the table.
-        words: positions of columns whose cells are words.
+        words: positions of the columns whose cells are texts.
     """
-    more = f" The first {MOST_ROWS:,} of {len(rows):,} rows." if len(rows) > MOST_ROWS else ""
-    return TableBlock(name, header, rows[:MOST_ROWS], (f"{caption}{more}",), words, sortable=True)
+    more = f" The first {LARGEST_ROW_COUNT:,} of {len(rows):,} rows." if len(rows) > LARGEST_ROW_COUNT else ""
+    return TableBlock(name, header, rows[:LARGEST_ROW_COUNT], (f"{caption}{more}",), words, sortable=True)
 
 
 def path_of(path: str | Path) -> Path:
-    """Check that a page's file name ends in .html or .htm; return its path.
+    """Check that a page's file name ends in .html or .htm; return the path.
 
     Raises:
-        UsageError: another ending.
+        UsageError: the file name ends differently.
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in PAGE_SUFFIXES:
         raise UsageError(f"page {path}", expected="a name that ends in .html", found=repr(path.name), path=path)
     return path
 
 
 @cache
 def _templates() -> Environment:
-    """Return the templates' environment, which escapes every text that is no Markup."""
+    """Return jinja2's environment for the templates; it escapes every text that is not `Markup`."""
     return Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, finalize=clean, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
+        loader=FileSystemLoader(_PAGE_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

@@ -42,43 +42,51 @@ def build_part(measured: Measurements) -> Part:
     if pairs is None:
         return Part("pairs", "Pairs of members", [NoteBlock(("Pairs need two members or more.",), True)])
     all_members = len(measured.inside)
-    first = f" (the first {len(pairs.ids):,} of {all_members:,} members)" if len(pairs.ids) < all_members else ""
-    return Part("pairs", "Pairs of members", [_table(pairs, first), _figure(measured, pairs, first)])
+    count_note = f" (the first {len(pairs.ids):,} of {all_members:,} members)" if len(pairs.ids) < all_members else ""
+    return Part(
+        "pairs",
+        "Pairs of members",
+        [_mean_figures_table(pairs, count_note), _pairs_figure(measured, pairs, count_note)],
+    )
 
 
-def _table(pairs: Pairwise, first: str) -> TableBlock:
+def _mean_figures_table(pairs: Pairwise, count_note: str) -> TableBlock:
     rows = [(term(LABELS[n][0], LABELS[n][1]), LABELS[n][2], cell(x)) for n, x in pairs.figures.items()]
     caption = (
-        bold("All pairs."), f" Means over {len(pairs):,} pairs{first}, [ ]: 95 % jackknife intervals over members, as "
+        bold("All pairs."),
+        f" Means over {len(pairs):,} pairs{count_note}, [ ]: 95 % jackknife intervals over members, as "
         "pairs that share a member are not independent.",
-    )  # fmt: skip
+    )
     return TableBlock("pairwise", ("", "unit", "mean of pairs"), rows, caption, words=(0, 1))
 
 
-def _figure(measured: Measurements, pairs: Pairwise, first: str) -> FigureBlock:
+def _pairs_figure(measured: Measurements, pairs: Pairwise, count_note: str) -> FigureBlock:
     inside = upper_values(pairs.inside.information)
     panels = [_spread_panel("pairs-id", "In distribution", pairs, "mi_id", inside, BLUE)]
     spread, images = "(a) Histogram over pairs. ", f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs"
     if pairs.outside is not None:
         outside = upper_values(pairs.outside.information)
         correlation = pairs.figures["correlation"]
-        described = (
+        description = (
             f"One mutual information against the other, for {len(inside):,} pairs: correlation {as_text(correlation)}."
         )
         panels += [
             _spread_panel("pairs-ood", "Out of distribution", pairs, "mi_ood", outside, RED),
-            draw_panel("pairs-scatter", "One against the other", described,
+            draw_panel("pairs-scatter", "One against the other", description,
                        lambda axes: draw_scatter(axes, inside, outside, correlation)),
         ]  # fmt: skip
         spread = "(a), (b) Histograms over pairs in and out of distribution. (c) One against the other, a dot a pair. "
         images += f"; out of distribution: {measured.images_ood}"
-    described = f"Disagreement of all pairs, mean {as_text(pairs.figures['disagreement'], 100)} %."
-    panels.append(draw_panel("disagreement", "Disagreement", described, lambda axes: draw_matrix(axes, pairs, "")))
+    description = f"Disagreement of all pairs, mean {as_text(pairs.figures['disagreement'], 100)} %."
+    panels.append(draw_panel("disagreement", "Disagreement", description, lambda axes: draw_matrix(axes, pairs, "")))
     caption = (
-        bold("Diversity of pairs."), " ", term("pair", "Mutual information"), f" and disagreement of {len(pairs):,} "
-        f"pairs of members{first} on {images}. {spread}({'abcd'[len(panels) - 1]}) Share of inputs that two members "
-        "class differently, members in their order. The figure of Laurent et al. (2024).",
-    )  # fmt: skip
+        bold("Diversity of pairs."),
+        " ",
+        term("pair", "Mutual information"),
+        f" and disagreement of {len(pairs):,} "
+        f"pairs of members{count_note} on {images}. {spread}({'abcd'[len(panels) - 1]}) Share of inputs that two "
+        "members class differently, members in their order. The figure of Laurent et al. (2024).",
+    )
     return FigureBlock("diversity", panels, caption, [_pairs_table(pairs)])
 
 
@@ -100,9 +108,9 @@ def _pairs_table(pairs: Pairwise) -> TableBlock:
     if pairs.outside is not None:
         columns += [(pairs.outside.information, 1, "information, OOD (nats)")]
         columns += [(pairs.outside.disagreement, 100, "disagreement, OOD (%)")]
-    at = upper_triangle(len(pairs.ids))
-    names = [(f"{pairs.ids[a]}", f"{pairs.ids[b]}") for a, b in zip(*(x.tolist() for x in at), strict=True)]
-    values = [[f"{scale * x:.4g}" for x in matrix[at].tolist()] for matrix, scale, _ in columns]
+    pair_positions = upper_triangle(len(pairs.ids))
+    names = [(f"{pairs.ids[a]}", f"{pairs.ids[b]}") for a, b in zip(*(x.tolist() for x in pair_positions), strict=True)]
+    values = [[f"{scale * x:.4g}" for x in matrix[pair_positions].tolist()] for matrix, scale, _ in columns]
     rows = [(*pair, *cells) for pair, *cells in zip(names, *values, strict=True)]
     header = ("member", "other member", *(title for *_, title in columns))
     return number_table("pairs-numbers", header, rows, "Each pair of members.")

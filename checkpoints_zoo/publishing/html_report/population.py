@@ -13,8 +13,8 @@ from typing import Any
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import histogram_edges
 from checkpoints_zoo.evaluation.report import draw_member_accuracies, draw_member_values
-from checkpoints_zoo.formats.text import MOST_LISTED, counted, format_bytes
-from checkpoints_zoo.publishing.cards import TRAINING, Section
+from checkpoints_zoo.formats.text import LARGEST_LISTED_COUNT, count_with_noun, format_bytes
+from checkpoints_zoo.publishing.cards import TRAINING_COLUMNS, Section
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold
 from checkpoints_zoo.publishing.html_report.measurements import Measurements
@@ -29,16 +29,16 @@ from checkpoints_zoo.publishing.html_report.page import (
 )
 
 # Training columns that the list of settings leaves out.
-OMITTED = ("stack_width", "wall_time_s", "created", "data_fingerprint")
+OMITTED_COLUMNS = ("stack_width", "wall_time_s", "created", "data_fingerprint")
 
 
 def build_part(measured: Measurements) -> Part:
     """Return the part on the population."""
-    blocks: list[Block] = [_facts(measured)]
+    blocks: list[Block] = [_population_facts(measured)]
     if not isinstance(measured.members, Collection):
         reason = "How the members were trained is in their manifest, not in their predictions."
         blocks.append(NoteBlock((reason,), True))
-    return Part("population", "Population", [*blocks, _figure(measured)])
+    return Part("population", "Population", [*blocks, _members_figure(measured)])
 
 
 def columns_of(members: Collection) -> dict[str, list[Any]]:
@@ -56,7 +56,7 @@ def _iso_day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def _facts(measured: Measurements) -> FactsBlock:
+def _population_facts(measured: Measurements) -> FactsBlock:
     members = measured.members
     rows: list[tuple[str, str]] = [("collection", measured.name)]
     if isinstance(members, Collection):
@@ -67,19 +67,21 @@ def _facts(measured: Measurements) -> FactsBlock:
         values = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
         rows += [("architecture", f"{description.architecture}{with_arguments}")]
         rows += [("values of a member", f"{values:,}, {format_bytes(members._member_nbytes)}")] if values else []
-        rows += [("trained on", description.dataset), ("classes", _classes(members.classes))]
+        rows += [("trained on", description.dataset), ("classes", _classes_text(members.classes))]
         columns = columns_of(members)
-        rows.append(("members", f"{len(members):,}, {_methods(columns)}{_view_note(members)}"))
+        rows.append(("members", f"{len(members):,}, {_methods_text(columns)}{_view_note(members)}"))
         rows += [("seeds", text) for text in [_values_text(columns.get("seed", []), only_range=True)] if text]
         rows += [
-            (name, text) for name in TRAINING if name not in OMITTED and (text := _values_text(columns.get(name, [])))
+            (name, text)
+            for name in TRAINING_COLUMNS
+            if name not in OMITTED_COLUMNS and (text := _values_text(columns.get(name, [])))
         ]
         rows += [("trained", day) for day in [training_days(members)] if day]
         rows += [("licence", description.licence)] if description.licence else []
         rows += [("to be cited as", description.citation)] if description.citation else []
     else:
         facts = members.facts
-        rows += [("members", f"{len(members):,}"), ("classes", _classes(facts.classes))]
+        rows += [("members", f"{len(members):,}"), ("classes", _classes_text(facts.classes))]
         rows += [("images", members.data), ("logits computed in", facts.computed)]
         rows += [("view of the weights", facts.view)] if facts.view else []
     origin = "their manifest" if isinstance(members, Collection) else "their stored predictions"
@@ -87,11 +89,11 @@ def _facts(measured: Measurements) -> FactsBlock:
     return FactsBlock("facts", cells, (bold("The members."), f" From {origin}."))
 
 
-def _classes(names: Sequence[str]) -> str:
+def _classes_text(names: Sequence[str]) -> str:
     return f"{len(names):,}: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
 
 
-def _methods(columns: dict[str, list[Any]]) -> str:
+def _methods_text(columns: dict[str, list[Any]]) -> str:
     methods = Counter(columns.get("method", [])) or Counter([None])
     if set(methods) == {"independent"}:
         return "trained independently of each other"
@@ -115,31 +117,33 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
         return ""
     value_texts = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(counts)]
     missing_count = len(values) - counts.total()
-    missing = f" ({counted(missing_count, 'member')} without)" if missing_count else ""
+    missing_text = f" ({count_with_noun(missing_count, 'member')} without)" if missing_count else ""
     if len(value_texts) == 1:
-        return f"{value_texts[0]}{missing}"
-    if len(value_texts) <= MOST_LISTED and not only_range:
-        listed = ", ".join(f"{text} ({counts[v]:,})" for text, v in zip(value_texts, sorted(counts), strict=True))
-        return f"{listed}{missing}"
-    return f"{value_texts[0]} to {value_texts[-1]}, {len(value_texts):,} different ones{missing}"
+        return f"{value_texts[0]}{missing_text}"
+    if len(value_texts) <= LARGEST_LISTED_COUNT and not only_range:
+        value_list_text = ", ".join(
+            f"{text} ({counts[v]:,})" for text, v in zip(value_texts, sorted(counts), strict=True)
+        )
+        return f"{value_list_text}{missing_text}"
+    return f"{value_texts[0]} to {value_texts[-1]}, {len(value_texts):,} different ones{missing_text}"
 
 
-def _figure(measured: Measurements) -> FigureBlock:
+def _members_figure(measured: Measurements) -> FigureBlock:
     """Draw the accuracy and the NLL of each member, their means and the ensemble's figures."""
     report = measured.report
     accuracies, losses = [100 * a for a in report.drawing["member_accuracy"]], measured.outputs.nll.tolist()
 
-    def described(title: str, values: Sequence[float], figure: str, scale: float) -> str:
+    def describe_panel(title: str, values: Sequence[float], figure: str, scale: float) -> str:
         return (
-            f"Histogram of the {title} of {counted(report.members, 'member')}, from {min(values):.4g} to "
+            f"Histogram of the {title} of {count_with_noun(report.members, 'member')}, from {min(values):.4g} to "
             f"{max(values):.4g}; mean {report.member[figure].value * scale:.4g}, ensemble "
             f"{report.ensemble[figure].value * scale:.4g}."
         )
 
     panels = [
-        draw_panel("member-accuracy", "Accuracy", described("accuracy", accuracies, "accuracy", 100),
+        draw_panel("member-accuracy", "Accuracy", describe_panel("accuracy", accuracies, "accuracy", 100),
                    lambda axes: draw_member_accuracies(report, axes)),
-        draw_panel("member-nll", "NLL", described("NLL", losses, "nll", 1),
+        draw_panel("member-nll", "NLL", describe_panel("NLL", losses, "nll", 1),
                    lambda axes: draw_member_values(report, axes, "nll", losses, histogram_edges(losses))),
     ]  # fmt: skip
     deviation = ""
@@ -148,8 +152,8 @@ def _figure(measured: Measurements) -> FigureBlock:
     intervals = "; [ ]: 95 % intervals, by a bootstrap and a jackknife over members"
     caption = (
         bold("The single members."), " Test accuracy (a) and ", term("nll"), f" (b) of each of "
-        f"{counted(report.members, 'member')} on {measured.images}{deviation}. Dashed: mean of the members, solid: "
-        f"{measured.subject}{intervals if measured.interval_note else ''}.",
+        f"{count_with_noun(report.members, 'member')} on {measured.images}{deviation}. Dashed: mean of the members, "
+        f"solid: {measured.subject}{intervals if measured.interval_note else ''}.",
     )  # fmt: skip
     rows = [
         (str(member), f"{accuracy:.2f}", f"{loss:.4f}")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN, OOD_FIGURES
+from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.report import Report, draw_curve
-from checkpoints_zoo.evaluation.tables import FAINTEST, as_text
+from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
 from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, term
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
 from checkpoints_zoo.publishing.html_report.measurements import Measurements
 from checkpoints_zoo.publishing.html_report.page import (
-    HALF,
-    THIRD,
+    HALF_WIDTH_INCHES,
+    THIRD_WIDTH_INCHES,
     Block,
     FigureBlock,
     NoteBlock,
@@ -32,25 +32,25 @@ from checkpoints_zoo.publishing.html_report.page import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GROUPS = {
+FIGURE_GROUPS = {
     "Accuracy and likelihood": ("accuracy", "nll", "brier", "aurc"),
     "Calibration": ("ece", "adaptive_ece", "ace"),
     "Diversity": ("mi_id", "disagreement"),
     "Out-of-distribution detection": ("auroc", "aupr", "fpr95", "mi_ood"),
 }
-CURVES = tuple(n for n in FIGURES if n not in OOD_FIGURES)
-MOST_SPREAD = 100  # largest relative spread of the distances from a limit
-NEAR = "5%"  # a distance from a limit, as a share of it
+CURVE_FIGURES = tuple(n for n in FIGURES if n not in OOD_FIGURES)
+LARGEST_SPREAD = 100  # largest relative spread of the distances from a limit
+NEAR_LIMIT_DISTANCE = "5%"  # distance from a figure's limit, as a share of the limit
 
 
 def scale_of(figure: str) -> float:
     """Return the factor of a figure on the page: 100 for percent."""
-    return KNOWN[figure].scale
+    return KNOWN_FIGURES[figure].scale
 
 
 def unit_of(figure: str) -> str:
-    """Return the unit that a figure is shown in."""
-    return "%" if scale_of(figure) == 100 else KNOWN[figure].unit.replace("..", "–")
+    """Return the unit in which a figure is shown."""
+    return "%" if scale_of(figure) == 100 else KNOWN_FIGURES[figure].unit.replace("..", "–")
 
 
 def cell(interval: Interval, scale: float = 1) -> Markup:
@@ -64,26 +64,34 @@ def build_part(measured: Measurements) -> Part:
     """Return the part with the table of all figures."""
     report = measured.report
     shown_sizes = choose_sizes(sorted(report.curve)) if report.members > 1 else []
-    single = report.members == 1
-    header = ("", "unit", "the member" if single else "mean of members", *(f"ensemble of {s:,}" for s in shown_sizes))
+    has_one_member = report.members == 1
+    header = (
+        "",
+        "unit",
+        "the member" if has_one_member else "mean of members",
+        *(f"ensemble of {s:,}" for s in shown_sizes),
+    )
     rows: list[Sequence[str]] = []
-    for group, names in GROUPS.items():
+    for group, names in FIGURE_GROUPS.items():
         known_figures = [name for name in names if name in report.ensemble]
         if known_figures:
             rows.append((group,))
         for name in known_figures:
-            intervals = report.ensemble if single else report.member
+            intervals = report.ensemble if has_one_member else report.member
             mean = cell(intervals[name], scale_of(name)) if name in intervals else "–"
             named = markup("{} {}", term(name), better(name))
             rows.append(
                 (named, unit_of(name), mean, *(cell(report.curve[s][name], scale_of(name)) for s in shown_sizes))
             )
-    against = f"; out of distribution: {measured.images_ood}" if measured.outside is not None else ""
+    ood_text = f"; out of distribution: {measured.images_ood}" if measured.outside is not None else ""
     caption = (
-        bold("All figures."), f" On {measured.images}{against}. ", term("interval", "[ ]"), ": of the mean of members, "
-        "its 95 % bootstrap interval; of an ensemble of fewer than all, ", term("band", "where 95 % of fresh "
-        "ensembles"), " of that size fall; of all members, a 95 % jackknife interval. ↑ ↓: which way is better.",
-    )  # fmt: skip
+        bold("All figures."),
+        f" On {measured.images}{ood_text}. ",
+        term("interval", "[ ]"),
+        ": of the mean of members, its 95 % bootstrap interval; of an ensemble of fewer than all, ",
+        term("band", "where 95 % of fresh ensembles"),
+        " of that size fall; of all members, a 95 % jackknife interval. ↑ ↓: which way is better.",
+    )
     few_members = (
         [] if report.members > 2 else [NoteBlock(("Fewer than 3 members say nothing about intervals.",), True)]
     )
@@ -93,7 +101,7 @@ def build_part(measured: Measurements) -> Part:
 
 
 def choose_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return the sizes in the table of all figures: the middle and the last of many."""
+    """Return the ensemble sizes in the table of all figures: of many sizes, the middle and the last one."""
     return list(sizes) if len(sizes) <= 2 else [sizes[len(sizes) // 2], sizes[-1]]
 
 
@@ -102,7 +110,7 @@ def build_sizes_part(measured: Measurements) -> Part:
     title = "Ensemble size"
     if measured.report.members < 2:
         return Part("sizes", title, [NoteBlock(("Curves over sizes need two members or more.",), True)])
-    blocks: list[Block] = [draw_curves(measured, "curves", CURVES, 3), _infinite_ensemble_table(measured.report)]
+    blocks: list[Block] = [draw_curves(measured, "curves", CURVE_FIGURES, 3), _infinite_ensemble_table(measured.report)]
     return Part("sizes", title, [*blocks, *_needed_members_tables(measured.report)])
 
 
@@ -113,16 +121,19 @@ def _infinite_ensemble_table(report: Report) -> TableBlock:
         limit, scale = growth.limit, scale_of(name)
         # A limit of 0 has no percentage. If ensembles of half the members are no better than single members, the number
         # of members is not known.
-        is_known = math.isfinite(limit.value) and abs(limit.value) > FAINTEST and (growth.spread or 0) < MOST_SPREAD
-        members_near_limit = _needed_members_cell(report.needed(name, NEAR)) if is_known else "–"
+        is_known = (
+            math.isfinite(limit.value) and abs(limit.value) > ROUNDING_ERROR and (growth.spread or 0) < LARGEST_SPREAD
+        )
+        members_near_limit = _needed_members_cell(report.needed(name, NEAR_LIMIT_DISTANCE)) if is_known else "–"
         rows.append(
             (term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), members_near_limit)
         )
     caption = (
-        bold("Limits."), " The figure of an infinite ensemble of such members, estimated from the curves, and how "
-        f"many members the mean figure takes to come within {NEAR.replace('%', ' %')} of it and stay there. [ ]: "
-        "95 % intervals over members, … for no upper bound; ≈: more than there are, by 1/k.",
-    )  # fmt: skip
+        bold("Limits."),
+        " The figure of an infinite ensemble of such members, estimated from the curves, and how "
+        f"many members the mean figure takes to come within {NEAR_LIMIT_DISTANCE.replace('%', ' %')} of it and stay "
+        "there. [ ]: 95 % intervals over members, … for no upper bound; ≈: more than there are, by 1/k.",
+    )
     header = ("", "unit", f"all {report.members:,}", "limit", "members needed")
     return TableBlock("limits", header, rows, caption, words=(0, 1))
 
@@ -147,10 +158,10 @@ def _needed_members_tables(report: Report) -> list[TableBlock]:
 def _needed_members_cell(needed: Needed) -> Markup:
     """Return the number of needed members as HTML."""
     count_text = f"≈ {needed.extrapolated:,}" if needed.members is None else f"{needed.members:,}"
-    high = "…" if needed.high is None else f"{needed.high:,}"
+    upper_end = "…" if needed.high is None else f"{needed.high:,}"
     if needed.low is None:
         return markup("{}", count_text)
-    return markup("{} <small>{}</small>", count_text, f"[{needed.low:,}, {high}]")
+    return markup("{} <small>{}</small>", count_text, f"[{needed.low:,}, {upper_end}]")
 
 
 def draw_curves(measured: Measurements, name: str, figures: Sequence[str], across: int) -> FigureBlock:
@@ -169,7 +180,9 @@ def draw_curves(measured: Measurements, name: str, figures: Sequence[str], acros
         for size, known in sorted(report.curve.items())
     ]
     table = number_table(f"{name}-numbers", header, rows, "The mean figures, with bands and intervals.")
-    panels = [_curve_panel(report, figure, HALF if across == 2 else THIRD) for figure in figures]
+    panels = [
+        _curve_panel(report, figure, HALF_WIDTH_INCHES if across == 2 else THIRD_WIDTH_INCHES) for figure in figures
+    ]
     return FigureBlock(name, panels, caption, [table], across)
 
 
@@ -182,11 +195,11 @@ def _curve_panel(report: Report, figure: str, size: tuple[float, float]) -> Pane
     scale, title = scale_of(figure), TERMS[figure][0]
     sizes = sorted(report.curve)
     first_value, last_value = (report.curve[size][figure].value for size in (sizes[0], sizes[-1]))
-    described = (
+    description = (
         f"{title} against ensemble size, from {first_value * scale:.4g} for {sizes[0]} to {last_value * scale:.4g} for "
         f"{sizes[-1]} members."
     )
     if not any(math.isfinite(known[figure].value) for known in report.curve.values()):
-        described = f"{title} is not defined here."
+        description = f"{title} is not defined here."
     name = f"curve-{figure.replace('_', '-')}"
-    return draw_panel(name, title[0].upper() + title[1:], described, draw, size)
+    return draw_panel(name, title[0].upper() + title[1:], description, draw, size)

@@ -1,18 +1,18 @@
-"""The symmetries of the members' network, and the distances of members with and without them."""
+"""The symmetries of the members' network, and the distances between members with and without these symmetries."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from checkpoints_zoo.formats.text import counted
+from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.populations.alignment_table import Alignment, draw_distances, draw_transpositions
 from checkpoints_zoo.populations.discrepancy import MMD, draw_discrepancies
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
 from checkpoints_zoo.publishing.html_report.measurements import Measurements, WeightFigures
 from checkpoints_zoo.publishing.html_report.page import (
-    HALF,
+    HALF_WIDTH_INCHES,
     Block,
     FigureBlock,
     NoteBlock,
@@ -24,69 +24,87 @@ from checkpoints_zoo.publishing.html_report.page import (
 )
 from checkpoints_zoo.symmetry import Table
 
-MOST_ROWS = 64  # largest number of rows in a table of groups or scales
-MOST_HEIGHT = 7.0  # largest height of a panel in inches
-NO_WEIGHTS = "Weights were not read, as stored predictions were given; without --stored this part is here."
+LARGEST_ROW_COUNT = 64  # largest number of rows in a table of groups or scales
+LARGEST_HEIGHT = 7.0  # largest height of a panel in inches
+NO_WEIGHTS_NOTE = "Weights were not read, as stored predictions were given; without --stored this part is here."
 
 
 def build_part(measured: Measurements) -> Part:
     """Return the part on symmetries."""
     title, weights = "Symmetries", measured.weights
     if weights is None:
-        return Part("symmetry", title, [NoteBlock((NO_WEIGHTS,), True)])
+        return Part("symmetry", title, [NoteBlock((NO_WEIGHTS_NOTE,), True)])
     blocks: list[Block] = []
     if weights.table is None:
         blocks.append(NoteBlock((f"The symmetries of this network can't be derived. {weights.reason}",), True))
     else:
-        blocks += _counts(weights.table)
+        blocks += _symmetry_counts(weights.table)
     if weights.before is None:
         blocks.append(NoteBlock(("Two halves of the members need four members or more.",), True))
     else:
-        blocks.append(_discrepancies(weights, weights.before))
+        blocks.append(_layers_discrepancy_table(weights, weights.before))
     if weights.aligned is None and weights.table is not None:
         blocks.append(NoteBlock(("One member has none to be aligned to.",), True))
-    return Part("symmetry", title, [*blocks, *_figure(weights)])
+    return Part("symmetry", title, [*blocks, *_distances_figure(weights)])
 
 
 def members_read(weights: WeightFigures) -> str:
-    """Return words for the members whose weights were read."""
-    read = len(weights.members)
-    if read < weights.total:
-        return f"the first {read:,} of {weights.total:,} members"
-    return "the one member" if read == 1 else f"all {read:,} members"
+    """Return text that names the members whose weights were read."""
+    member_count = len(weights.members)
+    if member_count < weights.total:
+        return f"the first {member_count:,} of {weights.total:,} members"
+    return "the one member" if member_count == 1 else f"all {member_count:,} members"
 
 
-def _counts(table: Table) -> list[Block]:
+def _symmetry_counts(table: Table) -> list[Block]:
     """Return tables of the numbers of permutations and scales, and of their groups."""
-    every, inner = (table.log10_permutations(streams) for streams in (True, False))
-    power = markup("10<sup>{}</sup>", f"{inner:.1f}")
-    without_streams = () if math.isclose(every, inner) else (" (", power, " without the orders of residual streams)")
+    all_permutations, inner_permutations = (table.log10_permutations(streams) for streams in (True, False))
+    power_text = markup("10<sup>{}</sup>", f"{inner_permutations:.1f}")
+    without_streams = (
+        ()
+        if math.isclose(all_permutations, inner_permutations)
+        else (" (", power_text, " without the orders of residual streams)")
+    )
     approximate, signs = table.approximate_scaling_freedom, sum(sign.size for sign in table.signs.values())
     note = NoteBlock(
-        ("The units of this network can be ordered in ", markup("<b>10<sup>{}</sup></b>", f"{every:.1f}"), " ways",
-         *without_streams, " that leave its function as it is: its ", term("permutations"), ". ",
-         bold(f"{table.scaling_freedom:,}"), " positive ", term("scales"), " can be chosen freely",
-         f"; {approximate:,} more could if norms had no ε." if approximate else ".",
-         *((" The signs of ", bold(f"{signs:,}"), " units can be flipped freely.") if signs else ())),
-    )  # fmt: skip
+        (
+            "The units of this network can be ordered in ",
+            markup("<b>10<sup>{}</sup></b>", f"{all_permutations:.1f}"),
+            " ways",
+            *without_streams,
+            " that leave its function as it is: its ",
+            term("permutations"),
+            ". ",
+            bold(f"{table.scaling_freedom:,}"),
+            " positive ",
+            term("scales"),
+            " can be chosen freely",
+            f"; {approximate:,} more could if norms had no ε." if approximate else ".",
+            *((" The signs of ", bold(f"{signs:,}"), " units can be flipped freely.") if signs else ()),
+        ),
+    )
     groups = [
         (g.name, f"{g.size:,}", _freedom_text(g.stream, g.blocks), f"{g.log10_order:.1f}",
          ", ".join(name for name, _ in g.writers))
-        for g in list(table.groups.values())[:MOST_ROWS]
+        for g in list(table.groups.values())[:LARGEST_ROW_COUNT]
     ]  # fmt: skip
     scales = [
         (s.name, f"{s.size:,}", "exact" if s.exact else "approximate", ", ".join(s.norms) or "–",
          ", ".join(name for name, _ in s.writers))
-        for s in list(table.scales.values())[:MOST_ROWS]
+        for s in list(table.scales.values())[:LARGEST_ROW_COUNT]
     ]  # fmt: skip
-    first = "" if max(len(table.groups), len(table.scales)) <= MOST_ROWS else f" The first {MOST_ROWS} are shown."
+    limit_note = (
+        ""
+        if max(len(table.groups), len(table.scales)) <= LARGEST_ROW_COUNT
+        else f" The first {LARGEST_ROW_COUNT} are shown."
+    )
     return [
         note,
         TableBlock("groups", ("group", "units", "kind", "log10 of permutations", "written by"), groups,
                    (bold("Permutations."), " Groups of units that one ", term("permutations", "permutation"),
-                    f" moves together.{first}"), words=(0, 2, 4), sortable=True),
+                    f" moves together.{limit_note}"), words=(0, 2, 4), sortable=True),
         TableBlock("scales", ("scale", "values", "kind", "undone by", "opened by"), scales,
-                   (bold("Scales."), " Positive ", term("scales", "factors"), f", one a unit.{first}"),
+                   (bold("Scales."), " Positive ", term("scales", "factors"), f", one a unit.{limit_note}"),
                    words=(0, 2, 3, 4), sortable=True),
     ]  # fmt: skip
 
@@ -95,12 +113,12 @@ def _freedom_text(stream: bool, blocks: int) -> str:
     return f"{blocks:,} blocks" if blocks > 1 else "stream" if stream else "free"
 
 
-def _discrepancies(weights: WeightFigures, before: MMD) -> TableBlock:
+def _layers_discrepancy_table(weights: WeightFigures, before: MMD) -> TableBlock:
     header: Sequence[str] = ("layer", "weights", "MMD² (10⁻³)", "p")
     after = weights.after
     header = (*header, "NS (10⁻³)", "p") if after is not None else header
     rows = []
-    for name, x in list(before.groups.items())[-MOST_ROWS:]:
+    for name, x in list(before.groups.items())[-LARGEST_ROW_COUNT:]:
         cells = [name, f"{x.weights:,}", _thousandths(x.value), _p_text(x.p_value)]
         rows.append(
             [*cells, _thousandths(after[name].value), _p_text(after[name].p_value)] if after is not None else cells
@@ -123,7 +141,7 @@ def _thousandths(value: float) -> str:
     return f"{1000 * value:.3f}".replace("-", "−")
 
 
-def _figure(weights: WeightFigures) -> list[FigureBlock]:
+def _distances_figure(weights: WeightFigures) -> list[FigureBlock]:
     """Draw the distances between members with and without symmetries; return the figure, or [] without distances."""
     before, after, aligned = weights.before, weights.after, weights.aligned
     panels: list[Panel] = []
@@ -146,13 +164,18 @@ def _figure(weights: WeightFigures) -> list[FigureBlock]:
 
 
 def _layers_panel(before: MMD, after: MMD) -> Panel:
-    height = min(MOST_HEIGHT, max(HALF[1], 1 + 0.2 * len(before.groups)))
+    height = min(LARGEST_HEIGHT, max(HALF_WIDTH_INCHES[1], 1 + 0.2 * len(before.groups)))
     names = list(before.groups)
-    described = "MMD² and NS of each layer: " + "; ".join(
+    description = "MMD² and NS of each layer: " + "; ".join(
         f"{n} {before[n].value:.2g} and {after[n].value:.2g}" for n in names[-8:]
     )
-    return draw_panel("halves-apart", "Two halves, by layer", described,
-                      lambda axes: draw_discrepancies(axes, before, after, height), (HALF[0], height))  # fmt: skip
+    return draw_panel(
+        "halves-apart",
+        "Two halves, by layer",
+        description,
+        lambda axes: draw_discrepancies(axes, before, after, height),
+        (HALF_WIDTH_INCHES[0], height),
+    )
 
 
 def _layers_table(before: MMD, after: MMD) -> TableBlock:
@@ -171,18 +194,25 @@ def _layers_table(before: MMD, after: MMD) -> TableBlock:
 
 def _alignment_panels(aligned: Alignment) -> list[Panel]:
     rows = [r for r in aligned.rows() if r["before"] > 0]
-    nearer = sum(1 - r["after"] / r["before"] for r in rows) / max(1, len(rows))
+    mean_decrease = sum(1 - r["after"] / r["before"] for r in rows) / max(1, len(rows))
     distances = (
-        f"Squared distance to {aligned.to} of {counted(len(rows), 'member')}; aligned, {nearer:.0%} nearer on average."
+        f"Squared distance to {aligned.to} of {count_with_noun(len(rows), 'member')}; aligned, {mean_decrease:.0%} "
+        "nearer on average."
     )
     groups = "; ".join(f"{name} {share:.0%}" for name, _, share, _ in _group_shares(aligned)[:12])
-    height = min(MOST_HEIGHT, max(HALF[1], 1 + 0.2 * len(aligned.sizes)))
+    height = min(LARGEST_HEIGHT, max(HALF_WIDTH_INCHES[1], 1 + 0.2 * len(aligned.sizes)))
     return [
-        draw_panel("alignment", "Squared distance to a reference", distances,
-                   lambda axes: draw_distances(axes, aligned)),
-        draw_panel("transpositions", "Transpositions", f"Mean transpositions of each group: {groups}.",
-                   lambda axes: draw_transpositions(axes, aligned), (HALF[0], height)),
-    ]  # fmt: skip
+        draw_panel(
+            "alignment", "Squared distance to a reference", distances, lambda axes: draw_distances(axes, aligned)
+        ),
+        draw_panel(
+            "transpositions",
+            "Transpositions",
+            f"Mean transpositions of each group: {groups}.",
+            lambda axes: draw_transpositions(axes, aligned),
+            (HALF_WIDTH_INCHES[0], height),
+        ),
+    ]
 
 
 def _alignment_table(aligned: Alignment) -> TableBlock:

@@ -14,17 +14,17 @@ from checkpoints_zoo.sources.archives.rows import (  # fmt: skip
     archive_group,
     index_file,
     layout_key,
-    layout_of_head,
+    layout_of_header,
     rows_of_archives,
     rows_of_groups,
     source_of_archive,
 )
 from checkpoints_zoo.sources.archives.streams import stream_members
-from checkpoints_zoo.sources.archives.tar import LINKS
+from checkpoints_zoo.sources.archives.tar import LINK_KINDS
 from checkpoints_zoo.sources.archives.walking import index_archive, is_as_predicted, walk_archive
 
 __all__ = [
-    "LINKS",
+    "LINK_KINDS",
     "Entry",
     "IdentifyNet",
     "Index",
@@ -37,7 +37,7 @@ __all__ = [
     "index_file",
     "is_as_predicted",
     "layout_key",
-    "layout_of_head",
+    "layout_of_header",
     "numbers_in",
     "rows_of_archives",
     "rows_of_groups",

@@ -18,17 +18,17 @@ from typing import Any
 from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats.layout import ELEMENT_BYTES, Shape, is_possible_shape
 from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
-from checkpoints_zoo.sources.archives.tar import BLOCK, ReadExactly, TarHeader, leads_out
+from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, ReadExactly, TarHeader, leads_out
 
-VERSION = 1
-MOST_LEAD = 2**20  # Largest number of bytes of a member's safetensors header, enough for some ten thousand tensors.
+INDEX_VERSION = 1
+LARGEST_HEADER = 2**20  # Largest number of bytes of a safetensors header: enough for about ten thousand tensors.
 
 _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9]*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class MemberHeader:
-    """A safetensors header that several members share: its length, and (name, dtype, shape) of each tensor in order."""
+    """A safetensors header that several members share: its number of bytes, and (name, dtype, shape) of each tensor."""
 
     header_nbytes: int
     tensors: tuple[tuple[str, str, Shape], ...]
@@ -45,22 +45,22 @@ class Entry:
 
     Args:
         name: name of the file in the archive.
-        start: offset of the file's tar header in the archive, pax records and long names included.
-        data: offset of the file's first byte: its safetensors header, then its tensors.
-        head: position of the member's header in the list `Index.heads`.
+        start: offset in the archive of the file's first byte: its pax records and long names, or its tar header.
+        data_offset: offset in the archive of the file's contents: the safetensors header, then the tensors.
+        header_number: position of the member's safetensors header in the list `Index.headers`.
         verified: whether the member's headers were read; False if they were only predicted.
     """
 
     name: str
     start: int
-    data: int
-    head: int
+    data_offset: int
+    header_number: int
     verified: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """A file of the archive that is no member, or a damaged member (`member` is true), with the reason (`why`)."""
+    """A file of an archive that is not a member, or a damaged member (`member` is true), with the reason (`why`)."""
 
     name: str
     why: str
@@ -75,44 +75,44 @@ class Index:
         name: name of the archive.
         size: size of the archive, in bytes.
         kind: "tar" or "gzip"; the contents of a gzipped archive are unknown until it is read from its start.
-        heads: the different safetensors headers of the members.
+        headers: the different safetensors headers that members of the archive have.
         entries: the members' files, in the order of the archive.
-        others: the files that are no members.
+        others: the files of the archive that are not members.
     """
 
     name: str
     size: int
     kind: str
-    heads: tuple[MemberHeader, ...] = ()
+    headers: tuple[MemberHeader, ...] = ()
     entries: tuple[Entry, ...] = ()
     others: tuple[OtherFile, ...] = ()
 
     @cached_property
     def _by_offset(self) -> dict[int, Entry]:
-        return {e.data + self.heads[e.head].header_nbytes: e for e in self.entries}
+        return {e.data_offset + self.headers[e.header_number].header_nbytes: e for e in self.entries}
 
-    def at(self, offset: int) -> Entry:
+    def entry_at(self, offset: int) -> Entry:
         """Find the member whose tensors begin at an offset in the archive; return it.
 
         Raises:
-            KeyError: none does.
+            KeyError: no member's tensors begin at this offset.
         """
         return self._by_offset[offset]
 
-    def span(self, entry: Entry) -> tuple[int, int]:
-        """Return (offset, length) of the byte range with a member's headers and tensors."""
-        head = self.heads[entry.head]
-        return entry.start, entry.data + head.header_nbytes + head.payload - entry.start
+    def byte_range(self, entry: Entry) -> tuple[int, int]:
+        """Return (offset, length) of the byte range of the archive that holds a member's headers and tensors."""
+        header = self.headers[entry.header_number]
+        return entry.start, entry.data_offset + header.header_nbytes + header.payload - entry.start
 
     def to_json(self) -> dict[str, Any]:
         """Return the index as JSON values."""
         return {
-            "version": VERSION,
+            "version": INDEX_VERSION,
             "name": self.name,
             "size": self.size,
             "kind": self.kind,
-            "heads": [[h.header_nbytes, [[n, d, list(s)] for n, d, s in h.tensors]] for h in self.heads],
-            "entries": [[e.name, e.start, e.data, e.head, e.verified] for e in self.entries],
+            "heads": [[h.header_nbytes, [[n, d, list(s)] for n, d, s in h.tensors]] for h in self.headers],
+            "entries": [[e.name, e.start, e.data_offset, e.header_number, e.verified] for e in self.entries],
             "others": [[o.name, o.why, o.member] for o in self.others],
         }
 
@@ -121,17 +121,17 @@ class Index:
         """Read and check JSON values as `to_json` writes them; return the index.
 
         Raises:
-            FormatError: the values have another form, or members overlap or exceed the archive.
+            FormatError: the JSON values do not have the form of an index, or members overlap or exceed the archive.
         """
         try:
-            heads = tuple(
+            headers = tuple(
                 MemberHeader(header_nbytes, tuple((n, d, tuple(s)) for n, d, s in t))
                 for header_nbytes, t in values["heads"]
             )
             entries = tuple(Entry(*entry) for entry in values["entries"])
             others = tuple(OtherFile(*other) for other in values["others"])
-            index = cls(values["name"], values["size"], values["kind"], heads, entries, others)
-            is_valid = values["version"] == VERSION and type(values["version"]) is int and index._is_sound()
+            index = cls(values["name"], values["size"], values["kind"], headers, entries, others)
+            is_valid = values["version"] == INDEX_VERSION and type(values["version"]) is int and index._is_sound()
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FormatError("index of an archive", expected="what `to_json` writes", found=repr(error)) from error
         if not is_valid:
@@ -141,94 +141,107 @@ class Index:
 
     def _is_sound(self) -> bool:
         """Say whether all values have the right types, and no member overlaps another or exceeds the archive."""
-        for head in self.heads:
-            if type(head.header_nbytes) is not int or not 10 <= head.header_nbytes <= MOST_LEAD or not head.tensors:
+        for header in self.headers:
+            if (
+                type(header.header_nbytes) is not int
+                or not 10 <= header.header_nbytes <= LARGEST_HEADER
+                or not header.tensors
+            ):
                 return False
-            if not all(type(n) is str and d in ELEMENT_BYTES and is_possible_shape(s) for n, d, s in head.tensors):
+            if not all(type(n) is str and d in ELEMENT_BYTES and is_possible_shape(s) for n, d, s in header.tensors):
                 return False
         if not (type(self.name) is str and type(self.size) is int and self.kind in ("tar", "gzip")):
             return False
-        at, entries = 0, list[Any](self.entries)
+        previous_end, entries = 0, list[Any](self.entries)
         for e in entries:
-            numbers = (e.start, e.data, e.head)
+            numbers = (e.start, e.data_offset, e.header_number)
             if type(e.name) is not str or type(e.verified) is not bool or any(type(x) is not int for x in numbers):
                 return False
-            if not (at <= e.start <= e.data - BLOCK and 0 <= e.head < len(self.heads)):
+            if not (
+                previous_end <= e.start <= e.data_offset - BLOCK_BYTES and 0 <= e.header_number < len(self.headers)
+            ):
                 return False
-            at = e.data + self.heads[e.head].header_nbytes + self.heads[e.head].payload
-        kinds = all(type(o.name) is str and type(o.why) is str and type(o.member) is bool for o in self.others)
-        return kinds and at <= self.size
+            previous_end = (
+                e.data_offset + self.headers[e.header_number].header_nbytes + self.headers[e.header_number].payload
+            )
+        others_are_sound = all(
+            type(o.name) is str and type(o.why) is str and type(o.member) is bool for o in self.others
+        )
+        return others_are_sound and previous_end <= self.size
 
 
 @dataclass
 class Contents:
-    """Collects the files of an archive one by one, and divides them into members and other files.
+    """A collector of an archive's files, which are added one by one and divided into members and other files.
 
     Args:
         archive: name of the archive, for error texts.
     """
 
     archive: str
-    heads: list[MemberHeader] = field(default_factory=list)
+    headers: list[MemberHeader] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     others: list[OtherFile] = field(default_factory=list)
-    _known: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    _number_of_header: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
-    def add(self, file: TarHeader, take: ReadExactly) -> Entry | None:
+    def add(self, file: TarHeader, read_exactly: ReadExactly) -> Entry | None:
         """Classify a file by its first bytes and record it; return its entry if it is a member, else None.
 
         Args:
             file: tar header of the file.
-            take: function (offset, length) -> bytes that reads the archive.
+            read_exactly: function (offset, length) -> bytes that reads the archive.
         """
         if why := _reason_not_member(file):
             self.others.append(OtherFile(file.name, why, False))
             return None
-        named = file.name.lower().endswith(".safetensors")
-        first = take(file.data, min(file.size, 512 if named else 9))
-        if first[8:9] != b"{" and not named:
+        has_suffix = file.name.lower().endswith(".safetensors")
+        first_bytes = read_exactly(file.data_offset, min(file.size, 512 if has_suffix else 9))
+        if first_bytes[8:9] != b"{" and not has_suffix:
             self.others.append(OtherFile(file.name, "no safetensors file", False))
             return None
-        path = f"{file.name!r} in {self.archive}"
+        file_text = f"{file.name!r} in {self.archive}"
         try:
-            header_nbytes = 0 if guess_kind(first) else 8 + header_length(first, file.size, path)
-            if header_nbytes > MOST_LEAD:
+            header_nbytes = 0 if guess_kind(first_bytes) else 8 + header_length(first_bytes, file.size, file_text)
+            if header_nbytes > LARGEST_HEADER:
                 raise DamagedError(
-                    f"header of {path}", expected=f"at most {MOST_LEAD:,} bytes", found=f"{header_nbytes:,}"
+                    f"header of {file_text}", expected=f"at most {LARGEST_HEADER:,} bytes", found=f"{header_nbytes:,}"
                 )
         except DamagedError as error:
-            self.others.append(OtherFile(file.name, str(error), named))
+            self.others.append(OtherFile(file.name, str(error), has_suffix))
             return None
-        # An error of this read means that the archive is damaged.
-        raw = first if len(first) >= header_nbytes else take(file.data, header_nbytes)
+        # If the header can't be read, the archive is damaged.
+        header_bytes = (
+            first_bytes if len(first_bytes) >= header_nbytes else read_exactly(file.data_offset, header_nbytes)
+        )
         try:
-            head = self._position_of_header(raw, header_nbytes, file.size, path)
+            header_number = self._position_of_header(header_bytes, header_nbytes, file.size, file_text)
         except DamagedError as error:
-            self.others.append(OtherFile(file.name, str(error), named))
+            self.others.append(OtherFile(file.name, str(error), has_suffix))
             return None
-        self.entries.append(Entry(file.name, file.start, file.data, head, True))
+        self.entries.append(Entry(file.name, file.start, file.data_offset, header_number, True))
         return self.entries[-1]
 
-    def _position_of_header(self, raw: bytes, header_nbytes: int, size: int, path: str) -> int:
-        """Parse a member's safetensors header (equal bytes only once); return its position in the list of headers."""
-        key = hashlib.sha256(raw[:header_nbytes]).digest(), size
-        if key not in self._known:
-            header = parse_header(raw, size, path)
-            head = MemberHeader(header_nbytes, tuple((n, d, s) for n, (d, s, _, _) in header.tensors.items()))
-            if not head.tensors:
-                raise DamagedError(f"header of {path}", expected="tensors", found="none")
-            if head not in self.heads:
-                self.heads.append(head)
-            self._known[key] = self.heads.index(head)
-        return self._known[key]
+    def _position_of_header(self, header_bytes: bytes, header_nbytes: int, file_nbytes: int, file_text: str) -> int:
+        """Parse a member's safetensors header, equal bytes only once; return its position in the list of headers."""
+        header_key = hashlib.sha256(header_bytes[:header_nbytes]).digest(), file_nbytes
+        if header_key not in self._number_of_header:
+            parsed_header = parse_header(header_bytes, file_nbytes, file_text)
+            header = MemberHeader(header_nbytes, tuple((n, d, s) for n, (d, s, _, _) in parsed_header.tensors.items()))
+            if not header.tensors:
+                raise DamagedError(f"header of {file_text}", expected="tensors", found="none")
+            if header not in self.headers:
+                self.headers.append(header)
+            self._number_of_header[header_key] = self.headers.index(header)
+        return self._number_of_header[header_key]
 
     def index(self, size: int) -> Index:
-        """Return the index. If several files have the same name, the last one wins, as when a tar is unpacked."""
-        last = {e.name: e for e in self.entries}
-        twice = [e for e in self.entries if last[e.name] is not e]
-        others = [OtherFile(e.name, "a later file has the same name", False) for e in twice]
-        entries = tuple(e for e in self.entries if last[e.name] is e)
-        return Index(self.archive, size, "tar", tuple(self.heads), entries, (*self.others, *others))
+        """Return the index of the added files. If several files have the same name, the last one wins, as when a tar is
+        unpacked."""
+        last_with_name = {e.name: e for e in self.entries}
+        replaced_entries = [e for e in self.entries if last_with_name[e.name] is not e]
+        others = [OtherFile(e.name, "a later file has the same name", False) for e in replaced_entries]
+        entries = tuple(e for e in self.entries if last_with_name[e.name] is e)
+        return Index(self.archive, size, "tar", tuple(self.headers), entries, (*self.others, *others))
 
 
 def _reason_not_member(file: TarHeader) -> str:
@@ -247,53 +260,57 @@ def numbers_in(name: str) -> list[int]:
     return [int(digits) for digits in re.findall("[0-9]{1,18}", name)]
 
 
-def tensors_of(head: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
+def tensors_of_header(header: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
     """Return stored name -> (dtype, shape) of the tensors of a safetensors header, in order."""
-    return {name: (dtype, shape) for name, dtype, shape in head.tensors}
+    return {name: (dtype, shape) for name, dtype, shape in header.tensors}
 
 
-def names_in_order(sampled: Mapping[int, str], count: int, archive: str) -> list[str] | None:
+def names_in_order(sampled_names: Mapping[int, str], count: int, archive: str) -> list[str] | None:
     """Predict the names of all members from a few sampled names, in numeric or alphabetic order; return them, None if
     neither order fits.
 
     Args:
-        sampled: the known names: number of the member in the archive (0, 1, …) -> name.
+        sampled_names: number of a sampled member in the archive (0, 1, …) -> name of its file.
         count: number of members in the archive.
-        archive: name of the archive; numbers in it may tell the number of the first member.
+        archive: name of the archive; a number in it may be the number of the first member.
 
     >>> names_in_order({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
     """
-    matches = [_LAST_NUMBER.fullmatch(name) for name in sampled.values()]
-    numbered = [match for match in matches if match]
-    if len({(m["before"], m["after"]) for m in numbered}) != 1 or len(numbered) < len(matches):
+    matches = [_LAST_NUMBER.fullmatch(name) for name in sampled_names.values()]
+    matches_with_number = [match for match in matches if match]
+    if len({(m["before"], m["after"]) for m in matches_with_number}) != 1 or len(matches_with_number) < len(matches):
         return None
-    numbers = [int(m["number"]) for m in numbered]
-    padding = {len(m["number"]) for m in numbered} if any(m["number"].startswith("0") for m in numbered) else set()
-    width = padding.pop() if len(padding) == 1 else 0
-    before, after = numbered[0]["before"], numbered[0]["after"]
-    hints = [int(digits) for digits in re.findall("[0-9]{1,9}", archive)]
-    for first in dict.fromkeys([min(numbers), max(numbers) - count + 1, *hints]):
-        if first < 0:
+    numbers = [int(m["number"]) for m in matches_with_number]
+    widths_with_zeros = (
+        {len(m["number"]) for m in matches_with_number}
+        if any(m["number"].startswith("0") for m in matches_with_number)
+        else set()
+    )
+    width = widths_with_zeros.pop() if len(widths_with_zeros) == 1 else 0
+    text_before, text_after = matches_with_number[0]["before"], matches_with_number[0]["after"]
+    numbers_in_archive_name = [int(digits) for digits in re.findall("[0-9]{1,9}", archive)]
+    for first_number in dict.fromkeys([min(numbers), max(numbers) - count + 1, *numbers_in_archive_name]):
+        if first_number < 0:
             continue
-        names = [f"{before}{number:0{width}d}{after}" for number in range(first, first + count)]
-        for ordered in (names, sorted(names)):
-            if all(ordered[place] == name for place, name in sampled.items()):
-                return ordered
+        names = [f"{text_before}{number:0{width}d}{text_after}" for number in range(first_number, first_number + count)]
+        for ordered_names in (names, sorted(names)):
+            if all(ordered_names[position] == name for position, name in sampled_names.items()):
+                return ordered_names
     return None
 
 
 def numbers_of(names: Sequence[str]) -> list[int]:
     """Give each member of an archive a different number, read from its name; return the numbers.
 
-    The number is the last one in the file's name, or in its whole path, if these differ for all members; else the
-    member's position.
+    The number is the last whole number in the file's name, or in its path, if all members then have different numbers;
+    else the number is the member's position.
 
     >>> numbers_of(["net/version_7.safetensors", "net/version_3.safetensors"]), numbers_of(["a", "b"])
     ([7, 3], [0, 1])
     """
-    for part in ([name.rpartition("/")[2] for name in names], names):
-        matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in part]
+    for texts_with_number in ([name.rpartition("/")[2] for name in names], names):
+        matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in texts_with_number]
         numbers = [int(match["number"]) for match in matches if match]
         if len(numbers) == len(names) and len(set(numbers)) == len(names) and max(numbers, default=0) < 2**30:
             return numbers

@@ -18,11 +18,11 @@ from checkpoints_zoo.sources import archives as archive
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
 
-SUFFIXES = (".tgz", ".tar", ".tar.gz")
-ARCHIVES_AT_ONCE = 3  # Number of archives indexed at once; each is read over several connections.
+ARCHIVE_SUFFIXES = (".tgz", ".tar", ".tar.gz")
+ARCHIVES_AT_ONCE = 3  # Number of archives that are indexed at once; each archive is read over several connections.
 
-_indexes: dict[tuple[Any, ...], Index] = {}  # Indexes by archive: each is loaded or built once in a process.
-_lock = threading.Lock()
+_indexes: dict[tuple[Any, ...], Index] = {}  # Indexes by archive: each index is loaded or built once in a process.
+_indexes_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class OpenedArchive:
 def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
     """Select the archives of a collection from a source's files; return their paths, ordered by the numbers in the
     names."""
-    selected = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(SUFFIXES)]
-    return sorted(selected, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
+    archive_paths = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(ARCHIVE_SUFFIXES)]
+    return sorted(archive_paths, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
 def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
@@ -99,8 +99,9 @@ def _open_remote(
         index = _load_index(repo.id, _index_path(record[0]), record[1])
     if index is None and is_offline_mode():
         raise NetworkError(
-            f"index of {source_path} of {repo.label}", expected="it in the cache, since HF_HUB_OFFLINE is set",
-            found="nothing there", do="Load a member of the collection once online", path=source_path,
+            f"index of {source_path} of {repo.label}", found="none",
+            expected="a stored index in the cache, since HF_HUB_OFFLINE is set",
+            do="Load a member of the collection once online", path=source_path,
         )  # fmt: skip
     if index is None:
         remote = fetching.remote_file(repo, source_path)
@@ -108,7 +109,7 @@ def _open_remote(
         index = build_index(remote.bytes_at, remote.size, f"{source_path} of {repo.label}")
         _save_json(repo.id, _index_path(remote.etag), index.to_json())
     opened = _unpack_if_gzipped(repo, source_path, index)
-    with _lock:
+    with _indexes_lock:
         _indexes[key] = index
     return opened
 
@@ -126,7 +127,7 @@ def _index_path(etag: str) -> Path:
 
 
 def _load_index(repo: str, file_name: Path, size: int) -> Index | None:
-    """Load the stored index of an archive; return None if there is none, or if it belongs to another file."""
+    """Load the stored index of an archive; return None if no index is stored, or if it belongs to another file."""
     try:
         index = Index.from_json(_load_json(repo, file_name))
     except FormatError:
@@ -148,7 +149,7 @@ def _save_json(repo: str, file_name: Path, values: Any) -> None:
     try:
         catalog.write_json(values, folder / file_name)
     except OSError as error:
-        raise disk.disk_full(folder, error) from error
+        raise disk.disk_full_error(folder, error) from error
 
 
 def list_in_folder(root: Path, archives: Archives) -> list[str]:
@@ -178,8 +179,8 @@ def _open_local(path: Path, source_path: str) -> OpenedArchive:
 
 
 def _open_unpacked(path: Path, source_path: str, key: str, cache_folder: Path) -> OpenedArchive:
-    tar = streams.unpack_once(path, key, cache_folder)
-    stamp = (str(tar), file_stamp(tar))
+    unpacked_path = streams.unpack_once(path, key, cache_folder)
+    stamp = (str(unpacked_path), file_stamp(unpacked_path))
     if stamp not in _indexes:
-        _indexes[stamp] = archive.index_file(tar)
-    return OpenedArchive(source_path, _indexes[stamp], tar)
+        _indexes[stamp] = archive.index_file(unpacked_path)
+    return OpenedArchive(source_path, _indexes[stamp], unpacked_path)

@@ -1,4 +1,4 @@
-"""Translate torch-uncertainty's tensor names into this package's, and recognise a network by its tensors.
+"""Translate torch-uncertainty's tensor names into this package's names, and recognise a network by its tensors.
 
 Upstream is torch-uncertainty, which trained the archived members on the Hub; this package uses timm's tensor names.
 Values and the order of bytes never change; the shape (1, C, 1, 1) of tensors of a filter response norm is read as (C,).
@@ -12,61 +12,72 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from checkpoints_zoo.errors import LayoutError
-from checkpoints_zoo.formats.layout import FLOATS, Shape, compare_shapes, is_counter
+from checkpoints_zoo.formats.layout import FLOAT_DTYPES, Shape, compare_shapes, is_counter
 
 # Prefixes that DataParallel, torch.compile, Lightning, Fabric, Opacus or users put before all tensor names of a module.
-WRAPPERS = (
+WRAPPER_PREFIXES = (
     "module.", "_orig_mod.", "model.", "net.", "network.", "_forward_module.", "_module.", "_fsdp_wrapped_module.",
 )  # fmt: skip
-# Parts that a wrapped submodule adds inside tensor names, as in features.module.0.weight.
-INSIDE = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Name parts that a wrapper around a submodule adds inside tensor names, as in features.module.0.weight.
+INNER_WRAPPER_PARTS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def unwrap_names(stored: Mapping[str, Shape], expected: Mapping[str, Shape]) -> dict[str, str]:
+def unwrap_names(stored_shapes: Mapping[str, Shape], expected_shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Remove the prefixes of wrappers until names and shapes match exactly; return stored name -> name without
     prefixes.
 
     Args:
-        stored, expected: name -> shape of the stored and of the expected tensors; counters may be missing in either.
+        stored_shapes, expected_shapes: tensor name -> shape, of the stored and of the expected tensors; batch counters
+            may be missing in both.
 
     Raises:
-        LayoutError: no removal matches; the error lists the missing, extra and misshapen tensors of the closest one.
+        LayoutError: no removal of prefixes gives the expected names and shapes; the error lists the missing, extra and
+            misshapen tensors of the closest attempt.
 
     >>> unwrap_names({"module.features._orig_mod.0.bias": (8,)}, {"features.0.bias": (8,)})
     {'module.features._orig_mod.0.bias': 'features.0.bias'}
     >>> unwrap_names({"module._orig_mod.fc.weight": (2, 3)}, {"fc.weight": (2, 3)})
     {'module._orig_mod.fc.weight': 'fc.weight'}
     """
-    target = {name: shape for name, shape in expected.items() if not is_counter(name)}
+    target_shapes = {name: shape for name, shape in expected_shapes.items() if not is_counter(name)}
     failed_attempts: list[tuple[list[str], str]] = []
-    for bare_names in _unwrapped_everywhere(list(stored)):
-        if len(set(bare_names)) < len(bare_names):  # The removed part was the only difference between two names.
+    for bare_names in _names_without_inner_wrappers(list(stored_shapes)):
+        if len(set(bare_names)) < len(bare_names):  # Two names differed only in the removed part.
             continue
-        shapes = {name: shape for name, shape in zip(bare_names, stored.values(), strict=True) if not is_counter(name)}
-        names_that_differ, phrase = compare_shapes(shapes, target)
+        shapes = {
+            name: shape for name, shape in zip(bare_names, stored_shapes.values(), strict=True) if not is_counter(name)
+        }
+        names_that_differ, difference_text = compare_shapes(shapes, target_shapes)
         if not names_that_differ:
-            return dict(zip(stored, bare_names, strict=True))
-        failed_attempts.append((names_that_differ, phrase))
-    names_that_differ, phrase = min(failed_attempts, key=lambda one: len(one[0]))
-    raise LayoutError("names of tensors", expected=f"{len(target)} exactly", found=phrase, tensor=names_that_differ[0])
+            return dict(zip(stored_shapes, bare_names, strict=True))
+        failed_attempts.append((names_that_differ, difference_text))
+    names_that_differ, difference_text = min(failed_attempts, key=lambda one: len(one[0]))
+    raise LayoutError(
+        "names of tensors", expected=f"{len(target_shapes)} exactly", found=difference_text, tensor=names_that_differ[0]
+    )
 
 
-def _unwrapped_everywhere(names: list[str]) -> Iterator[list[str]]:
-    """Yield stored name -> bare name, with more and more wrappers removed, at the start of names and inside."""
-    yield from unwrapped(names)
-    parts = [name.split(".") for name in names]
-    present_prefixes = [inside for inside in INSIDE if any(inside in name_parts[1:] for name_parts in parts)]
-    for count in range(1, len(present_prefixes) + 1):
-        for dropped in combinations(present_prefixes, count):
-            yield from unwrapped(
-                [".".join([name_parts[0], *(p for p in name_parts[1:] if p not in dropped)]) for name_parts in parts]
+def _names_without_inner_wrappers(names: list[str]) -> Iterator[list[str]]:
+    """Yield the names with more and more wrapper parts removed, at the start of each name and inside it."""
+    yield from names_without_wrappers(names)
+    split_names = [name.split(".") for name in names]
+    present_wrappers = [
+        inside for inside in INNER_WRAPPER_PARTS if any(inside in name_parts[1:] for name_parts in split_names)
+    ]
+    for wrapper_count in range(1, len(present_wrappers) + 1):
+        for removed_wrappers in combinations(present_wrappers, wrapper_count):
+            yield from names_without_wrappers(
+                [
+                    ".".join([name_parts[0], *(p for p in name_parts[1:] if p not in removed_wrappers)])
+                    for name_parts in split_names
+                ]
             )
 
 
-def unwrapped(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names, then the names without their first common prefix, then without the second, and so on."""
+def names_without_wrappers(names: list[str]) -> Iterator[list[str]]:
+    """Yield the names, then the names without their first wrapper prefix, then without the second, and so on."""
     yield names
-    while names and (wrapper := next((w for w in WRAPPERS if all(n.startswith(w) for n in names)), "")):
+    while names and (wrapper := next((w for w in WRAPPER_PREFIXES if all(n.startswith(w) for n in names)), "")):
         names = [name.removeprefix(wrapper) for name in names]
         yield names
 
@@ -76,9 +87,9 @@ class KeyMap:
     """Rules that translate stored tensor names into this package's names, and back.
 
     Args:
-        parts: (stored text, our text) pairs for a part of a name between two dots.
-        norms: endings of our names of norm layers, whose stored tensors have other names and the shape (1, C, 1, 1).
-        leaves: (stored name, our name) pairs for the tensors of these norm layers.
+        parts: pairs (stored text, our text): a part of a tensor name between two dots is replaced.
+        norms: endings of our layer names: norm layers whose stored tensors have other names and the shape (1, C, 1, 1).
+        leaves: pairs (stored name, our name) of the tensors in the norm layers that `norms` lists.
         by_shape: whether tensors are matched by shape, because stored names are unknown and all shapes differ.
     """
 
@@ -87,9 +98,9 @@ class KeyMap:
     leaves: tuple[tuple[str, str], ...] = ()
     by_shape: bool = False
 
-    def ours(self, name: str, shape: Shape) -> tuple[str, Shape]:
-        """Translate the stored name and shape of a tensor into ours; return them. Names in our form already stay
-        unchanged.
+    def translate_to_ours(self, name: str, shape: Shape) -> tuple[str, Shape]:
+        """Translate the stored name and shape of a tensor into our name and shape; return both. A name that is ours
+        already stays unchanged.
 
         >>> UPSTREAM["resnet20-frn-silu"].ours("layer2.0.shortcut.1.gamma", (1, 32, 1, 1))
         ('layer2.0.downsample.1.weight', (32,))
@@ -101,8 +112,8 @@ class KeyMap:
             leaf, shape = leaves[leaf], shape[1:2] if flat else shape
         return ".".join([*path, leaf]), shape
 
-    def stored(self, name: str, shape: Shape) -> tuple[str, Shape]:
-        """Translate our name and shape of a tensor into upstream's; return them.
+    def translate_to_stored(self, name: str, shape: Shape) -> tuple[str, Shape]:
+        """Translate our name and shape of a tensor into torch-uncertainty's name and shape; return both.
 
         >>> UPSTREAM["resnet18"].stored("layer2.0.downsample.1.weight", (128,))
         ('layer2.0.shortcut.1.weight', (128,))
@@ -118,16 +129,16 @@ class KeyMap:
         return any(layer.endswith("." + norm) for norm in self.norms)
 
 
-_PARTS = (("shortcut", "downsample"), ("linear", "fc"))
+_RESNET_RENAMES = (("shortcut", "downsample"), ("linear", "fc"))
 
-UPSTREAM: dict[str, KeyMap] = {
-    "resnet18": KeyMap(_PARTS),
+KEY_MAPS: dict[str, KeyMap] = {
+    "resnet18": KeyMap(_RESNET_RENAMES),
     "resnet20-frn-silu": KeyMap(
-        _PARTS,
+        _RESNET_RENAMES,
         norms=("bn1", "bn2", "downsample.1"),
         leaves=(("gamma", "weight"), ("beta", "bias"), ("tau", "tau")),
     ),
-    "optunet": KeyMap(_PARTS, by_shape=True),
+    "optunet": KeyMap(_RESNET_RENAMES, by_shape=True),
 }
 
 
@@ -137,8 +148,8 @@ class RecognisedNetwork(NamedTuple):
     Args:
         architecture: name of the network, a key of `ARCHITECTURES`.
         arguments: arguments of the function that builds the network.
-        tensors: our name -> (dtype, our shape), in the order of the stored tensors; counters are included only if
-            stored.
+        tensors: our tensor name -> (dtype, our shape), in the order of the stored tensors; batch counters are included
+            only if stored.
     """
 
     architecture: str
@@ -147,37 +158,39 @@ class RecognisedNetwork(NamedTuple):
 
 
 def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> RecognisedNetwork:
-    """Recognise one of upstream's networks by its tensors; return it with the tensors under our names.
+    """Recognise one of torch-uncertainty's networks by its tensors; return the network, with the tensors under our
+    names.
 
     Args:
-        tensors: stored name -> (dtype, shape) of one member, with or without wrapper prefixes and counters.
+        tensors: stored tensor name -> (dtype, shape) of one member, with or without wrapper prefixes and batch
+            counters.
 
     Raises:
-        LayoutError: the tensors are of none of the networks (the error lists the differences from the nearest), or a
-            weight is no float.
+        LayoutError: no network has these tensors (the error lists the differences from the closest network), or the
+            dtype of a weight is not a float type.
 
     >>> recognise({"a": ("F16", (2, 1, 4, 4)), "b": ("F16", (10, 1, 5, 5)),
     ...            "c.w": ("F16", (10, 10)), "c.b": ("F16", (10,))}).arguments
     {'classes': 10, 'hidden': None}
     """
-    *_, bare = unwrapped(list(tensors))
-    tried = []
-    for architecture in UPSTREAM:
-        for renamed in _renamings(architecture, bare, tensors):
+    *_, bare_names = names_without_wrappers(list(tensors))
+    failed_attempts = []
+    for architecture in KEY_MAPS:
+        for renamed in _renamings(architecture, bare_names, tensors):
             shapes = {name: shape for name, (_, shape) in renamed.items()}
-            arguments = _NETS[architecture].arguments(shapes)
-            expected = tensor_shapes(architecture, **arguments)
-            expected = {n: s for n, s in expected.items() if n in shapes or not is_counter(n)}
-            names_that_differ, phrase = compare_shapes(shapes, expected)
+            arguments = _UPSTREAM_NETS[architecture].arguments(shapes)
+            expected_shapes = tensor_shapes(architecture, **arguments)
+            expected_shapes = {n: s for n, s in expected_shapes.items() if n in shapes or not is_counter(n)}
+            names_that_differ, difference_text = compare_shapes(shapes, expected_shapes)
             if not names_that_differ:
                 _check_floats(renamed)
                 return RecognisedNetwork(architecture, arguments, renamed)
-            tried.append((names_that_differ, f"{phrase}, against {architecture}"))
-    names_that_differ, phrase = min(tried, key=lambda one: len(one[0]))
+            failed_attempts.append((names_that_differ, f"{difference_text}, against {architecture}"))
+    names_that_differ, difference_text = min(failed_attempts, key=lambda one: len(one[0]))
     raise LayoutError(
         "tensors of a member",
-        expected=f"those of {' or '.join(UPSTREAM)} by name and shape",
-        found=phrase,
+        expected=f"names and shapes of {' or '.join(KEY_MAPS)}",
+        found=difference_text,
         do="Give the architecture that the members were trained with",
         tensor=names_that_differ[0],
     )
@@ -187,15 +200,15 @@ def _renamings(
     architecture: str, stored_names: list[str], tensors: Mapping[str, tuple[str, Shape]]
 ) -> Iterator[dict[str, tuple[str, Shape]]]:
     """Yield the tensors under our names, translated by the rules or, if the stored names are unknown, by shape."""
-    key_map = UPSTREAM[architecture]
+    key_map = KEY_MAPS[architecture]
     renamed: dict[str, tuple[str, Shape]] = {}
     for name, (dtype, shape) in zip(stored_names, tensors.values(), strict=True):
-        ours, flat = key_map.ours(name, shape)
+        ours, flat = key_map.translate_to_ours(name, shape)
         # If two stored names translate to the same name, the second tensor counts as extra.
         renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
     yield renamed
     if key_map.by_shape:
-        for arguments in _OPTUNETS:
+        for arguments in _OPTUNET_ARGUMENTS:
             names = {shape: name for name, shape in tensor_shapes(architecture, **arguments).items()}
             if sorted(names) == sorted(shape for _, shape in tensors.values()):
                 yield {names[shape]: (dtype, shape) for dtype, shape in tensors.values()}
@@ -203,23 +216,24 @@ def _renamings(
 
 def _check_floats(renamed: Mapping[str, tuple[str, Shape]]) -> None:
     for name, (dtype, _) in renamed.items():
-        if dtype not in FLOATS and not is_counter(name):
-            expected = f"a dtype among {', '.join(FLOATS)}"
+        if dtype not in FLOAT_DTYPES and not is_counter(name):
+            expected = f"a dtype among {', '.join(FLOAT_DTYPES)}"
             raise LayoutError(f"tensor {name!r}", expected=expected, found=dtype, tensor=name)
 
 
 def tensor_shapes(architecture: str, /, **arguments: Any) -> dict[str, Shape]:
-    """Return name -> shape of a network's tensors, counters included, in the order of the module; this needs no torch.
+    """Return tensor name -> shape of a network, batch counters included, in the order of the module; torch is not
+    needed.
 
     Args:
-        architecture: name of the architecture, a key of `UPSTREAM`.
-        arguments: arguments of the architecture without `channels`, since upstream's networks have three and OptuNet
+        architecture: name of the architecture, a key of `KEY_MAPS`.
+        arguments: arguments of the architecture without `channels`: torch-uncertainty's networks have three, OptuNet
             one.
     """
-    return _NETS[architecture].shapes(**arguments)
+    return _UPSTREAM_NETS[architecture].shapes(**arguments)
 
 
-_BATCH_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_BATCH_NORM_TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def _resnet(
@@ -247,7 +261,7 @@ def _resnet(
 
 
 def _resnet18(classes: int) -> dict[str, Shape]:
-    return _resnet((64, 128, 256, 512), 2, _BATCH_NORM, classes, conv_bias=False)
+    return _resnet((64, 128, 256, 512), 2, _BATCH_NORM_TENSORS, classes, conv_bias=False)
 
 
 def _resnet20(classes: int, conv_bias: bool) -> dict[str, Shape]:
@@ -262,7 +276,7 @@ def _optunet(classes: int, hidden: int | None) -> dict[str, Shape]:
     return shapes
 
 
-_OPTUNETS: tuple[dict[str, Any], ...] = ({"classes": 10, "hidden": None}, {"classes": 10, "hidden": 3})
+_OPTUNET_ARGUMENTS: tuple[dict[str, Any], ...] = ({"classes": 10, "hidden": None}, {"classes": 10, "hidden": 3})
 
 
 class _UpstreamNet(NamedTuple):
@@ -271,12 +285,12 @@ class _UpstreamNet(NamedTuple):
 
 
 def _row_count(shapes: Mapping[str, Shape], name: str) -> int:
-    """Return the number of rows of the named matrix; 10 if it is missing, so that it is reported later."""
+    """Return the number of rows of the named matrix; 10 if the matrix is missing, so that a later check reports it."""
     shape = shapes.get(name, ())
     return shape[0] if len(shape) == 2 and shape[0] > 0 else 10
 
 
-_NETS = {
+_UPSTREAM_NETS = {
     "resnet18": _UpstreamNet(_resnet18, lambda found: {"classes": _row_count(found, "fc.weight")}),
     "resnet20-frn-silu": _UpstreamNet(
         _resnet20,

@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
-from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of
+from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of_header
 from checkpoints_zoo.sources.archives.keymaps import RecognisedNetwork, recognise, tensor_shapes
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ class MemberRange:
     """The byte range of one member inside a file of a source, with its safetensors header.
 
     Args:
-        name: name of the member's file, which may contain its number.
+        name: name of the member's file, which may contain the member's number.
         path: path in the source of the file that holds the member's bytes.
-        offset: offset of the member's first tensor in that file.
-        head: safetensors header of the member, which lists its tensors.
+        offset: offset in that file of the member's first tensor.
+        header: safetensors header of the member, which lists its tensors.
     """
 
     name: str
     path: str
     offset: int
-    head: MemberHeader
+    header: MemberHeader
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class MemberGroup:
 
     Args:
         members: the byte range of each member.
-        broken: (name, reason) of each damaged member.
-        numbers: numbers of the members, then of the damaged members; () to read them from the names.
+        damaged: (name, reason) of each damaged member.
+        numbers: numbers of the members, then of the damaged members; () to read the numbers from the file names.
     """
 
     members: Sequence[MemberRange]
-    broken: Sequence[tuple[str, str]] = ()
+    damaged: Sequence[tuple[str, str]] = ()
     numbers: Sequence[int] = ()
 
 
@@ -59,21 +59,23 @@ class MemberGroup:
 IdentifyNet = Callable[[MemberHeader], tuple[RecognisedNetwork, Layout]]
 
 
-def layout_of_head(head: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
-    """Recognise the network of a header's tensors; return it, and the layout under our names.
+def layout_of_header(header: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
+    """Recognise the network of a header's tensors; return the network, and the layout under our names.
 
     Raises:
         LayoutError: the tensors are of no known network.
     """
-    stored = tensors_of(head)
-    net = recognise(stored)
+    stored_tensors = tensors_of_header(header)
+    net = recognise(stored_tensors)
     expected = tensor_shapes(net.architecture, **net.arguments)
     tensors = (
         (ours, dtype, shape, name, stored_shape)
-        for (ours, (dtype, shape)), (name, (_, stored_shape)) in zip(net.tensors.items(), stored.items(), strict=True)
+        for (ours, (dtype, shape)), (name, (_, stored_shape)) in zip(
+            net.tensors.items(), stored_tensors.items(), strict=True
+        )
     )
-    missing = [name for name in expected if is_counter(name) and name not in net.tensors]
-    return net, Layout.of_stored(tensors, missing, head.header_nbytes)
+    missing_counters = [name for name in expected if is_counter(name) and name not in net.tensors]
+    return net, Layout.of_stored(tensors, missing_counters, header.header_nbytes)
 
 
 def rows_of_archives(
@@ -82,76 +84,79 @@ def rows_of_archives(
     """Make the manifest of a collection that lies in archives; return its rows, its layouts, and the architecture with
     arguments.
 
-    The id of a member is the number in its name. If one of an archive's numbers is used by an earlier archive, all its
-    numbers are increased so that they follow the largest used one. Members of another network than the majority get the
-    status "excluded", damaged members the status "failed".
+    The id of a member is the number in its name. If an earlier archive uses one of an archive's numbers, all numbers of
+    the archive are increased, so that they follow the largest used number. A member whose network is not the most
+    common one gets the status "excluded", a damaged member the status "failed".
 
     Args:
         indexes: path of an archive in the source -> its index, in the collection's order.
 
     Raises:
         LayoutError: the members are of no known network.
-        DamagedError: no members.
+        DamagedError: the archives have no members.
         UsageError: an archive is gzipped, so that its members can't be read by ranges.
     """
     for path, index in indexes.items():
         if index.kind != "tar":
             raise UsageError(
                 f"archive {path}",
-                expected="an uncompressed tar, whose members have a place",
+                expected="an uncompressed tar, whose members can be read by byte ranges",
                 found="a gzipped one",
-                do="It can only be read from front to back: `stream` yields its members",
+                do="A gzipped tar can only be read from start to end: `stream` yields its members",
             )
-    return rows_of_groups([archive_group(path, index) for path, index in indexes.items()], layout_of_head)
+    return rows_of_groups([archive_group(path, index) for path, index in indexes.items()], layout_of_header)
 
 
 def archive_group(path: str, index: Index) -> MemberGroup:
-    """Return the members of an archive as a group; the path is the archive's in the source."""
-    heads = index.heads
-    members = [MemberRange(e.name, path, e.data + heads[e.head].header_nbytes, heads[e.head]) for e in index.entries]
+    """Return the members of an archive as a group; `path` is the archive's path in the source."""
+    headers = index.headers
+    members = [
+        MemberRange(e.name, path, e.data_offset + headers[e.header_number].header_nbytes, headers[e.header_number])
+        for e in index.entries
+    ]
     return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
 
 
 def rows_of_groups(
-    groups: Sequence[MemberGroup], identify: IdentifyNet
+    groups: Sequence[MemberGroup], identify_net: IdentifyNet
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Make the manifest of groups of members; ids and result are those of `rows_of_archives`.
+    """Make the manifest of groups of members; ids and result are like those of `rows_of_archives`.
 
     Args:
         groups: groups of members, in the collection's order.
-        identify: function that recognises the network of a header's tensors.
+        identify_net: function that recognises the network of a header's tensors.
 
     Raises:
         LayoutError: no member is of a known network.
-        DamagedError: no members.
+        DamagedError: the archives have no members.
     """
-    # The dict is keyed by `id(head)`: headers are few, and hashing all their tensor names takes long.
-    heads = {id(m.head): m.head for group in groups for m in group.members}
-    nets = {key: _identify(head, identify) for key, head in heads.items()}
-    majority = _majority_net(Counter(id(m.head) for group in groups for m in group.members), nets)
+    # The dict is keyed by `id(header)`: headers are few, and hashing all their tensor names takes long.
+    headers = {id(m.header): m.header for group in groups for m in group.members}
+    net_of_header = {key: _identify(head, identify_net) for key, head in headers.items()}
+    majority = _majority_net(Counter(id(m.header) for group in groups for m in group.members), net_of_header)
     rows, layouts, used_numbers = list[dict[str, Any]](), dict[str, Layout](), set[int]()
-    shared_columns = {key: _shared_columns(net, majority, layouts) for key, net in nets.items()}
+    shared_columns = {key: _shared_columns(net, majority, layouts) for key, net in net_of_header.items()}
     for group in groups:
-        names = [*(m.name for m in group.members), *(name for name, _ in group.broken)]
+        names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
         numbers = list(group.numbers) or numbers_of(names)
         if used_numbers & set(numbers):
-            shift = max(used_numbers) + 1 - min(numbers)
-            numbers = [number + shift for number in numbers]
+            number_shift = max(used_numbers) + 1 - min(numbers)
+            numbers = [number + number_shift for number in numbers]
         used_numbers |= set(numbers)
-        # The numbers of the damaged members come after those of the others.
+        # The numbers of the damaged members come after the other members' numbers.
         for member, number in zip(group.members, numbers[: len(group.members)], strict=True):
-            row = _new_row(number) | shared_columns[id(member.head)]
+            row = _new_row(number) | shared_columns[id(member.header)]
             if row["status"] == "ok":
                 row |= {"path": member.path, "offset": member.offset}
             rows.append(row)
-        for (_, why), number in zip(group.broken, numbers[len(group.members) :], strict=True):
+        for (_, why), number in zip(group.damaged, numbers[len(group.members) :], strict=True):
             rows.append(_new_row(number) | {"status": "failed", "reason": why})
     return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
 
 
-def _identify(head: MemberHeader, identify: IdentifyNet) -> tuple[RecognisedNetwork, Layout] | LayoutError:
+def _identify(header: MemberHeader, identify_net: IdentifyNet) -> tuple[RecognisedNetwork, Layout] | LayoutError:
     try:
-        return identify(head)
+        return identify_net(header)
     except LayoutError as error:
         return error
 
@@ -174,19 +179,19 @@ def _new_row(number: int) -> dict[str, Any]:
 
 
 def _majority_net(
-    counts: Mapping[int, int], nets: Mapping[int, tuple[RecognisedNetwork, Layout] | LayoutError]
+    member_counts: Mapping[int, int], net_of_header: Mapping[int, tuple[RecognisedNetwork, Layout] | LayoutError]
 ) -> RecognisedNetwork:
     """Return the network that most members have, given the number of members of each header."""
-    if not counts:
+    if not member_counts:
         raise DamagedError("archives or folder", expected="members", found="none")
     votes: dict[str, tuple[int, RecognisedNetwork]] = {}
-    for head, count in counts.items():
-        net = nets[head]
+    for header_id, count in member_counts.items():
+        net = net_of_header[header_id]
         if not isinstance(net, LayoutError):
             key = json.dumps([net[0].architecture, net[0].arguments], sort_keys=True)
             votes[key] = votes.get(key, (0, net[0]))[0] + count, net[0]
     if not votes:
-        raise next(net for net in nets.values() if isinstance(net, LayoutError))
+        raise next(net for net in net_of_header.values() if isinstance(net, LayoutError))
     return max(votes.values(), key=lambda vote: vote[0])[1]
 
 
@@ -197,31 +202,31 @@ def layout_key(architecture: str, layout: Layout) -> str:
 
 
 def source_of_archive(
-    paths: Path | Iterable[Path], root: Path | None = None, facts: Mapping[str, Any] | None = None
+    paths: Path | Iterable[Path], root: Path | None = None, description_fields: Mapping[str, Any] | None = None
 ) -> tuple[Description, pa.Table]:
     """Index archives on this disk; return the description and the manifest of the collection in them.
 
     Args:
         paths: paths of the archives, in the collection's order.
         root: the source's folder, to which paths in the rows are relative; None for the folder of the first archive.
-        facts: fields of `Description` that archives lack: name, title, dataset, classes and so on.
+        description_fields: fields of `Description` that archives lack: name, title, dataset, classes and so on.
 
     Raises:
         DamagedError, LayoutError, UsageError: for the same reasons as in `index_archive` and `rows_of_archives`.
     """
-    files = [paths] if isinstance(paths, Path) else list(paths)
-    if not files:
+    archive_paths = [paths] if isinstance(paths, Path) else list(paths)
+    if not archive_paths:
         raise UsageError("archives", expected="one path or more", found="none")
-    base = (files[0].parent if root is None else root).resolve()
-    indexes = {path.resolve().relative_to(base).as_posix(): index_file(path) for path in files}
+    base_folder = (archive_paths[0].parent if root is None else root).resolve()
+    indexes = {path.resolve().relative_to(base_folder).as_posix(): index_file(path) for path in archive_paths}
     rows, layouts, net = rows_of_archives(indexes)
     fields: dict[str, Any] = {
-        "name": files[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (), "preprocessing": {},
-        "licence": "", "citation": "", **net, "layouts": layouts,
+        "name": archive_paths[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (),
+        "preprocessing": {}, "licence": "", "citation": "", **net, "layouts": layouts,
     }  # fmt: skip
-    description = Description(**fields | dict(facts or {}))
+    description = Description(**fields | dict(description_fields or {}))
     table = manifest.build_manifest(rows)
-    manifest.check_rows(table, description, files[0])
+    manifest.check_rows(table, description, archive_paths[0])
     return description, table
 
 
@@ -233,17 +238,19 @@ def index_file(path: Path) -> Index:
     """
     with path.open("rb", buffering=0) as file:
 
-        def read(offset: int, length: int) -> bytes:
+        def read_range(offset: int, length: int) -> bytes:
             file.seek(offset)
-            pieces, missing = [], length
-            while missing and (piece := file.read(missing)):
+            pieces, bytes_left = [], length
+            while bytes_left and (piece := file.read(bytes_left)):
                 pieces.append(piece)
-                missing -= len(piece)
+                bytes_left -= len(piece)
             return b"".join(pieces)
 
         size = path.stat().st_size
-        index = walking.index_archive(read, size, str(path), threads=1)
+        index = walking.index_archive(read_range, size, str(path), threads=1)
         # Reading all headers of a local file is cheap, so no index is predicted.
         return (
-            index if all(e.verified for e in index.entries) else walking.walk_archive(read, size, str(path), threads=1)
+            index
+            if all(e.verified for e in index.entries)
+            else walking.walk_archive(read_range, size, str(path), threads=1)
         )

@@ -1,7 +1,7 @@
-"""Headers of tar files: ustar, pax, GNU and the oldest format. Every field of a header that is used is checked.
+"""Headers of tar files in the formats ustar, pax, GNU and the oldest one. Every used field of a header is checked.
 
-`tarfile.TarInfo.frombuf` is not used: it accepts the sizes "-5", "0o5" and "1_0", refuses a header whose mode or owner
-is no number although nothing depends on them, and adds the times in an old GNU header to the name.
+`tarfile.TarInfo.frombuf` is not used: it accepts the sizes "-5", "0o5" and "1_0", refuses a header whose unused mode or
+owner is not a number, and appends the times in an old GNU header to the file's name.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from checkpoints_zoo.errors import DamagedError
 
-BLOCK = 512
-MOST_EXTRA = 2**20  # Largest number of bytes of pax records and long names before one file.
-MOST_RECORDS = 8  # Largest number of pax records and long names before one file.
-LARGEST = 2**62
+BLOCK_BYTES = 512
+LARGEST_EXTRA_BYTES = 2**20  # Largest number of bytes of pax records and long names before one file.
+LARGEST_RECORD_COUNT = 8  # Largest number of pax records and long names before one file.
+LARGEST_SIZE = 2**62
 
 # Function (offset, length) -> exactly `length` bytes of the archive.
 ReadExactly = Callable[[int, int], bytes]
@@ -23,7 +23,7 @@ ReadExactly = Callable[[int, int], bytes]
 OTHER_KINDS = {
     "1": "a hard link", "2": "a symbolic link", "3": "a device", "4": "a device", "5": "a folder", "6": "a pipe",
 }  # fmt: skip
-LINKS = (OTHER_KINDS["1"], OTHER_KINDS["2"])
+LINK_KINDS = (OTHER_KINDS["1"], OTHER_KINDS["2"])
 _PAX_LENGTH = re.compile(rb"([0-9]{1,8}) ")
 
 
@@ -33,112 +33,137 @@ class TarHeader:
 
     Args:
         name: name of the file without "./" and doubled slashes, otherwise unchecked.
-        start: offset of the first block that belongs to the file; pax records and long names come before its header.
-        data: offset of the first byte of the file's contents.
+        start: offset in the archive of the file's first block; pax records and long names come before the file's
+            header.
+        data_offset: offset in the archive of the first byte of the file's contents.
         size: size of the file's contents, in bytes.
         kind: "" for a plain file, else a noun such as "folder" or "link".
     """
 
     name: str
     start: int
-    data: int
+    data_offset: int
     size: int
     kind: str
 
     @property
     def end(self) -> int:
         """Offset of the next file in the archive."""
-        return self.data + padded_size(self.size)
+        return self.data_offset + padded_size(self.size)
 
 
 def padded_size(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def damage_error(archive: str, at: int, expected: str, found: str, do: str = "Get the archive again") -> DamagedError:
-    return DamagedError(f"archive {archive} at byte {at:,}", expected=expected, found=found, do=do, path=archive)
+def damage_error(
+    archive: str, offset: int, expected: str, found: str, do: str = "Get the archive again"
+) -> DamagedError:
+    return DamagedError(f"archive {archive} at byte {offset:,}", expected=expected, found=found, do=do, path=archive)
 
 
 def is_header(block: bytes) -> bool:
-    """Say whether a block of 512 bytes is the header of a file in a tar, by its checksum."""
-    if len(block) < BLOCK or not block.rstrip(b"\0"):
+    """Say whether a block of 512 bytes has the checksum of a tar header."""
+    if len(block) < BLOCK_BYTES or not block.rstrip(b"\0"):
         return False
-    stored = re.match(rb" *([0-7]{1,7})[ \0]", block[148:156])
-    rest = block[:148] + b" " * 8 + block[156:BLOCK]
+    stored_checksum = re.match(rb" *([0-7]{1,7})[ \0]", block[148:156])
+    summed_block = block[:148] + b" " * 8 + block[156:BLOCK_BYTES]
     # Some old programs computed the checksum over signed bytes.
-    return stored is not None and int(stored[1], 8) in (sum(rest), sum(b - 256 * (b > 127) for b in rest))
+    return stored_checksum is not None and int(stored_checksum[1], 8) in (
+        sum(summed_block),
+        sum(b - 256 * (b > 127) for b in summed_block),
+    )
 
 
-def header_at(read_exactly: ReadExactly, start: int, size: int, archive: str) -> TarHeader | None:
+def header_at(read_exactly: ReadExactly, start: int, archive_nbytes: int, archive: str) -> TarHeader | None:
     """Read the header of the file at an offset of a tar; return it, or None at the end mark.
 
     Args:
-        read_exactly: reads the archive.
-        start: the offset.
-        size: size of the archive in bytes; `LARGEST` if it is unknown.
+        read_exactly: function (offset, length) -> bytes that reads the archive.
+        start: offset of the file's first block in the archive.
+        archive_nbytes: size of the archive in bytes; `LARGEST_SIZE` if it is unknown.
         archive: name of the archive in error texts.
 
     Raises:
-        DamagedError: there is no header at the offset, it is inconsistent, or the file exceeds the archive.
+        DamagedError: there is no header at the offset, the header is inconsistent, or the file exceeds the archive.
     """
-    at, extra_bytes, long_name, pax = start, 0, "", dict[str, str]()
-    for _ in range(MOST_RECORDS + 1):
-        block = read_exactly(at, BLOCK)
-        if at == start and not block.rstrip(b"\0"):
+    block_start, extra_bytes, long_name, pax = start, 0, "", dict[str, str]()
+    for _ in range(LARGEST_RECORD_COUNT + 1):
+        block = read_exactly(block_start, BLOCK_BYTES)
+        if block_start == start and not block.rstrip(b"\0"):
             return None
         if not is_header(block):
-            raise damage_error(archive, at, "the header of a file", "none, by its checksum")
-        kind, count = block[156:157].decode("latin-1"), _parse_number(block[124:136], at, archive)
+            raise damage_error(archive, block_start, "the header of a file", "none, by its checksum")
+        kind, count = block[156:157].decode("latin-1"), _parse_number(block[124:136], block_start, archive)
         if kind not in "xXgLK":
             return _build_header(
-                block, kind, count, TarHeader(pax.get("path", long_name), start, at, 0, ""), size, archive, pax
+                block,
+                kind,
+                count,
+                TarHeader(pax.get("path", long_name), start, block_start, 0, ""),
+                archive_nbytes,
+                archive,
+                pax,
             )
         extra_bytes += count
-        if extra_bytes > MOST_EXTRA:
+        if extra_bytes > LARGEST_EXTRA_BYTES:
             raise damage_error(
-                archive, at, f"at most {MOST_EXTRA:,} bytes of records before a file", f"{extra_bytes:,}"
+                archive,
+                block_start,
+                f"at most {LARGEST_EXTRA_BYTES:,} bytes of records before a file",
+                f"{extra_bytes:,}",
             )
-        raw = read_exactly(at + BLOCK, count)
+        raw = read_exactly(block_start + BLOCK_BYTES, count)
         if kind in "xXg":
-            records = _parse_pax(raw, at, archive)
+            records = _parse_pax(raw, block_start, archive)
             if kind == "g" and records.keys() & {"path", "size"}:
-                raise damage_error(archive, at, "a path and a size for one file", "one for all files")
+                raise damage_error(archive, block_start, "a path and a size for one file", "one for all files")
             pax |= records if kind != "g" else {}
         elif kind == "L":
-            long_name = _decode(raw)
-        at += BLOCK + padded_size(count)
-    raise damage_error(archive, start, f"at most {MOST_RECORDS} records before a file", "more")
+            long_name = _decode_text(raw)
+        block_start += BLOCK_BYTES + padded_size(count)
+    raise damage_error(archive, start, f"at most {LARGEST_RECORD_COUNT} records before a file", "more")
 
 
 def _build_header(
-    block: bytes, kind: str, count: int, partial_header: TarHeader, size: int, archive: str, pax: dict[str, str]
+    block: bytes,
+    kind: str,
+    content_nbytes: int,
+    partial_header: TarHeader,
+    archive_nbytes: int,
+    archive: str,
+    pax: dict[str, str],
 ) -> TarHeader:
-    """Combine the header block of a file with the pax records and long names before it; return the header."""
-    at, name = partial_header.data, partial_header.name or _decode(block[:100])
-    if not partial_header.name and block[257:263] == b"ustar\0" and (prefix := _decode(block[345:500])):
+    """Combine the header block of a file with the pax records and long names before the block; return the header."""
+    header_start, name = partial_header.data_offset, partial_header.name or _decode_text(block[:100])
+    if not partial_header.name and block[257:263] == b"ustar\0" and (prefix := _decode_text(block[345:500])):
         name = f"{prefix}/{name}"
     if "size" in pax:
         if not re.fullmatch("[0-9]{1,18}", pax["size"]):
-            raise damage_error(archive, at, "a size in the pax records", repr(pax["size"][:40]))
-        count = int(pax["size"])
+            raise damage_error(archive, header_start, "a size in the pax records", repr(pax["size"][:40]))
+        content_nbytes = int(pax["size"])
     if kind == "S" or any(key.startswith("GNU.sparse") for key in pax):
         raise damage_error(
-            archive, at, "whole files", f"a sparse one, {name[:200]!r}", "Unpack it and give the files' folder"
+            archive,
+            header_start,
+            "whole files",
+            f"a sparse one, {name[:200]!r}",
+            "Unpack it and give the files' folder",
         )
-    kind_text = "" if kind in "0\0007" else OTHER_KINDS.get(kind, f"of kind {kind!r}, which nobody knows")
+    kind_text = "" if kind in "0\0007" else OTHER_KINDS.get(kind, f"of the unknown kind {kind!r}")
     if kind == "\0" and name.endswith("/"):
         kind_text = OTHER_KINDS["5"]
-    data = at + BLOCK
+    data = header_start + BLOCK_BYTES
     # Headers of links and folders may state a size, but no contents follow.
-    count = 0 if kind_text and kind in "123456\0" else count
-    if data + count > size:
-        expected = f"the {count:,} bytes of {name[:200]!r} within the archive's {size:,}"
-        raise damage_error(archive, at, expected, "an archive that is cut, or a wrong size")
-    return TarHeader(tidy_name(name), partial_header.start, data, count, kind_text)
+    content_nbytes = 0 if kind_text and kind in "123456\0" else content_nbytes
+    if data + content_nbytes > archive_nbytes:
+        expected = f"the {content_nbytes:,} bytes of {name[:200]!r} within the archive's {archive_nbytes:,}"
+        raise damage_error(archive, header_start, expected, "an archive that is cut, or a wrong size")
+    return TarHeader(tidy_name(name), partial_header.start, data, content_nbytes, kind_text)
 
 
 def tidy_name(name: str) -> str:
-    """Remove "./" and doubled slashes from a name; return it."""
+    """Remove "./" and doubled slashes from a file's name; return the name."""
     parts = "/".join(part for part in name.split("/") if part not in ("", "."))
     return f"/{parts}" if name.startswith("/") else parts
 
@@ -148,33 +173,35 @@ def leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in name.split("/")
 
 
-def _decode(raw: bytes) -> str:
-    return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+def _decode_text(field_bytes: bytes) -> str:
+    return field_bytes.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def _parse_number(field: bytes, at: int, archive: str) -> int:
-    """Parse a size field: an octal number, or in base 256 for large sizes; return the size."""
+def _parse_number(field: bytes, offset: int, archive: str) -> int:
+    """Parse a size field, which is an octal number, or a number in base 256 for large sizes; return the size."""
     if field[0] in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     else:
         digits = field.partition(b"\0")[0].strip(b" ")
         if not re.fullmatch(rb"[0-7]*", digits):
-            raise damage_error(archive, at, "a size in octal digits", repr(field))
+            raise damage_error(archive, offset, "a size in octal digits", repr(field))
         value = int(digits or b"0", 8)
-    if not 0 <= value < LARGEST:
-        raise damage_error(archive, at, "a size that a file can have", f"{value:,}")
+    if not 0 <= value < LARGEST_SIZE:
+        raise damage_error(archive, offset, "a size that a file can have", f"{value:,}")
     return value
 
 
-def _parse_pax(raw: bytes, at: int, archive: str) -> dict[str, str]:
+def _parse_pax(pax_bytes: bytes, offset: int, archive: str) -> dict[str, str]:
     """Parse pax records, "LENGTH KEY=VALUE\\n" each; return the values by key."""
-    records, begin = {}, 0
-    while begin < len(raw) and raw[begin:].strip(b"\0"):
-        match = _PAX_LENGTH.match(raw, begin)
-        end = begin + int(match[1]) if match else 0
-        key, equals, value = raw[match.end() : end - 1].partition(b"=") if match else (b"", b"", b"")
-        if not match or end > len(raw) or end <= match.end() or raw[end - 1 : end] != b"\n" or not equals:
-            raise damage_error(archive, at, "pax records of the length they say", repr(raw[begin : begin + 40]))
+    records, record_start = {}, 0
+    while record_start < len(pax_bytes) and pax_bytes[record_start:].strip(b"\0"):
+        match = _PAX_LENGTH.match(pax_bytes, record_start)
+        end = record_start + int(match[1]) if match else 0
+        key, equals, value = pax_bytes[match.end() : end - 1].partition(b"=") if match else (b"", b"", b"")
+        if not match or end > len(pax_bytes) or end <= match.end() or pax_bytes[end - 1 : end] != b"\n" or not equals:
+            raise damage_error(
+                archive, offset, "pax records of the stated length", repr(pax_bytes[record_start : record_start + 40])
+            )
         records[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
-        begin = end
+        record_start = end
     return records

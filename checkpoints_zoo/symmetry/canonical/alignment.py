@@ -23,7 +23,7 @@ from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
 _SMALL_MEMBER = 1 << 20  # Number of weights of all members below which one thread is faster.
-_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
+_MOST_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Matching:
         objective: (member), the inner product of the weights of the reference and the permuted member, in float64, over
             all permuted tensors without running statistics and integers.
         sweeps: (member), number of sweeps over the groups.
-        visits: (member), number of visits of groups. A group is visited again only after a neighbour has moved.
-        converged: (member), whether no group could gain at the end.
+        visits: (member), number of visits; each visit optimises the permutation of one group. A group is visited again
+            only after a group in the same tensors has been permuted.
+        converged: (member), whether at the end no permutation of one group could raise the objective.
     """
 
     permutations: Mapping[str, Tensor]
@@ -63,23 +64,22 @@ def match_weights(
     permutations.
 
     Each sweep visits the groups in random order. A visit finds the best permutation of one group by linear assignment,
-    while all others stay; the groups whose blocks it moves get their best order as well. A visit changes a permutation
-    only if that gains, so the objective never falls. The result of a member depends on the seed, the member and the
-    reference, not on other members.
+    while all other permutations stay; if the group moves blocks of other groups, their units get the best order as
+    well. A visit changes a permutation only if the change raises the objective, so the objective never falls. The
+    result of a member depends on the seed, the member and the reference, not on other members.
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (member, *shape), including all permuted tensors. Running statistics and integers do
-            not count, and may be
-            missing. Computations are in float32, or in float64 if a tensor is float64.
+        params: parameters, name -> (member, *shape), including all permuted tensors. Running statistics and integers
+            are not compared, and may be missing. Computations are in float32, or in float64 if a tensor is float64.
         reference: parameters of the reference, name -> (*shape).
-        start: group -> first permutation, (unit) or (member, unit). Groups without an entry start unpermuted.
+        start: group -> permutation to start from, (unit) or (member, unit). All other groups start unpermuted.
         seed: seed of the random order in which groups are visited.
         most: largest number of sweeps over the groups.
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
-        UsageError: the tensors have no member axis, the reference has one, or a first permutation is invalid.
+        UsageError: the tensors have no member axis, the reference has one, or a permutation to start from is invalid.
         DamagedError: a weight is not finite.
 
     >>> from torch import nn
@@ -95,10 +95,10 @@ def match_weights(
     check_single(table, reference, "reference")
     begin = dict(start or {})
     check_element(table, Element(begin), members)
-    _check_most(most)
+    _check_sweep_limit(most)
     stacked, fixed = matched_tensors(table, params, "members"), matched_tensors(table, reference, "reference")
     wide = compute_dtype(*(tensor.dtype for network in (stacked, fixed) for tensor in network.values()))
-    with torch.no_grad(), one_thread(_is_small(fixed)):
+    with torch.no_grad(), one_thread(_has_few_weights(fixed)):
         matcher = Matcher(table, {name: tensor.to(wide) for name, tensor in fixed.items()})
         matches, objectives = [], []
         for i in range(members):
@@ -122,25 +122,26 @@ def match_mean(
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (member, *shape), as in `match_weights`. Tensors that do not count in the matching
-            are averaged as well.
+        params: parameters, name -> (member, *shape), as in `match_weights`. Tensors that are not compared in the
+            matching are averaged as well.
         seed: seed of the random orders in which members and groups are visited.
         most: largest number of passes over the members.
 
     Returns:
         The matching, with the sweeps and visits of all passes, and with the mean of the other members as reference of
-        the objective; and the mean, name -> (*shape) in float32 or wider. Integers are those of the first member.
+        the objective; and the mean, name -> (*shape) in float32 or wider. Integer tensors are those of the first
+        member.
 
     Raises:
         LayoutError, DamagedError: for the same reasons as in `match_weights`.
         UsageError: for the same reasons as in `match_weights`, and if there are no members.
     """
     members = count_stacked(table, params)
-    _check_most(most)
+    _check_sweep_limit(most)
     if not members:
         raise UsageError("members", expected="at least one", found="none")
     stacked = matched_tensors(table, params, "members")
-    with torch.no_grad(), one_thread(_is_small(stacked, members)):
+    with torch.no_grad(), one_thread(_has_few_weights(stacked, members)):
         moved, mean = _stack_matches(table, *_match_to_means(table, stacked, members, seed, most)), {}
         for name, tensor in params.items():
             placed = permute(table, {name: tensor}, moved.permutations)[name]
@@ -160,9 +161,9 @@ def _match_to_means(
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}
     matches: dict[int, MemberMatch] = {}
-    changes_when_matched, changes, passes, has_ended = [-1] * members, 0, 0, False
-    while not has_ended and passes < most:
-        passes, changes_before = passes + 1, changes
+    changes_when_matched, changes, pass_count, has_ended = [-1] * members, 0, 0, False
+    while not has_ended and pass_count < most:
+        pass_count, changes_before = pass_count + 1, changes
         for i in generator.permutation(members).tolist():
             if changes_when_matched[i] == changes:
                 continue
@@ -170,17 +171,17 @@ def _match_to_means(
             last_match = matches.get(i, MemberMatch(unpermuted, 0, 0, True))
             placed = permute(table, weights, last_match.permutations)
             if i in matches:
-                _add(total, placed, -1)
+                _add_params(total, placed, -1)
             others, new_match = len(matches) - (i in matches), last_match
             if others:
                 matcher = Matcher(table, {name: (t / others).to(wide) for name, t in total.items()}, "the mean")
                 new_match = matcher.match(
-                    weights, last_match.permutations, seed, _SWEEPS, f"the member at position {i}"
+                    weights, last_match.permutations, seed, _MOST_SWEEPS, f"the member at position {i}"
                 )
             has_moved = any(
                 not torch.equal(p, new_match.permutations[name]) for name, p in last_match.permutations.items()
             )
-            _add(total, permute(table, weights, new_match.permutations) if has_moved else placed, 1)
+            _add_params(total, permute(table, weights, new_match.permutations) if has_moved else placed, 1)
             changes += has_moved or i not in matches
             changes_when_matched[i] = changes
             matches[i] = (
@@ -200,7 +201,7 @@ def _match_to_means(
     return [replace(matches[i], converged=has_ended and matches[i].converged) for i in range(members)], objectives
 
 
-def _add(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
+def _add_params(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
     for name, tensor in params.items():
         total[name].add_(tensor, alpha=sign)
 
@@ -213,12 +214,12 @@ def _sum_over_members(tensor: Tensor) -> Tensor:
     return total
 
 
-def _check_most(most: int) -> None:
+def _check_sweep_limit(most: int) -> None:
     if most < 1:
         raise UsageError("most", expected="at least one sweep", found=repr(most))
 
 
-def _is_small(params: Mapping[str, Tensor], members: int = 1) -> bool:
+def _has_few_weights(params: Mapping[str, Tensor], members: int = 1) -> bool:
     return sum(tensor.numel() for tensor in params.values()) < _SMALL_MEMBER * members
 
 

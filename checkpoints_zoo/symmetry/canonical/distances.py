@@ -12,14 +12,14 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import check_single, count_stacked
-from checkpoints_zoo.symmetry.canonical.matching import STATISTICS
+from checkpoints_zoo.symmetry.canonical.matching import STATISTIC_ROLES
 from checkpoints_zoo.symmetry.table import Table
 
-_CHUNK = 1 << 18  # Largest number of entries converted to float64 at once.
+_ENTRIES_AT_ONCE = 1 << 18  # Largest number of entries converted to float64 at once.
 
 
 def transpositions(permutation: Tensor) -> Tensor:
-    """Return the smallest number of swaps of two units that make a permutation, int64 (...): units - cycles.
+    """Return the smallest number of swaps of two units that make up a permutation, int64 (...): units - cycles.
 
     Args:
         permutation: one or more permutations, int64 (..., unit).
@@ -30,8 +30,8 @@ def transpositions(permutation: Tensor) -> Tensor:
     >>> transpositions(torch.tensor([[0, 1, 2], [1, 0, 2], [1, 2, 0]])).tolist()
     [0, 1, 2]
     """
-    places = torch.arange(permutation.shape[-1], device=permutation.device) if permutation.ndim else None
-    if places is None or permutation.dtype != torch.int64 or not bool((permutation.sort(-1)[0] == places).all()):
+    units = torch.arange(permutation.shape[-1], device=permutation.device) if permutation.ndim else None
+    if units is None or permutation.dtype != torch.int64 or not bool((permutation.sort(-1)[0] == units).all()):
         raise UsageError(
             "permutation",
             expected="int64, each unit once along the last axis",
@@ -39,11 +39,11 @@ def transpositions(permutation: Tensor) -> Tensor:
             f"{permutation.flatten()[:8].tolist()}",
         )
     # Each unit learns the least unit of its cycle; each step looks twice as far along the cycle.
-    least_unit_of_cycle, units_ahead = torch.minimum(permutation, places), permutation
-    for _ in range(max(0, len(places) - 1).bit_length()):
+    least_unit_of_cycle, units_ahead = torch.minimum(permutation, units), permutation
+    for _ in range(max(0, len(units) - 1).bit_length()):
         units_ahead = units_ahead.gather(-1, units_ahead)
         least_unit_of_cycle = torch.minimum(least_unit_of_cycle, least_unit_of_cycle.gather(-1, units_ahead))
-    return len(places) - (least_unit_of_cycle == places).sum(-1)
+    return len(units) - (least_unit_of_cycle == units).sum(-1)
 
 
 def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
@@ -71,24 +71,24 @@ def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapp
     check_single(table, reference, "reference")
     for name, axes in table.tensors.items():
         present = [tensors[name] for tensors in (params, reference) if name in tensors]
-        if axes.role in STATISTICS or not all(t.is_floating_point() for t in present):
+        if axes.role in STATISTIC_ROLES or not all(t.is_floating_point() for t in present):
             continue
         if len(present) == 2:
-            total += _squares(present[0].detach(), present[1].detach())
+            total += _sum_squared_differences(present[0].detach(), present[1].detach())
         elif present or axes.moves or axes.role != "other":  # A tensor that both networks lack may be a counter.
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
     return total
 
 
-def _squares(stacked: Tensor, fixed: Tensor) -> Tensor:
+def _sum_squared_differences(stacked: Tensor, reference: Tensor) -> Tensor:
     """Return the sum of the squared differences of a stacked tensor from a fixed one, (member). Memory stays small: at
-    most `_CHUNK` entries are in float64 at once."""
-    members, width = len(stacked), max(1, fixed.numel())
-    flat, other = stacked.reshape(members, -1), fixed.reshape(-1).to(stacked.device)
+    most `_ENTRIES_AT_ONCE` entries are in float64 at once."""
+    members, width = len(stacked), max(1, reference.numel())
+    flat, other = stacked.reshape(members, -1), reference.reshape(-1).to(stacked.device)
     result = torch.zeros(members, dtype=torch.float64, device=stacked.device)
-    rows, columns = max(1, _CHUNK // width), min(width, _CHUNK)
+    rows, columns = max(1, _ENTRIES_AT_ONCE // width), min(width, _ENTRIES_AT_ONCE)
     for start in range(0, members, rows):
-        for at in range(0, fixed.numel(), columns):
+        for at in range(0, reference.numel(), columns):
             part = flat[start : start + rows, at : at + columns].double() - other[at : at + columns].double()
             result[start : start + rows] += part.square_().sum(1)
     return result.cpu()

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.applying import count_members
-from checkpoints_zoo.symmetry.canonical.permutation import KEYS, sort_units
+from checkpoints_zoo.symmetry.canonical.permutation import SORTING_KEYS, sort_units
 from checkpoints_zoo.symmetry.canonical.scaling import check_rows, unit_norm
 from checkpoints_zoo.symmetry.canonical.signs import fix_signs
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-SCALES = ("unit-norm",)
+SCALING_METHODS = ("unit-norm",)
 # dtype -> largest rounding error of a scaled value, as a share of the value.
 _TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}
 
@@ -34,16 +34,17 @@ def canonicalize(
 ) -> tuple[dict[str, Tensor], Element]:
     """Scale the members, then sort their units; return the tensors, and the applied symmetry.
 
-    `symmetry.apply` of the symmetry to the parameters gives the tensors again, up to rounding if there are scales.
-    `symmetry.apply` of its `symmetry.inverse` to the tensors gives the parameters.
+    `symmetry.apply` with the returned symmetry turns the parameters into the returned tensors, up to rounding if there
+    are scales. `symmetry.apply` with its `symmetry.inverse` turns the tensors into the parameters.
 
-    Scaled values have rounding errors, so that equal units are no longer equal bit for bit. After scaling, values count
-    as equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.
+    Scaled values have rounding errors, which make equal units differ in the last bits. After scaling, values count as
+    equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), or (*shape) for one member.
-        scale: "unit-norm", see `scaling.unit_norm` and `signs.fix_signs`; None: no scaling, and all dtypes stay.
+        scale: "unit-norm", see `scaling.unit_norm` and `signs.fix_signs`; None: no scaling, and all dtypes stay the
+            same.
         permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
             `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
         streams: whether to sort the units of residual streams as well.
@@ -89,7 +90,7 @@ def check_options(scale: str | None, permute: str | None) -> None:
     Raises:
         UsageError: an option has an unknown value.
     """
-    for name, option, options in (("scale", scale, SCALES), ("permute", permute, KEYS)):
+    for name, option, options in (("scale", scale, SCALING_METHODS), ("permute", permute, SORTING_KEYS)):
         if option is not None and option not in options:
             raise UsageError(name, expected=f"{', '.join(map(repr, options))}, or None", found=repr(option))
 

@@ -1,8 +1,7 @@
 """The minimal mass of a network: the sum of its squared weights, minimised over its scales.
 
-This is the minimum scaled network mass problem of Laurent et al. 2024 (arXiv 2310.08287). Monomials that scales can
-make
-arbitrarily small are removed from the mass first.
+Laurent et al. 2024 (arXiv 2310.08287) call this minimisation the minimum scaled network mass problem. Monomials that
+scales can make arbitrarily small are removed from the mass first.
 """
 
 from __future__ import annotations
@@ -16,14 +15,17 @@ from torch import Tensor
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked
 from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance_scales
-from checkpoints_zoo.symmetry.canonical.monomials import BIASES, WEIGHTS, Block, Monomials, collect_monomials
+from checkpoints_zoo.symmetry.canonical.monomials import BIAS_ROLES, WEIGHT_ROLES, Block, Monomials, collect_monomials
 from checkpoints_zoo.symmetry.table import Table
 
 # Largest number of entries of the members that are balanced at once, so that they fit into the cache.
 _ENTRIES_AT_ONCE = {"cpu": 1 << 22}
-_ENTRIES_AT_ONCE_ELSEWHERE = 1 << 27
-_SMALLEST, _LARGEST = 1e-140, 1e150  # Smallest and largest magnitude of a weight whose square float64 can hold.
-Units = Mapping[str, tuple[int, ...]]
+_ENTRIES_AT_ONCE_ON_GPU = 1 << 27
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = (
+    1e-140,
+    1e150,
+)  # Smallest and largest magnitude of a weight whose square float64 can hold.
+UnitsByScale = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,19 @@ class MinimalMass:
         ids: ids of the members.
         before: (member), the mass before the minimisation, without the unbounded part.
         after: (member), the minimal mass, without the unbounded part.
-        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. If
-            the unbounded mass is not 0, no scales reach the minimum: see `attained`.
+        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. No
+            scales reach the minimum unless the unbounded mass is 0, see `attained`.
         residual: (member), how far the scales are from the minimum (the certificate). At the minimum, the mass that
-            grows with a unit equals the mass that
-            shrinks with it. The residual is the sum of the differences over units, as a share of the sum of both
-            masses.
-        converged: (member), whether the stopping rule was met.
+            grows with the factor of a unit equals the mass that shrinks with it. The residual is the sum of the
+            differences over units, as a share of the sum of these masses.
+        converged: (member), whether the search ended before the largest number of sweeps, as the mass no longer fell.
         sweeps: (member), number of sweeps.
         history: (sweep, member), `before`, then the mass after each sweep.
-        scales: scale -> (member, value), for `symmetry.rescale`. Scales without an entry are 1.
+        scales: scale -> (member, value), for `symmetry.rescale`. All other scales are 1.
         degenerate: scale -> units that can shrink without limit in every member: rows before a batch norm, and units
-            that only such rows balance. Their scales stay 1.
+            that only such rows balance. The scales of these units stay 1.
         dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
-            inputs or
-            outputs are 0. Their scales stay 1.
+            inputs or outputs are 0. The scales of these units stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
     """
 
@@ -61,8 +61,8 @@ class MinimalMass:
     sweeps: Tensor
     history: Tensor
     scales: Mapping[str, Tensor]
-    degenerate: Units
-    dead: tuple[Units, ...]
+    degenerate: UnitsByScale
+    dead: tuple[UnitsByScale, ...]
     held: tuple[str, ...]
 
     @property
@@ -126,18 +126,19 @@ def minimal_mass(
 ) -> MinimalMass:
     """Minimise the sum of squared weights over all scales that keep the function; return the mass and its minimum.
 
-    Kernels, linear weights and norm gains have mass, as in the code of the authors. Running statistics have none. The
-    problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
+    Kernels, linear weights and norm gains have mass, as in the code of Laurent et al. Running statistics have no mass.
+    The problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), including all tensors with mass.
         biases: whether biases and the offsets of norms count as mass as well.
         hold: names of scales that stay 1.
-        approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
+        approximate: whether to change approximate scales as well. Approximate scales keep the network's function only
+            if the norms have eps = 0.
         same: names that share a tensor with an earlier name. Each tensor counts once.
-        tolerance: share of the mass that ends the search. A member is done if its last sweep, and all further sweeps,
-            remove less.
+        tolerance: share of the mass that ends the search. The search for a member ends if its last sweep removed less,
+            and all further sweeps together would remove less.
         most: the largest number of sweeps.
 
     Raises:
@@ -158,7 +159,7 @@ def minimal_mass(
     members = count_stacked(table, params)
     if not 0 < tolerance < 1:
         raise UsageError("tolerance", expected="a share of the mass above 0 and below 1", found=repr(tolerance))
-    roles = (*WEIGHTS, *(BIASES if biases else ()))
+    roles = (*WEIGHT_ROLES, *(BIAS_ROLES if biases else ()))
     names = [name for name, axes in table.tensors.items() if axes.role in roles and name not in same]
     for name in names:
         if name not in params:
@@ -166,32 +167,32 @@ def minimal_mass(
     chosen = {name: params[name].detach() for name in names}
     _check_range(chosen)
     with torch.inference_mode():
-        parts = [_solve(table, part, free, tolerance, most) for part in _member_chunks(chosen, members)]
+        parts = [_minimise_mass(table, part, free, tolerance, most) for part in _member_chunks(chosen, members)]
     return join_masses(parts, range(members), held)
 
 
-def join_masses(parts: Sequence[MinimalMass], ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
-    """Concatenate the results of members of one network; return them.
+def join_masses(results: Sequence[MinimalMass], ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
+    """Concatenate the results of members of one network; return one result for all members.
 
     Args:
-        parts: one result or more, solved with the same options.
-        ids: ids of all members of the parts, in order.
+        results: one result or more, computed with the same options.
+        ids: ids of the members of all results, in order.
         held_scales: names of the scales that were not changed.
     """
-    history_length = max(len(part.history) for part in parts)
-    histories = [torch.cat([p.history, p.history[-1:].expand(history_length - len(p.history), -1)]) for p in parts]
+    history_length = max(len(part.history) for part in results)
+    histories = [torch.cat([p.history, p.history[-1:].expand(history_length - len(p.history), -1)]) for p in results]
     return MinimalMass(
         ids=tuple(ids),
-        before=torch.cat([part.before for part in parts]),
-        after=torch.cat([part.after for part in parts]),
-        unbounded=torch.cat([part.unbounded for part in parts]),
-        residual=torch.cat([part.residual for part in parts]),
-        converged=torch.cat([part.converged for part in parts]),
-        sweeps=torch.cat([part.sweeps for part in parts]),
+        before=torch.cat([part.before for part in results]),
+        after=torch.cat([part.after for part in results]),
+        unbounded=torch.cat([part.unbounded for part in results]),
+        residual=torch.cat([part.residual for part in results]),
+        converged=torch.cat([part.converged for part in results]),
+        sweeps=torch.cat([part.sweeps for part in results]),
         history=torch.cat(histories, 1),
-        scales={name: torch.cat([part.scales[name] for part in parts]) for name in parts[0].scales},
-        degenerate=parts[0].degenerate,
-        dead=tuple(units for part in parts for units in part.dead),
+        scales={name: torch.cat([part.scales[name] for part in results]) for name in results[0].scales},
+        degenerate=results[0].degenerate,
+        dead=tuple(units for part in results for units in part.dead),
         held=held_scales,
     )
 
@@ -206,14 +207,14 @@ def _free_scales(table: Table, hold: Collection[str], approximate: bool) -> tupl
 
 def _member_chunks(params: Mapping[str, Tensor], members: int) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors of a few members at a time."""
-    each = sum(tensor[0].numel() for tensor in params.values() if len(tensor))
-    kind = next((tensor.device.type for tensor in params.values()), "cpu")
-    step = max(1, _ENTRIES_AT_ONCE.get(kind, _ENTRIES_AT_ONCE_ELSEWHERE) // max(1, each))
+    entries_per_member = sum(tensor[0].numel() for tensor in params.values() if len(tensor))
+    device_type = next((tensor.device.type for tensor in params.values()), "cpu")
+    step = max(1, _ENTRIES_AT_ONCE.get(device_type, _ENTRIES_AT_ONCE_ON_GPU) // max(1, entries_per_member))
     for start in range(0, max(1, members), step):
         yield {name: tensor[start : start + step] for name, tensor in params.items()}
 
 
-def _solve(
+def _minimise_mass(
     table: Table, params: Mapping[str, Tensor], free_scales: list[str], tolerance: float, most: int
 ) -> MinimalMass:
     """Minimise the mass of some members, numbered from 0; return the result."""
@@ -224,25 +225,25 @@ def _solve(
     members = len(monomials.constant)
     degenerate, dead = {}, [dict[str, tuple[int, ...]]() for _ in range(members)]
     if any(bool(units.any()) for units in removed.has_no_mass.values()):
-        always = remove_unbounded(unit_weights(monomials))
+        of_unit_weights = remove_unbounded(unit_weights(monomials))
         for name, units in removed.has_no_mass.items():
-            had_mass, has_no_mass = always.had_mass[name][0], always.has_no_mass[name][0]
+            had_mass, has_no_mass = of_unit_weights.had_mass[name][0], of_unit_weights.has_no_mass[name][0]
             if bool((has_no_mass & had_mass).any()):
                 degenerate[name] = tuple((has_no_mass & had_mass).nonzero()[:, 0].tolist())
             for member, unit in (units & had_mass & ~has_no_mass).nonzero().tolist():
                 dead[member][name] = (*dead[member].get(name, ()), unit)
         monomials.blocks = [block for block in monomials.blocks if bool(block.mass.any())]
-    balanced = balance_scales(monomials, tolerance, most)
+    balance_result = balance_scales(monomials, tolerance, most)
     return MinimalMass(
         ids=tuple(range(members)),
-        before=balanced.history[0],
-        after=balanced.history[-1],
+        before=balance_result.history[0],
+        after=balance_result.history[-1],
         unbounded=removed.mass,
-        residual=balanced.residual,
-        converged=balanced.converged,
-        sweeps=balanced.sweeps,
-        history=balanced.history,
-        scales={name: squares.sqrt() for name, squares in balanced.squares.items()},
+        residual=balance_result.residual,
+        converged=balance_result.converged,
+        sweeps=balance_result.sweeps,
+        history=balance_result.history,
+        scales={name: squares.sqrt() for name, squares in balance_result.squares.items()},
         degenerate=degenerate,
         dead=tuple(dead),
         held=(),
@@ -250,17 +251,18 @@ def _solve(
 
 
 def _check_range(params: Mapping[str, Tensor]) -> None:
-    """Refuse weights whose squares float64 cannot hold; those of narrower dtypes fit."""
+    """Refuse weights whose squares float64 cannot hold; squares of weights in narrower dtypes always fit."""
     for name, tensor in params.items():
         if tensor.dtype != torch.float64:
             continue
         magnitudes = tensor.abs()
-        bad = tensor.isfinite() & (magnitudes > 0) & ((magnitudes < _SMALLEST) | (magnitudes > _LARGEST))
+        bad = tensor.isfinite() & (magnitudes > 0) & ((magnitudes < _SMALLEST_WEIGHT) | (magnitudes > _LARGEST_WEIGHT))
         if bool(bad.any()):
             at = int(bad.flatten(1).any(1).nonzero()[0]) if tensor.ndim > 1 else int(bad.nonzero()[0])
             raise UsageError(
                 f"tensor {name!r}",
-                expected=f"0, or magnitudes from {_SMALLEST:.0e} to {_LARGEST:.0e}, whose squares float64 holds",
+                expected=f"0, or magnitudes from {_SMALLEST_WEIGHT:.0e} to {_LARGEST_WEIGHT:.0e}, "
+                "whose squares float64 holds",
                 found=f"{float(magnitudes[bad][0]):.3g} in the member at position {at}",
             )
 
@@ -284,7 +286,7 @@ class UnboundedMass:
 
     Args:
         had_mass: scale -> (member, unit), whether a unit had mass before the removal.
-        has_no_mass: scale -> (member, unit), whether a unit has no mass after it.
+        has_no_mass: scale -> (member, unit), whether a unit has no mass after the removal.
         mass: (member), the removed mass.
     """
 
@@ -300,21 +302,21 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
         monomials: the mass. It is changed.
     """
     balancer = Balancer(monomials)
-    ends = _grow_and_shrink(balancer)
-    had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in ends.items()}
-    mass, one_sided = torch.zeros_like(monomials.constant), _one_sided(ends)
-    while one_sided:
+    masses = _grow_and_shrink(balancer)
+    had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in masses.items()}
+    mass, unbounded_units = torch.zeros_like(monomials.constant), _unbounded_units(masses)
+    while unbounded_units:
         before = _total_mass(monomials)
         for block in monomials.blocks:
             for part, axis in ((part, i) for i, side in enumerate((block.rows, block.columns)) for part in side):
-                if part.scale in one_sided:
-                    units = one_sided[part.scale]
+                if part.scale in unbounded_units:
+                    units = unbounded_units[part.scale]
                     units = units if part.units is None else units[:, part.units]
                     block.mass.masked_fill_(units if axis == 0 else units.mT, 0.0)
         mass += before - _total_mass(monomials)
-        ends = _grow_and_shrink(balancer)
-        one_sided = _one_sided(ends)
-    has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in ends.items()}
+        masses = _grow_and_shrink(balancer)
+        unbounded_units = _unbounded_units(masses)
+    has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in masses.items()}
     return UnboundedMass(
         {n: t[..., 0] for n, t in had_mass.items()}, {n: s[..., 0] for n, s in has_no_mass.items()}, mass
     )
@@ -329,13 +331,14 @@ def unit_weights(monomials: Monomials) -> Monomials:
 def _grow_and_shrink(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
     uses = balancer.uses.items()
     return {
-        name: balancer.grow_and_shrink(name, [balancer.terms(use) for use in scale_uses]) for name, scale_uses in uses
+        name: balancer.grow_and_shrink(name, [balancer.sum_monomials(use) for use in scale_uses])
+        for name, scale_uses in uses
     }
 
 
-def _one_sided(ends: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    one_sided = {name: (grow > 0) ^ (shrink > 0) for name, (grow, shrink) in ends.items()}
-    return {name: units for name, units in one_sided.items() if bool(units.any())}
+def _unbounded_units(masses: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    unbounded_units = {name: (grow > 0) ^ (shrink > 0) for name, (grow, shrink) in masses.items()}
+    return {name: units for name, units in unbounded_units.items() if bool(units.any())}
 
 
 def _total_mass(monomials: Monomials) -> Tensor:

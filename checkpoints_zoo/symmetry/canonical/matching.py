@@ -1,7 +1,8 @@
-"""Match one network to a reference: visit groups, and permute them if that gains, until no group can gain.
+"""Match one network to a reference: permute group after group to raise the inner product of the weights.
 
-A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all others stay. This is
-a linear assignment: the permutation of the columns of a matrix with the largest sum on the diagonal.
+A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all other groups stay.
+A visit solves a linear assignment problem: find the permutation of a matrix's columns with the largest sum on the
+diagonal.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, Reference, Term, split
+from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, Reference, Term, split_axis
 from checkpoints_zoo.symmetry.table import Table
 
-STATISTICS = ("mean", "variance")
+STATISTIC_ROLES = ("mean", "variance")
 _LEAST_GAIN = 1e-12  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
-_ALL_ORDERS = 3  # Number of units in a block up to which all orders are tried.
-_SMALL_GROUP = 96  # Number of units below which scipy alone is faster.
-_STAGES = ((0.1, 10), (0.03, 10))  # Stages of (smoothing in standard deviations of the gains, number of steps).
+_MOST_UNITS_TO_TRY_ALL = 3  # Number of units in a block up to which all orders are tried.
+_SMALL_GROUP = 96  # Number of units below which scipy's solver alone is faster.
+_SMOOTHING_STAGES = (
+    (0.1, 10),
+    (0.03, 10),
+)  # (smoothing in standard deviations of the gains, number of steps) of each stage.
 _LEAST_LOGARITHM = -80.0  # Logarithm of the smallest number in use, which float32 can represent.
 Matrix = NDArray[np.float32] | NDArray[np.float64]
 Places = NDArray[np.int64]
-Inside = dict[
+OrdersInBlocks = dict[
     str, NDArray[np.int64]
 ]  # Group -> (new unit u of the mover, old unit v, place): the order inside the block of v if v becomes u.
 
@@ -54,83 +58,93 @@ class Matcher:
         DamagedError: a weight is not finite.
     """
 
-    def __init__(self, table: Table, reference: Mapping[str, Tensor], thing: str = "the reference") -> None:
+    def __init__(self, table: Table, reference: Mapping[str, Tensor], name_in_errors: str = "the reference") -> None:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
-        self._norm = _norm(reference, thing)
+        self._l2_norm = _l2_norm(reference, name_in_errors)
         above, below = self._families.above, self._families.below
-        # Group -> groups to visit again after this group has moved.
-        self._touched = {
+        # Group -> groups to visit again after this group was permuted.
+        self._groups_to_revisit = {
             group: {h for reader in readers for h in (reader, *above[reader])}
             for group, readers in self._reference.readers.items()
         }
         self._linear = {g: not below[g] and g not in self._reference.readers[g] for g in table.groups}
 
     def match(
-        self, params: Mapping[str, Tensor], start: Mapping[str, Tensor], seed: int, most: int, thing: str
+        self,
+        params: Mapping[str, Tensor],
+        start_permutations: Mapping[str, Tensor],
+        seed: int,
+        most_sweeps: int,
+        name_in_errors: str,
     ) -> MemberMatch:
         """Match one network; return its permutations.
 
         Args:
             params: parameters of the network, name -> (*shape), in the reference's dtype and on its device.
-            start: first permutations.
+            start_permutations: group -> permutation to start from, (unit).
             seed: seed of the random order in which groups are visited.
-            most: largest number of sweeps over the groups.
-            thing: name of the network in error texts.
+            most_sweeps: largest number of sweeps over the groups.
+            name_in_errors: name of the network in error texts.
 
         Raises:
             DamagedError: a weight is not finite.
         """
         products = Products(self._reference, params)
-        scale = self._norm * _norm(params, thing)
+        norm_product = self._l2_norm * _l2_norm(params, name_in_errors)
         permutations = {
-            g: start[g].cpu() if g in start else torch.arange(n.size) for g, n in self._table.groups.items()
+            g: start_permutations[g].cpu() if g in start_permutations else torch.arange(n.size)
+            for g, n in self._table.groups.items()
         }
         names, generator = list(permutations), np.random.default_rng(seed)
-        waiting, sweeps, visits = set(names), 0, 0
-        while waiting and sweeps < most:
+        groups_to_visit, sweeps, visits = set(names), 0, 0
+        while groups_to_visit and sweeps < most_sweeps:
             sweeps += 1
             for group in (names[i] for i in generator.permutation(len(names))):
-                if group not in waiting:
+                if group not in groups_to_visit:
                     continue
-                waiting.discard(group)
+                groups_to_visit.discard(group)
                 visits += 1
-                for name in self._visit(products, group, permutations, scale):
-                    waiting |= self._touched[name]
-        return MemberMatch(permutations, sweeps, visits, not waiting)
+                for name in self._visit(products, group, permutations, norm_product):
+                    groups_to_visit |= self._groups_to_revisit[name]
+        return MemberMatch(permutations, sweeps, visits, not groups_to_visit)
 
     def objective(self, params: Mapping[str, Tensor], permutations: Permutations) -> float:
         """Return the inner product of the reference and a permuted network, in float64."""
         return self._reference.objective(params, permutations)
 
-    def _visit(self, products: Products, group: str, permutations: Permutations, scale: float) -> list[str]:
-        """Move a group, and the groups whose blocks it moves, if that gains; return the names of the moved groups."""
+    def _visit(self, products: Products, group: str, permutations: Permutations, norm_product: float) -> list[str]:
+        """Permute a group, and the groups whose blocks it moves, if that raises the objective; return the permuted
+        groups."""
         best, gain = best_move(products, self._families, group, permutations)
         moved = [name for name, p in best.items() if not torch.equal(p, permutations[name])]
         if not moved:
             return []
         # Products are rounded. A small gain, or a gain of several groups, is therefore computed exactly.
-        rounding = torch.finfo(products.dtype).eps * scale
+        rounding = torch.finfo(products.dtype).eps * norm_product
         if not self._linear[group] or gain <= rounding:
             names = {name for group in moved for name in self._reference.names[group]}
             before, after = (
                 self._reference.objective(products.tensors, p, names) for p in (permutations, permutations | best)
             )
             gain = after - before
-            if gain <= _LEAST_GAIN * scale:
+            if gain <= _LEAST_GAIN * norm_product:
                 return []
         permutations |= {name: best[name] for name in moved}
         return moved
 
 
-def matched_tensors(table: Table, params: Mapping[str, Tensor], thing: str) -> dict[str, Tensor]:
+def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> dict[str, Tensor]:
     """Return the tensors that count in the matching: all permuted tensors except statistics and integers."""
     result = {}
     for name, axes in table.tensors.items():
-        if not axes.moves or axes.role in STATISTICS:
+        if not axes.moves or axes.role in STATISTIC_ROLES:
             continue
         if name not in params:
             raise LayoutError(
-                f"tensor {name!r} of the {thing}", expected=f"it, as {table.network} has it", found="none", tensor=name
+                f"tensor {name!r} of the {name_in_errors}",
+                expected=f"it, as {table.network} has it",
+                found="none",
+                tensor=name,
             )
         if params[name].is_floating_point():
             result[name] = params[name].detach()
@@ -142,7 +156,7 @@ def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _norm(params: Mapping[str, Tensor], thing: str) -> float:
+def _l2_norm(params: Mapping[str, Tensor], name_in_errors: str) -> float:
     """Return the L2 norm of all weights together.
 
     Raises:
@@ -156,9 +170,11 @@ def _norm(params: Mapping[str, Tensor], thing: str) -> float:
         return total
     for name, tensor in params.items():
         if not bool(tensor.isfinite().all()):
-            raise DamagedError(f"tensor {name!r} of {thing}", expected="finite weights", found="others", tensor=name)
+            raise DamagedError(
+                f"tensor {name!r} of {name_in_errors}", expected="finite weights", found="others", tensor=name
+            )
     raise UsageError(
-        f"weights of {thing}",
+        f"weights of {name_in_errors}",
         expected=f"a norm below {largest:.2g}, so that products are finite",
         found=f"{total:.3g}",
         do="Give them in float64",
@@ -184,7 +200,7 @@ class Families:
             self.above[name] = tuple(chain)
         self.below = {g: tuple(c for c in table.groups if g in self.above[c]) for g in table.groups}
 
-    def joint(self, group: str, other_group: str) -> str | None:
+    def common_ancestor(self, group: str, other_group: str) -> str | None:
         """Return the closest common ancestor of two groups; None if there is none."""
         return next((g for g in self.above[group] if g in self.above[other_group]), None)
 
@@ -195,8 +211,8 @@ def best_move(
     """Return the best permutations of a group and of its descendants, and the gain.
 
     The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
-    is found for each pair of an old and a new place of the block. In a grouped kernel between two of these groups, the
-    order of the later group is found for the best order of the earlier group.
+    is found for each pair of an old and a new place of the block. If a grouped kernel connects two of these groups, the
+    order of the later group is chosen for the best order of the earlier group.
 
     Args:
         products: inner products of the reference and the matched network.
@@ -211,7 +227,7 @@ def best_move(
     for b in range(blocks):
         source = int(permutations[group][b * width]) // width if blocks > 1 else 0
         new, old = slice(b * width, (b + 1) * width), slice(source * width, (source + 1) * width)
-        places[new] = source * width + assign(values[new, old])
+        places[new] = source * width + solve_assignment(values[new, old])
     result = {group: torch.from_numpy(places)}
     for name, chosen in inside.items():
         moved = chosen[np.arange(size), places] + places[:, None] * chosen.shape[-1]
@@ -229,25 +245,25 @@ class _Subtree:
         self._without = [term for _, earlier_term, later_term in self._between for term in (earlier_term, later_term)]
         self._kernel_gains: dict[str, Matrix] = {}
 
-    def solve(self, group: str) -> tuple[Matrix, Inside]:
+    def solve(self, group: str) -> tuple[Matrix, OrdersInBlocks]:
         """Return the best gain if new unit u is old unit v, (u, v), and the orders inside blocks that reach it."""
         gains = self._products.gains(group, self._permutations, self._without)
         values: Matrix = gains.cpu().numpy()
         if group in self._kernel_gains:
             values = values + self._kernel_gains[group]
-        inside: Inside = {}
+        inside: OrdersInBlocks = {}
         for child in self._families.children[group]:
-            for joint_group, earlier_term, later_term in self._between:
-                if joint_group == group and (
+            for common_group, earlier_term, later_term in self._between:
+                if common_group == group and (
                     later_term.move.group == child or child in self._families.above[later_term.move.group]
                 ):
                     gain = _kernel_gains(self._products, later_term, inside[earlier_term.move.group])
                     self._kernel_gains[later_term.move.group] = self._kernel_gains.get(later_term.move.group, 0) + gain
-            below, nested = self.solve(child)
+            below, orders_below = self.solve(child)
             best, order = best_orders(below, len(values))
             values = values + best
             inside[child] = order
-            inside |= {name: _nest_orders(order, chosen) for name, chosen in nested.items()}
+            inside |= {name: _nest_orders(order, chosen) for name, chosen in orders_below.items()}
         return values, inside
 
 
@@ -260,16 +276,17 @@ def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]
     """
     width = len(values) // blocks
     pairs = values.reshape(blocks, width, blocks, width).transpose(0, 2, 1, 3)
-    if width <= _ALL_ORDERS:
+    if width <= _MOST_UNITS_TO_TRY_ALL:
         every = np.array(list(orders(range(width))))
         sums = pairs[:, :, np.arange(width), every].sum(-1)
         return sums.max(-1), every[sums.argmax(-1)]
-    order = np.array([[assign(pair) for pair in row] for row in pairs])
+    order = np.array([[solve_assignment(pair) for pair in row] for row in pairs])
     return np.take_along_axis(pairs, order[..., None], -1)[..., 0].sum(-1), order
 
 
 def _nest_orders(order: NDArray[np.int64], child_orders: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return orders inside units of a mover from orders inside units of its child, (new, old, child unit * place)."""
+    """Return the orders inside the units of a mover, made from the orders inside the units of its child group, (new,
+    old, child unit * place)."""
     count, width, inner = len(order), order.shape[-1], child_orders.shape[-1]
     new_units = np.arange(count)[:, None, None] * width + np.arange(width)
     old_units = np.arange(count)[None, :, None] * width + order
@@ -283,20 +300,20 @@ def _kernels_between(reference: Reference, families: Families, top: str) -> Sequ
         return ()
     order = (top, *families.below[top])
     result = []
-    for later_term in (term for group in order for term in reference.terms[group] if term.kernel is not None):
+    for later_term in (term for group in order for term in reference.terms[group] if term.kernel_move is not None):
         for earlier_term in (
             term for group in order for term in reference.terms[group] if term.name == later_term.name
         ):
-            joint_group = families.joint(earlier_term.move.group, later_term.move.group)
-            if len(later_term.axes.moves) != 2 or later_term.kernel is None or joint_group not in order:
+            common_group = families.common_ancestor(earlier_term.move.group, later_term.move.group)
+            if len(later_term.axes.moves) != 2 or later_term.kernel_move is None or common_group not in order:
                 continue
             first, second = (
-                _child_towards(families, joint_group, term.move.group) for term in (earlier_term, later_term)
+                _child_towards(families, common_group, term.move.group) for term in (earlier_term, later_term)
             )
-            if families.groups[joint_group].size == later_term.kernel.within and order.index(first) < order.index(
+            if families.groups[common_group].size == later_term.kernel_move.within and order.index(first) < order.index(
                 second
             ):
-                result.append((joint_group, earlier_term, later_term))
+                result.append((common_group, earlier_term, later_term))
     return result
 
 
@@ -306,43 +323,43 @@ def _child_towards(families: Families, top: str, group: str) -> str:
     return chain[chain.index(top) - 1]
 
 
-def _kernel_gains(products: Products, later_term: Term, inside: NDArray[np.int64]) -> Matrix:
+def _kernel_gains(products: Products, later_term: Term, block_orders: NDArray[np.int64]) -> Matrix:
     """Return the gains along the later axis of a grouped kernel, given the best order of its other axis.
 
     Args:
         products: inner products of the reference and the matched network.
         later_term: the term of the later axis of the kernel.
-        inside: orders of the kernel's other axis, (new block, old block, place).
+        block_orders: orders inside the blocks of the kernel's other axis, (new block, old block, place).
     """
-    blocks, axis = len(inside), 1 - later_term.move.axis
+    blocks, axis = len(block_orders), 1 - later_term.move.axis
     fixed, units = (
-        split(tensors[later_term.name], 0, blocks).flatten(3)
+        split_axis(tensors[later_term.name], 0, blocks).flatten(3)
         for tensors in (products.reference.tensors, products.tensors)
     )
     if axis == 0:
         fixed, units = fixed.transpose(1, 2), units.transpose(1, 2)
     rows = []
-    for u, order in enumerate(torch.from_numpy(inside).to(units.device)):
+    for u, order in enumerate(torch.from_numpy(block_orders).to(units.device)):
         moved = units[torch.arange(blocks, device=units.device)[:, None], :, order].transpose(1, 2)
         rows.append(fixed[u].flatten(1) @ moved.flatten(0, 1).flatten(1).T)
     result: Matrix = torch.cat(rows).cpu().numpy().astype(np.float64)
     return result
 
 
-def assign(gains: Matrix) -> Places:
+def solve_assignment(gains: Matrix) -> Places:
     """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
-    scipy solves it exactly. For large matrices, a number is first subtracted from each row and each column. The
-    subtraction changes all sums by the same amount, and saves most of the search if the numbers are nearly the dual
-    solution.
+    scipy solves the assignment problem exactly. For large matrices, a number is first subtracted from each row and each
+    column. The subtraction changes all sums by the same amount, and saves most of the search if the numbers are nearly
+    the dual solution.
 
     Args:
         gains: matrix of finite numbers, (unit, unit).
 
-    >>> assign(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
+    >>> solve_assignment(np.array([[1.0, 2.0], [3.0, 5.0]])).tolist()
     [0, 1]
     """
-    # Imported here because scipy.optimize is slow to import and rarely needed.
+    # scipy.optimize is imported here because it is slow to import and rarely needed.
     from scipy.optimize import linear_sum_assignment
 
     costs = -gains.astype(np.float64) if len(gains) < _SMALL_GROUP else _reduced_costs(gains)
@@ -351,9 +368,9 @@ def assign(gains: Matrix) -> Places:
 
 
 def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
-    """Return costs minus a number for each row and one for each column."""
+    """Return the costs (negative gains) after a number is subtracted from each row and each column."""
     exact = torch.from_numpy(gains)
-    rows, columns = potentials(exact)
+    rows, columns = smoothed_potentials(exact)
     costs = rows[:, None] - exact
     costs += columns
     costs -= costs.amin(1, keepdim=True)
@@ -361,7 +378,7 @@ def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
     return result
 
 
-def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
+def smoothed_potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
     """Return a number for each row and each column, (unit) each, in float64, whose sums are slightly above the gains.
 
     The numbers solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895), by Sinkhorn iterations
@@ -377,7 +394,7 @@ def potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
         return rows, columns
     scaled = (gains - largest[:, None]).div_(spread).float()
     up, down = torch.zeros(2, len(gains))
-    for smoothing, steps in _STAGES:
+    for smoothing, steps in _SMOOTHING_STAGES:
         kernel = scaled - up[:, None]
         kernel -= down
         kernel.div_(smoothing).clamp_(_LEAST_LOGARITHM, -_LEAST_LOGARITHM).exp_()

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from checkpoints_zoo.symmetry.table import Axes, Power, Table
 
-WEIGHTS = ("weight", "gain")
-BIASES = ("bias", "offset")
-_PIECE = 1 << 16  # Largest number of entries squared at once (512 KB).
+WEIGHT_ROLES = ("weight", "gain")
+BIAS_ROLES = ("bias", "offset")
+_ENTRIES_AT_ONCE = 1 << 16  # Largest number of entries squared at once (512 KB).
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Monomials:
 
 
 def collect_monomials(
-    table: Table, params: Mapping[str, Tensor], names: Collection[str], free: Collection[str], dtype: torch.dtype
+    table: Table, params: Mapping[str, Tensor], names: Collection[str], free_scales: Collection[str], dtype: torch.dtype
 ) -> Monomials:
     """Sum the squares of all entries that share their powers of scales; return the monomials.
 
@@ -78,22 +78,22 @@ def collect_monomials(
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape).
         names: names of the tensors with mass.
-        free: names of the free scales. All other scales are 1.
+        free_scales: names of the free scales. All other scales are 1.
         dtype: dtype in which squares are summed.
     """
     tensors = [params[name] for name in names]
     members, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
     result = Monomials(
-        {name: table.scales[name].size for name in free}, [], torch.zeros(members, dtype=dtype, device=device)
+        {name: table.scales[name].size for name in free_scales}, [], torch.zeros(members, dtype=dtype, device=device)
     )
     merged: dict[tuple[tuple[str, float], ...], Block] = {}
     for name, tensor in zip(names, tensors, strict=True):
         axes = table.tensors[name]
         powers = tuple(power for power in axes.powers if power.scale in result.sizes)
         if not powers:
-            result.constant += _squares(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None], dtype)
+            result.constant += _sum_squares(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None], dtype)
             continue
-        for block in _blocks(axes, powers, table, tensor, dtype):
+        for block in _sum_into_blocks(axes, powers, table, tensor, dtype):
             parts = (*block.rows, *block.columns)
             key = tuple((part.scale, part.power) for part in parts)
             if not parts:
@@ -107,14 +107,14 @@ def collect_monomials(
     return result
 
 
-def _squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _sum_squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Sum squares over the last axis in `dtype`, in pieces that fit into the cache; return the sums."""
     *shape, length = tensor.shape
     rows = tensor.reshape(-1, length)
     sums = torch.empty(len(rows), dtype=dtype, device=tensor.device)
     if length == 1:
         return sums.copy_(rows[:, 0]).square_().reshape(shape)
-    step, ones = max(1, _PIECE // max(1, length)), torch.ones(length, dtype=dtype, device=tensor.device)
+    step, ones = max(1, _ENTRIES_AT_ONCE // max(1, length)), torch.ones(length, dtype=dtype, device=tensor.device)
     wide = torch.empty(min(step, len(rows)), length, dtype=dtype, device=tensor.device)
     for start in range(0, len(rows), step):
         piece = rows[start : start + step]
@@ -122,7 +122,9 @@ def _squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return sums.reshape(shape)
 
 
-def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype) -> Iterator[Block]:
+def _sum_into_blocks(
+    axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype
+) -> Iterator[Block]:
     """Sum the squares of a tensor; yield its blocks: one block, unless some powers leave out entries."""
     whole = all(p.length == axes.shape[p.axis] and not p.within for p in powers)
     if not whole or len({p.axis for p in powers}) != len(powers) or len(powers) > 2:
@@ -139,7 +141,7 @@ def _blocks(axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor,
     remaining = [0, 2] if len(powers) == 1 else [0, 2, 5]
     view.append(prod(axes.shape[start:]))
     others = [i for i in range(len(view)) if i not in remaining]
-    mass = _squares(tensor.reshape(view).permute(*remaining, *others).flatten(len(remaining)), dtype)
+    mass = _sum_squares(tensor.reshape(view).permute(*remaining, *others).flatten(len(remaining)), dtype)
     rows, *columns = [(ScalePower(p.scale, p.power, None),) for p in powers]
     yield Block(rows, columns[0] if columns else (), mass if columns else mass[..., None])
 
@@ -149,7 +151,7 @@ def _sum_squares_in_cells(
 ) -> Iterator[Block]:
     """Sum the squares of a tensor over cells, in which each power has one value; yield blocks of one column.
 
-    This is the case for kernels whose inputs several layers write, for grouped kernels, and for products of scales.
+    Cells are needed for kernels whose inputs several layers write, for grouped kernels, and for products of scales.
     """
     scaled = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
     lengths = [axes.shape[i] for i in scaled]
@@ -160,14 +162,14 @@ def _sum_squares_in_cells(
     for power in powers:
         entry = grid[scaled.index(power.axis)] - power.offset
         if power.within:
-            per_block = axes.shape[0] // power.within
-            entry = entry + grid[0].div(per_block, rounding_mode="floor") * axes.shape[power.axis]
+            rows_per_block = axes.shape[0] // power.within
+            entry = entry + grid[0].div(rows_per_block, rounding_mode="floor") * axes.shape[power.axis]
         inside = (entry >= 0) & (entry < power.length)
         value = (entry * table.scales[power.scale].size).div(power.length, rounding_mode="floor")
         units.append(torch.where(inside, value, -1).flatten())
     cells, places = torch.unique(torch.stack(units), dim=1, return_inverse=True)
     mass = torch.zeros(len(tensor), cells.shape[1], dtype=dtype, device=tensor.device)
-    mass.index_add_(1, places.to(tensor.device), _squares(summed, dtype))
+    mass.index_add_(1, places.to(tensor.device), _sum_squares(summed, dtype))
     for pattern in torch.unique(cells >= 0, dim=1).T:
         chosen = ((cells >= 0) == pattern[:, None]).all(0).nonzero()[:, 0]
         side = _merge_powers(

@@ -1,8 +1,7 @@
 """Sort units: choose one network for all networks that permutations turn into each other.
 
-Laurent et al. 2024 (arXiv 2310.08287) sort by the first weight of each unit in their code, and by the largest in their
-text.
-Keys are whole numbers. Rising keys mean falling weights or norms.
+Laurent et al. 2024 (arXiv 2310.08287) sort by the first weight of each unit in their code, and by the largest weight in
+their text. Sorting keys are whole numbers; a larger key means a smaller weight or norm.
 """
 
 from __future__ import annotations
@@ -18,13 +17,20 @@ from torch import Tensor
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked, permute
 from checkpoints_zoo.symmetry.canonical.refining import Colours, Orders, Search
-from checkpoints_zoo.symmetry.canonical.slices import Members, Placement, Slices, are_close, chain, ordered_bits
+from checkpoints_zoo.symmetry.canonical.slices import (
+    Members,
+    Placement,
+    Slices,
+    are_close,
+    number_close_values,
+    ordered_bits,
+)
 from checkpoints_zoo.symmetry.canonical.ties import Cells, are_alone, break_ties
 from checkpoints_zoo.symmetry.table import Group, Table
 
-KEYS = ("first", "max", "norm")
-_CHUNK = 1 << 17  # Largest number of entries squared at once (512 KB).
-_GATHERED = 1 << 20  # Largest number of entries of slices gathered at once (8 MB).
+SORTING_KEYS = ("first", "max", "norm")
+_SQUARES_AT_ONCE = 1 << 17  # Largest number of entries squared at once (512 KB).
+_GATHERED_AT_ONCE = 1 << 20  # Largest number of entries of slices gathered at once (8 MB).
 _ENTRIES_PER_RUN = 64  # Number of entries that are added up in the precision of the weights.
 _SHORT_ROW = 32  # Rows up to this length are summed entry by entry.
 
@@ -36,20 +42,19 @@ def sort_units(
 
     Networks that differ by a permutation of the sorted groups give the same tensors, bit for bit. Groups are sorted in
     topological order, inside their blocks. A group of blocks without a writer is sorted by the keys of the units inside
-    the blocks, the largest key first. The other tensors of the units break ties, in this order:
+    the blocks, the largest key first. Units with equal keys are ordered by their other tensors:
 
-    1. Rows, biases and norms whose other axes are sorted already, the row of the first writer first: by the first entry
-       that differs.
-    2. Tensors whose other axes are not sorted yet: by their sorted entries.
-    3. Colour refinement, see `refining`: units differ if they are connected to units that differ.
-    4. A search through the orders that are left, for the largest tensors.
+    (1) rows, biases and norms whose other axes are sorted already, the row of the first writer first, are compared by
+    the first entry that differs;
+    (2) tensors whose other axes are not sorted yet are compared by their sorted entries;
+    (3) colour refinement (see `refining`) separates units that are connected to units that differ;
+    (4) a search through the orders that are left chooses the order with the largest tensors.
 
     -0.0 comes after 0.0. Units that can swap places without a change of any tensor keep their order.
 
-    There is one exception: after `refining.MOST` orders of one member the search stops with the best order so far. Such
-        a search needs many units that differ only in their connections to each other, as in a network of adjacency
-        matrices. The
-    function of the member stays the same.
+    After `refining.MOST_ORDERS` orders of one member, the search stops with the best order so far. Only many units that
+    differ in nothing but their connections to each other need so long a search, as in a network of adjacency matrices.
+    The function of the member stays the same.
 
     Args:
         table: the network's symmetry table.
@@ -57,9 +62,9 @@ def sort_units(
         key: the key of the row that the first writer has for a unit, after its columns are sorted: "first" weight,
             "max" (largest) weight, or L2 "norm" in float64.
         streams: whether to sort the units of residual streams as well.
-        tolerance: values are equal if they differ by at most this share of the larger one. A tolerance is for rescaled
-            tensors, whose equal units differ by rounding. The tensors are then the same within the tolerance, not bit
-            for bit.
+        tolerance: values are equal if they differ by at most this share of the larger one. A tolerance is needed for
+            rescaled tensors, whose equal units differ by rounding errors. The tensors are then the same within the
+            tolerance, not bit for bit.
 
     Raises:
         UsageError: the key is unknown, or the tensors have no member axis.
@@ -73,8 +78,8 @@ def sort_units(
     >>> tensors["0.weight"].flatten().tolist(), tensors["2.weight"].flatten().tolist(), permutations["0"].tolist()
     ([2.0, 2.0, 1.0], [7.0, 5.0, 6.0], [[2, 0, 1]])
     """
-    if key not in KEYS:
-        raise UsageError("key", expected=" or ".join(map(repr, KEYS)), found=repr(key))
+    if key not in SORTING_KEYS:
+        raise UsageError("key", expected=" or ".join(map(repr, SORTING_KEYS)), found=repr(key))
     count = count_stacked(table, params) if params else None
     free = _sortable_groups(table, streams)
     moving = {n: a for n, a in table.tensors.items() if any(move.group in free for move in a.moves)}
@@ -88,14 +93,14 @@ def sort_units(
         order = (
             _sort_remaining(members, False, _sorting_turns(table, free), key)
             if count
-            else _no_orders(table, free, members.device)
+            else _empty_orders(table, free, members.device)
         )
     permutations = {name: order[name] for name in table.groups if name in free}
     return permute(table, params, permutations), permutations
 
 
-def _no_orders(table: Table, free: frozenset[str], device: torch.device) -> Orders:
-    return {name: torch.empty(0, table.groups[name].size, dtype=torch.int64, device=device) for name in free}
+def _empty_orders(table: Table, groups_to_sort: frozenset[str], device: torch.device) -> Orders:
+    return {name: torch.empty(0, table.groups[name].size, dtype=torch.int64, device=device) for name in groups_to_sort}
 
 
 def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
@@ -107,19 +112,20 @@ def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
     return frozenset(name for name in table.groups if name not in excluded)
 
 
-def _sorting_turns(table: Table, free: frozenset[str]) -> list[list[str]]:
+def _sorting_turns(table: Table, groups_to_sort: frozenset[str]) -> list[list[str]]:
     """Return the groups in sorting order. A group without writers is sorted together with the first group inside it."""
     turns: list[list[str]] = []
     placed: set[str] = set()
     for name in table.groups:
-        if name in free and name not in placed:
+        if name in groups_to_sort and name not in placed:
             turns.append(_groups_of_turn(table, name) if not table.groups[name].writers else [name])
             placed.update(turns[-1])
     return turns
 
 
 def _groups_of_turn(table: Table, name: str) -> list[str]:
-    """Return a group and the groups inside its blocks, down to the first with writers; the group alone if none."""
+    """Return a group and the groups inside its blocks, down to the first group with writers; only the group itself if
+    no such group exists."""
     for other in table.groups.values():
         if other.mover == name:
             below = [other.name] if other.writers else _groups_of_turn(table, other.name)
@@ -129,28 +135,30 @@ def _groups_of_turn(table: Table, name: str) -> list[str]:
 
 
 def _sort_remaining(
-    members: Members, greedy: bool, turns: list[list[str]], key: str, tried: list[int] | None = None
+    members: Members, first_unit_only: bool, turns: list[list[str]], key: str, order_counter: list[int] | None = None
 ) -> Orders:
     """Sort all groups that are not sorted yet; return the permutations of all groups."""
-    done: dict[int, Orders] = {}
+    orders_by_member: dict[int, Orders] = {}
     is_unsorted = torch.ones(len(members), dtype=torch.bool, device=members.device)
     for turn in turns:
         if turn[0] in members.order:
             continue
         for member in _sort_turn(members, turn, key, is_unsorted).nonzero()[:, 0].tolist():
-            single, counter = members.select(member), [0] if tried is None else tried
-            sort_rest = partial(_sort_remaining, turns=turns, key=key, tried=counter)
-            done[member] = Search(single, turn, sort_rest, counter).run(_initial_colours(single, turn, key), greedy)
+            single, counter = members.select(member), [0] if order_counter is None else order_counter
+            sort_rest = partial(_sort_remaining, turns=turns, key=key, order_counter=counter)
+            orders_by_member[member] = Search(single, turn, sort_rest, counter).find_best_orders(
+                _initial_colours(single, turn, key), first_unit_only
+            )
             is_unsorted[member] = False
-        members.close(turn)
-    for member, order in done.items():
+        members.move_blocks(turn)
+    for member, order in orders_by_member.items():
         for name, permutation in order.items():
             members.order[name][member] = permutation[0]
     return members.order
 
 
 def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor) -> Tensor:
-    """Sort the groups of a turn inside their blocks; return whether a member has ties left, (member).
+    """Sort a turn (groups that are sorted together) inside its blocks; return whether a member has ties left, (member).
 
     Args:
         is_unsorted: (member), whether a member still needs sorting.
@@ -167,7 +175,7 @@ def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor)
         order, cells = _sort_in_blocks(group, keys, is_unsorted & ~has_open_tie)
         if len(cells):
             has_open_tie |= break_ties(members, group, cells, order)
-        members.place(turn, name, order.reshape(len(members), -1))
+        members.set_order_in_blocks(turn, name, order.reshape(len(members), -1))
     return has_open_tie
 
 
@@ -177,15 +185,15 @@ def _keys_of_blocks(keys: Keys, inner: Tensor, size: int) -> Keys:
     Args:
         inner: (member, unit), the order of the units inside the blocks.
     """
-    held = keys.of_all_units().gather(1, inner).reshape(len(inner), size, -1)
+    unit_keys_in_blocks = keys.of_all_units().gather(1, inner).reshape(len(inner), size, -1)
     may_tie = keys.may_tie if keys.tolerance else torch.eq
-    return Keys(held[..., 0], may_tie, lambda m, u: held[m, u], keys.tolerance)
+    return Keys(unit_keys_in_blocks[..., 0], may_tie, lambda m, u: unit_keys_in_blocks[m, u], keys.tolerance)
 
 
 def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tensor, Cells]:
     """Sort units by keys inside their blocks; return the unit at each place, flat over members, and the ties."""
-    members, step = len(keys.rough), group.size // group.blocks
-    values, within = keys.rough.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
+    members, step = len(keys.approximate_keys), group.size // group.blocks
+    values, within = keys.approximate_keys.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
     order = (within + torch.arange(0, group.size, step, device=within.device)[:, None]).flatten()
     tied = keys.may_tie(values[..., :-1], values[..., 1:]) & is_unsorted[:, None, None]
     ties_with_previous = torch.zeros_like(within, dtype=torch.bool)
@@ -194,8 +202,8 @@ def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tens
     place = (ties_with_previous | ties_with_next).flatten().nonzero()[:, 0]
     member = place.div(group.size, rounding_mode="floor")
     cells = Cells(order[place], member, (~ties_with_previous).flatten().cumsum(0)[place], place)
-    if keys.exact is not None and len(cells):
-        exact = keys.exact(member, cells.unit)
+    if keys.exact_keys is not None and len(cells):
+        exact = keys.exact_keys(member, cells.unit)
         cells.split(exact.reshape(len(cells), -1), keys.tolerance)
         order[cells.place] = cells.unit
         cells = cells.select(~are_alone(cells))
@@ -203,11 +211,11 @@ def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tens
 
 
 def _initial_colours(member: Members, turn: list[str], key: str) -> Colours:
-    """Return the colours of the units of one member by their keys."""
+    """Return a colour (whole number) for each unit of one member: units with equal keys get equal colours."""
     group = member.table.groups[turn[-1]]
     keys = unit_keys(member, group, key).of_all_units()[0]
     if member.tolerance:
-        return {group.name: chain(keys, torch.zeros_like(keys), member.tolerance)}
+        return {group.name: number_close_values(keys, torch.zeros_like(keys), member.tolerance)}
     return {group.name: torch.unique(keys, return_inverse=True)[1]}
 
 
@@ -216,25 +224,26 @@ class Keys:
     """The sorting keys of the units of a group.
 
     Args:
-        rough: (member, unit), numbers whose order is the order of the keys, except for possible ties.
-        may_tie: function (values of `rough`, next larger values) -> whether the two keys may be equal or in the other
-            order.
-        exact: function (members (unit), units (unit)) -> keys, whole numbers (unit); None if `rough` holds the keys.
-        tolerance: largest difference of equal keys, as a share of the larger one, see `slices.chain`.
+        approximate_keys: (member, unit), numbers whose order is the order of the keys, except for possible ties.
+        may_tie: function (values of `approximate_keys`, next larger values) -> whether the two keys may be equal or in
+            the other order.
+        exact_keys: function (members (unit), units (unit)) -> keys, whole numbers (unit); None if `approximate_keys`
+            holds the keys.
+        tolerance: largest difference of equal keys, as a share of the larger one, see `slices.number_close_values`.
     """
 
-    rough: Tensor
+    approximate_keys: Tensor
     may_tie: Callable[[Tensor, Tensor], Tensor] = torch.eq
-    exact: Callable[[Tensor, Tensor], Tensor] | None = None
+    exact_keys: Callable[[Tensor, Tensor], Tensor] | None = None
     tolerance: float = 0.0
 
     def of_all_units(self) -> Tensor:
         """Return the keys of all units, (member, unit)."""
-        if self.exact is None:
-            return self.rough
-        members, size = self.rough.shape
-        m, u = _all_units(members, size, self.rough.device)
-        return self.exact(m, u).reshape(self.rough.shape)
+        if self.exact_keys is None:
+            return self.approximate_keys
+        members, size = self.approximate_keys.shape
+        m, u = _all_units(members, size, self.approximate_keys.device)
+        return self.exact_keys(m, u).reshape(self.approximate_keys.shape)
 
 
 def unit_keys(members: Members, group: Group, key: str) -> Keys:
@@ -249,11 +258,11 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
     move = next(m for m in members.table.tensors[name].moves if m.group == group.name and m.axis == axis)
     placement = Placement(name, move, 1)
     if members.tolerance:
-        close = partial(are_close, tolerance=members.tolerance)
-        return Keys(_rough_keys(members, group, placement, key), close, tolerance=members.tolerance)
+        are_equal = partial(are_close, tolerance=members.tolerance)
+        return Keys(_rough_keys(members, group, placement, key), are_equal, tolerance=members.tolerance)
     if key == "first":
         return Keys(_first_codes(members, group, placement))
-    rows = _rows(members, group, placement)
+    rows = _writer_rows(members, group, placement)
     if key == "max":
         largest = rows.amax(-1)
         return Keys(~ordered_bits(largest.where(largest != 0, 0)))
@@ -261,15 +270,15 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
     # The relative and the absolute rounding error of a sum of squares.
     relative, absolute = 3 * (_ENTRIES_PER_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
 
-    def may_tie(one: Tensor, other: Tensor) -> Tensor:
-        return ~(-one > -other * (1 + relative) + absolute)
+    def may_tie(smaller_value: Tensor, larger_value: Tensor) -> Tensor:
+        return ~(-smaller_value > -larger_value * (1 + relative) + absolute)
 
     return Keys(
         -_rough_squares(rows, wide), may_tie, lambda m, u: ~ordered_bits(_exact_squares(members, placement, m, u))
     )
 
 
-def _rows(members: Members, group: Group, placement: Placement) -> Tensor:
+def _writer_rows(members: Members, group: Group, placement: Placement) -> Tensor:
     """Return the rows of units, (member, unit, entry)."""
     axis, move = placement.move.axis, placement.move
     rows = members.params[placement.tensor].narrow(axis + 1, move.offset, group.size * move.span).movedim(axis + 1, 1)
@@ -280,7 +289,7 @@ def _rough_keys(members: Members, group: Group, placement: Placement, key: str) 
     """Return keys that are compared within the tolerance of the members, float64 (member, unit)."""
     if key == "first":
         return _first_codes(members, group, placement)
-    rows = _rows(members, group, placement).double()
+    rows = _writer_rows(members, group, placement).double()
     return -(rows.amax(-1) if key == "max" else torch.linalg.vector_norm(rows, dim=-1))
 
 
@@ -301,7 +310,7 @@ def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
     flat, length = rows.flatten(0, 1), rows.shape[2]
     runs = length // _ENTRIES_PER_RUN * _ENTRIES_PER_RUN
     result = torch.empty(len(flat), dtype=torch.float64, device=rows.device)
-    step = max(1, _CHUNK // max(1, length))
+    step = max(1, _SQUARES_AT_ONCE // max(1, length))
     wide = torch.empty(min(step, len(flat)), length, dtype=dtype, device=rows.device)
     for start in range(0, len(flat), step):
         part = flat[start : start + step]
@@ -317,7 +326,8 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
     """Return the sum of squares of each unit's slice in float64, (unit).
 
     Equal rows need equal norms, bit for bit. Each row is therefore summed by the same operations, in an order that
-    does not depend on permutations or on the place of the row. The sum functions of libraries do not promise this.
+    does not depend on permutations or on the place of the row. The sum functions of torch do not promise equal sums for
+    equal rows.
 
     Args:
         members: the stacked members.
@@ -331,7 +341,7 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
     rows = members.params[placement.tensor].reshape(-1, behind)
     slices = Slices(members, placement, len(axes.shape) - last - 1)
     result = torch.empty(len(member_of), dtype=torch.float64, device=member_of.device)
-    step = max(1, _GATHERED // max(1, len(slices) * behind))
+    step = max(1, _GATHERED_AT_ONCE // max(1, len(slices) * behind))
     for start in range(0, len(member_of), step):
         entries = slices.entries(member_of[start : start + step], units[start : start + step])
         sums = _sum_row_squares(rows[entries.flatten()]).reshape(entries.shape)

@@ -17,14 +17,14 @@ _MOST_CHANGED_ROWS = 0.7  # Share of a product's rows that may change before the
 # Number of entries of a tensor up to which its products are always computed anew, because finding the changed rows
 # takes longer.
 _SMALL_TENSOR = 1 << 14
-_CHUNK = 1 << 15  # Largest number of entries converted to float64 at once, so that they fit into the cache.
+_ENTRIES_AT_ONCE = 1 << 15  # Largest number of entries converted to float64 at once, so that they fit into the cache.
 
 Permutations = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One move of a group in one tensor: its units have inner products, summed over all other entries.
+    """One axis of a tensor along which a group moves: its units have inner products, summed over all other entries.
 
     Args:
         name: name of the tensor in the state dict.
@@ -39,95 +39,96 @@ class Term:
     units: int
 
     @cached_property
-    def others(self) -> tuple[Move, ...]:
+    def other_moves(self) -> tuple[Move, ...]:
         """The moves along other axes of the tensor."""
         return tuple(move for move in self.axes.moves if move.axis != self.move.axis)
 
     @cached_property
-    def kernel(self) -> Move | None:
+    def kernel_move(self) -> Move | None:
         """The move of the input axis of a grouped kernel; None: the axes of the tensor move independently."""
         return next((move for move in self.axes.moves if move.within), None)
 
     @cached_property
-    def moved(self) -> tuple[int, ...]:
+    def moved_axes(self) -> tuple[int, ...]:
         """Indices of the other axes that have a move."""
-        return tuple(sorted({move.axis for move in self.others}))
+        return tuple(sorted({move.axis for move in self.other_moves}))
 
     @cached_property
-    def first(self) -> bool:
+    def has_units_first(self) -> bool:
         """Whether units are the first axis in `units_of`, as in memory, or the last axis."""
         return self.move.axis == 0
 
     def units_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as (unit, entry of other moved axes, other entry), or with units last."""
+        """Return a tensor with the axes (unit, entry of other moved axes, other entry), or with the units as last
+        axis."""
         move = self.move
         if move.within:
-            return split(tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
-        part = split(tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units)
-        rest = [i for i in range(tensor.ndim) if i != move.axis and i not in self.moved]
-        order = [i + (i > move.axis) for i in (*self.moved, *rest)]
-        axes = [move.axis, *order, move.axis + 1] if self.first else [*order, move.axis + 1, move.axis]
-        moved = prod(tensor.shape[i] for i in self.moved)
-        shape = (self.units, moved, -1) if self.first else (moved, -1, self.units)
+            return split_axis(tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
+        part = split_axis(tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units)
+        rest = [i for i in range(tensor.ndim) if i != move.axis and i not in self.moved_axes]
+        order = [i + (i > move.axis) for i in (*self.moved_axes, *rest)]
+        axes = [move.axis, *order, move.axis + 1] if self.has_units_first else [*order, move.axis + 1, move.axis]
+        moved = prod(tensor.shape[i] for i in self.moved_axes)
+        shape = (self.units, moved, -1) if self.has_units_first else (moved, -1, self.units)
         return part.permute(axes).reshape(shape).contiguous()
 
-    def product(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    def as_matrices(self, units: Tensor, other_units: Tensor) -> tuple[Tensor, Tensor]:
         """Return two matrices whose product is (unit of one, unit of the other).
 
         Args:
-            one, other: tensors of both networks, as `units_of` returns them.
+            units, other_units: tensors of both networks, as `units_of` returns them.
         """
-        if self.first:
-            return one.flatten(1), other.flatten(1).T
-        return one.flatten(0, 1).T, other.flatten(0, 1)
+        if self.has_units_first:
+            return units.flatten(1), other_units.flatten(1).T
+        return units.flatten(0, 1).T, other_units.flatten(0, 1)
 
     def select(self, units: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
-        """Select entries of a tensor along its other moved axes; return them.
+        """Select entries of a tensor along its other moved axes; return the selected entries.
 
         Args:
             units: tensor of the other network, as `units_of` returns it.
-            rows: the entries.
+            rows: positions of the entries to select.
             buffer: flat memory for the result.
         """
-        axis = 1 if self.first else 0
+        axis = 1 if self.has_units_first else 0
         shape = (*units.shape[:axis], len(rows), *units.shape[axis + 1 :])
         return torch.index_select(units, axis, rows.to(units.device), out=buffer[: prod(shape)].view(shape))
 
-    def rows(self, permutations: Permutations) -> Tensor:
-        """Return the former entries of the other moved axes, in the order of `units_of`.
+    def source_positions(self, permutations: Permutations) -> Tensor:
+        """Return the positions before the permutation of entries of the other moved axes, in the order of `units_of`.
 
         For a grouped kernel, the blocks stay in place; entries move only inside the blocks.
         """
-        if len(self.others) == 1 and self.kernel is None:
-            (move,) = self.others
+        if len(self.other_moves) == 1 and self.kernel_move is None:
+            (move,) = self.other_moves
             if len(permutations[move.group]) == self.axes.shape[move.axis]:
                 return permutations[move.group]  # the usual case
-        if self.kernel is not None:
-            groups = {move.group for move in self.others}
-            inside = {g: without_block_moves(permutations[g], self.kernel.within) for g in groups}
-            return torch.cat([axis_entries(self.axes, axis, inside) for axis in self.moved])
+        if self.kernel_move is not None:
+            groups = {move.group for move in self.other_moves}
+            inside = {g: without_block_moves(permutations[g], self.kernel_move.within) for g in groups}
+            return torch.cat([axis_entries(self.axes, axis, inside) for axis in self.moved_axes])
         index = torch.zeros(1, dtype=torch.int64)
-        for axis in self.moved:
+        for axis in self.moved_axes:
             index = (index[:, None] * self.axes.shape[axis] + axis_entries(self.axes, axis, permutations)).flatten()
         return index
 
-    def arranged(self, tensor: Tensor, permutations: Permutations) -> Tensor:
+    def permute_kernel(self, tensor: Tensor, permutations: Permutations) -> Tensor:
         """Return a grouped kernel with its other axes permuted inside the blocks; the blocks stay in place."""
-        kernel = self.kernel
+        kernel = self.kernel_move
         if kernel is None:
             raise ValueError(self.name)
-        inside = {move.group: without_block_moves(permutations[move.group], kernel.within) for move in self.others}
-        for axis in self.moved:
+        inside = {move.group: without_block_moves(permutations[move.group], kernel.within) for move in self.other_moves}
+        for axis in self.moved_axes:
             if axis != kernel.axis:
                 tensor = tensor.index_select(axis, axis_entries(self.axes, axis, inside).to(tensor.device))
-        if kernel.axis in self.moved:
+        if kernel.axis in self.moved_axes:
             columns = inside[kernel.group].reshape(kernel.within, -1) % tensor.shape[1]
             columns = columns.repeat_interleave(len(tensor) // kernel.within, 0).to(tensor.device)
             tensor = tensor[torch.arange(len(tensor), device=tensor.device)[:, None], columns]
         return tensor
 
 
-def split(tensor: Tensor, axis: int, parts: int) -> Tensor:
+def split_axis(tensor: Tensor, axis: int, parts: int) -> Tensor:
     """Return a tensor with one axis split into (parts, rest)."""
     return tensor.reshape(*tensor.shape[:axis], parts, -1, *tensor.shape[axis + 1 :])
 
@@ -141,8 +142,8 @@ def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
 def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
     """Return the old position of each entry of an axis, (entry).
 
-    The input axis of a grouped kernel has only one block's inputs: then return the old position of every input of all
-    blocks, (input).
+    The input axis of a grouped kernel has only one block's inputs. For this axis, return the old position of every
+    input of all blocks, (input).
     """
     moves = [move for move in axes.moves if move.axis == axis]
     if any(move.within for move in moves):
@@ -155,7 +156,7 @@ class Reference:
 
     Args:
         table: the network's symmetry table.
-        tensors: parameters, name -> (*shape): all tensors that count, in one dtype on one device.
+        tensors: parameters, name -> (*shape): all tensors that are compared, in one dtype on one device.
     """
 
     def __init__(self, table: Table, tensors: Mapping[str, Tensor]) -> None:
@@ -166,20 +167,24 @@ class Reference:
             if name in tensors
             for move in axes.moves
         ]
-        self.terms = {g: tuple(t for t in terms if t.move.group == g and t.others) for g in table.groups}
-        self._single = {g: tuple(t for t in terms if t.move.group == g and not t.others) for g in table.groups}
-        self.units = {term: term.units_of(tensors[term.name]) for ts in self.terms.values() for term in ts}
+        self.terms = {g: tuple(t for t in terms if t.move.group == g and t.other_moves) for g in table.groups}
+        self._single = {g: tuple(t for t in terms if t.move.group == g and not t.other_moves) for g in table.groups}
+        self.units = {
+            term: term.units_of(tensors[term.name]) for group_terms in self.terms.values() for term in group_terms
+        }
         largest = max((units.numel() for units in self.units.values()), default=0)
         self.buffers = next(iter(tensors.values())).new_empty(2, largest) if tensors else torch.empty(2, 0)
         self.fixed = {g: self.single_axis_entries(g, tensors) for g in table.groups}
         self.names = {g: {t.name for t in terms if t.move.group == g} for g in table.groups}
         # Group -> groups whose gains change when this group is permuted.
-        self.readers = {g: {t.move.group for t in terms if any(m.group == g for m in t.others)} for g in table.groups}
+        self.readers = {
+            g: {t.move.group for t in terms if any(m.group == g for m in t.other_moves)} for g in table.groups
+        }
 
     def single_axis_entries(self, group: str, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the entries that no other group moves, (entry, unit)."""
         parts = [
-            units.flatten(1).T if term.first else units.flatten(0, 1)
+            units.flatten(1).T if term.has_units_first else units.flatten(0, 1)
             for term in self._single[group]
             for units in (term.units_of(tensors[term.name]),)
         ]
@@ -193,7 +198,7 @@ class Reference:
         Args:
             tensors: parameters of the other network, name -> (*shape).
             permutations: group -> permutation, for all groups.
-            names: names of the tensors that count; None for all tensors.
+            names: names of the tensors in the sum; None for all tensors.
         """
         selected = {n: t for n, t in tensors.items() if names is None or n in names}
         moved = permute(self.table, selected, permutations)
@@ -217,52 +222,59 @@ class Products:
         self._rows: dict[Term, Tensor] = {}
         self._products: dict[Term, Tensor] = {}
 
-    def gains(self, group: str, permutations: Permutations, without: Collection[Term] = ()) -> Tensor:
+    def gains(self, group: str, permutations: Permutations, left_out_terms: Collection[Term] = ()) -> Tensor:
         """Return the gain in the objective if new unit u is old unit v, (u, v), with all other permutations fixed.
 
         Args:
             group: name of the group that moves.
             permutations: group -> permutation, for all groups.
-            without: terms to leave out of the gain.
+            left_out_terms: terms to leave out of the gain.
         """
         if group not in self._single:
             entries = self.reference.single_axis_entries(group, self.tensors)
             self._single[group] = self.reference.fixed[group].T @ entries
         total = self._single[group].clone()
         for term in self.reference.terms[group]:
-            if term not in without:
-                total += self._renewed(term, permutations)
+            if term not in left_out_terms:
+                total += self._updated_products(term, permutations)
         return total
 
-    def _renewed(self, term: Term, permutations: Permutations) -> Tensor:
+    def _updated_products(self, term: Term, permutations: Permutations) -> Tensor:
         """Return the products of a term, updated by the moves along other axes since the last call."""
-        now, last = [permutations[move.group] for move in term.others], self._seen.get(term)
-        if last is not None and all(p is q for p, q in zip(now, last, strict=True)):
+        current_permutations, last_permutations = (
+            [permutations[move.group] for move in term.other_moves],
+            self._seen.get(term),
+        )
+        if last_permutations is not None and all(
+            p is q for p, q in zip(current_permutations, last_permutations, strict=True)
+        ):
             return self._products[term]
-        self._seen[term], fixed = now, self.reference.units[term]
-        if term.kernel is not None:
-            units = term.units_of(term.arranged(self.tensors[term.name], permutations))
-            self._products[term] = torch.mm(*term.product(fixed, units))
+        self._seen[term], fixed = current_permutations, self.reference.units[term]
+        if term.kernel_move is not None:
+            units = term.units_of(term.permute_kernel(self.tensors[term.name], permutations))
+            self._products[term] = torch.mm(*term.as_matrices(fixed, units))
             return self._products[term]
         if term not in self._units:
             self._units[term] = term.units_of(self.tensors[term.name])
         units, (first_buffer, second_buffer) = self._units[term], self.reference.buffers
-        rows, before = term.rows(permutations), self._rows.get(term)
-        if before is not None and units.numel() > _SMALL_TENSOR:
-            changed = (rows != before).nonzero()[:, 0]
+        rows, last_rows = term.source_positions(permutations), self._rows.get(term)
+        if last_rows is not None and units.numel() > _SMALL_TENSOR:
+            changed = (rows != last_rows).nonzero()[:, 0]
             if len(changed) <= _MOST_CHANGED_ROWS * len(rows):
                 difference = term.select(units, rows[changed], first_buffer)
-                difference -= term.select(units, before[changed], second_buffer)
-                self._products[term].addmm_(*term.product(term.select(fixed, changed, second_buffer), difference))
+                difference -= term.select(units, last_rows[changed], second_buffer)
+                self._products[term].addmm_(*term.as_matrices(term.select(fixed, changed, second_buffer), difference))
                 self._rows[term] = rows
                 return self._products[term]
         self._rows[term] = rows
-        self._products[term] = torch.mm(*term.product(fixed, term.select(units, rows, first_buffer)))
+        self._products[term] = torch.mm(*term.as_matrices(fixed, term.select(units, rows, first_buffer)))
         return self._products[term]
 
 
 def dot(a: Tensor, b: Tensor) -> float:
     """Return the inner product of two tensors, summed in float64."""
     x, y = a.flatten(), b.flatten()
-    pairs = ((x[i : i + _CHUNK], y[i : i + _CHUNK]) for i in range(0, max(1, len(x)), _CHUNK))
+    pairs = (
+        (x[i : i + _ENTRIES_AT_ONCE], y[i : i + _ENTRIES_AT_ONCE]) for i in range(0, max(1, len(x)), _ENTRIES_AT_ONCE)
+    )
     return float(torch.stack([torch.dot(one.double(), other.double()) for one, other in pairs]).sum())

@@ -14,12 +14,19 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.symmetry.applying import permute
-from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, are_close, chain, find_placements, ordered_bits
+from checkpoints_zoo.symmetry.canonical.slices import (
+    Members,
+    Slices,
+    are_close,
+    find_placements,
+    number_close_values,
+    ordered_bits,
+)
 from checkpoints_zoo.symmetry.canonical.ties import Cells
 
 Colours = dict[str, Tensor]  # Group -> colour of each unit, (unit): whole numbers from 0 on without gaps.
 Orders = dict[str, Tensor]  # Group -> order of the units, (member, unit).
-MOST = 400  # Largest number of orders that are tried for one member.
+MOST_ORDERS = 400  # Largest number of orders that are tried for one member.
 
 
 class Search:
@@ -28,82 +35,89 @@ class Search:
     Args:
         member: the member, with the order of its units as far as it is known.
         turn: groups that are ordered together, movers first.
-        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The second argument
-            of the function tells whether to try only the first of several units of one colour.
-        tried: counter of the orders tried, shared by all searches for the member.
+        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The function's
+            second argument says whether to try only the first of several units of one colour.
+        order_counter: counter of the orders tried, shared by all searches for the member.
     """
 
     def __init__(
-        self, member: Members, turn: Sequence[str], sort_rest: Callable[[Members, bool], Orders], tried: list[int]
+        self,
+        member: Members,
+        turn: Sequence[str],
+        sort_rest: Callable[[Members, bool], Orders],
+        order_counter: list[int],
     ) -> None:
-        self.member, self.turn, self.sort_rest, self.tried = member, turn, sort_rest, tried
+        self.member, self.turn, self.sort_rest, self.order_counter = member, turn, sort_rest, order_counter
         self._refining = Refining(member)
         self._symmetries: list[dict[str, list[int]]] = []
 
-    def run(self, colours: Colours, greedy: bool) -> Orders:
+    def find_best_orders(self, colours: Colours, first_unit_only: bool) -> Orders:
         """Refine colours; return the best permutations of all groups."""
-        return self._best_orders(self._refining.refined(colours), (), greedy)
+        return self._best_orders(self._refining.refine(colours), (), first_unit_only)
 
-    def _best_orders(self, colours: Colours, prefix: tuple[tuple[str, int], ...], greedy: bool) -> Orders:
+    def _best_orders(
+        self, colours: Colours, separated_units: tuple[tuple[str, int], ...], first_unit_only: bool
+    ) -> Orders:
         """Return the best permutations for refined colours.
 
         Args:
-            prefix: (group, unit) that have a colour of their own because of the search.
+            separated_units: (group, unit) pairs to which the search gave a colour of their own.
         """
-        group, units = self._tied_units(colours)
+        group, units = self._find_tied_units(colours)
         if not units:
-            return self.sort_rest(_sorted_by_colour(self.member, self.turn, colours), greedy)
+            return self.sort_rest(_sort_by_colour(self.member, self.turn, colours), first_unit_only)
         refined = {
-            unit: self._refining.refined(colours | {group: _individualise(colours[group], unit)}) for unit in units
+            unit: self._refining.refine(colours | {group: _separate_unit(colours[group], unit)}) for unit in units
         }
         largest = max(map(_colour_counts, refined.values()))
         first, *others = (unit for unit in units if _colour_counts(refined[unit]) == largest)
-        best = self._best_orders(refined[first], (*prefix, (group, first)), greedy)
-        seen = [] if greedy else [(first, best, self._permuted_tensors(best))]
-        for unit in () if greedy else others:
-            if self.tried[0] >= MOST:
+        best = self._best_orders(refined[first], (*separated_units, (group, first)), first_unit_only)
+        tried_orders = [] if first_unit_only else [(first, best, self._permuted_tensors(best))]
+        for unit in () if first_unit_only else others:
+            if self.order_counter[0] >= MOST_ORDERS:
                 break
-            orbit = self._orbit(group, unit, prefix)
-            if any(other in orbit for other, *_ in seen):
+            orbit = self._orbit(group, unit, separated_units)
+            if any(other in orbit for other, *_ in tried_orders):
                 continue
-            path = (*prefix, (group, unit))
-            unit_search = self._best_orders(refined[unit], path, True)
-            result = self._permuted_tensors(unit_search)
-            if not self._equals_earlier(unit_search, result, seen):
+            path = (*separated_units, (group, unit))
+            first_order = self._best_orders(refined[unit], path, True)
+            result = self._permuted_tensors(first_order)
+            if not self._equals_earlier(first_order, result, tried_orders):
                 order = self._best_orders(refined[unit], path, False)
                 result = self._permuted_tensors(order)
-                if all(_difference(result, other, self.member.tolerance) > 0 for *_, other in seen):
+                if all(_compare_tensors(result, other, self.member.tolerance) > 0 for *_, other in tried_orders):
                     best = order
-                seen.append((unit, order, result))
+                tried_orders.append((unit, order, result))
         return best
 
     def _equals_earlier(
-        self, order: Orders, result: list[Tensor], seen: list[tuple[int, Orders, list[Tensor]]]
+        self, order: Orders, result: list[Tensor], tried_orders: list[tuple[int, Orders, list[Tensor]]]
     ) -> bool:
-        """Return whether an earlier order has the same result; record the symmetry that leads from one to the other."""
-        for _, other, other_result in seen:
-            if _difference(result, other_result, self.member.tolerance) == 0:
+        """Return whether an earlier order gives the same tensors; record the symmetry between the two orders."""
+        for _, other, other_result in tried_orders:
+            if _compare_tensors(result, other_result, self.member.tolerance) == 0:
                 to_earlier_order = {n: torch.empty_like(p[0]).scatter(0, p[0], other[n][0]) for n, p in order.items()}
                 self._symmetries += [
-                    {n: p.tolist() for n, p in way.items()} for way in (to_earlier_order, _invert(to_earlier_order))
+                    {n: p.tolist() for n, p in symmetry.items()}
+                    for symmetry in (to_earlier_order, _invert_permutations(to_earlier_order))
                 ]
                 return True
         return False
 
-    def _orbit(self, group: str, unit: int, prefix: tuple[tuple[str, int], ...]) -> set[int]:
+    def _orbit(self, group: str, unit: int, separated_units: tuple[tuple[str, int], ...]) -> set[int]:
         """Return the orbit of a unit under the known symmetries that fix the units of a prefix."""
-        known = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in prefix)]
+        symmetries = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in separated_units)]
         orbit = new = {unit}
         while new:
-            new = {symmetry[u] for symmetry in known for u in new} - orbit
+            new = {symmetry[u] for symmetry in symmetries for u in new} - orbit
             orbit = orbit | new
         return orbit
 
     def _permuted_tensors(self, order: Orders) -> list[Tensor]:
-        self.tried[0] += 1
-        return _comparable(self.member, permute(self.member.table, self.member.params, order))
+        self.order_counter[0] += 1
+        return _values_to_compare(self.member, permute(self.member.table, self.member.params, order))
 
-    def _tied_units(self, colours: Colours) -> tuple[str, list[int]]:
+    def _find_tied_units(self, colours: Colours) -> tuple[str, list[int]]:
         """Return a group and units of one colour that cannot swap places; no units if there are none."""
         for group in self.turn:
             size, blocks = self.member.table.groups[group].size, self.member.table.groups[group].blocks
@@ -121,7 +135,7 @@ class Search:
         return "", []
 
 
-def _invert(permutations: Orders) -> Orders:
+def _invert_permutations(permutations: Orders) -> Orders:
     return {name: p.argsort() for name, p in permutations.items()}
 
 
@@ -134,8 +148,8 @@ class Refining:
     """Refines the colours of the units of one member, for all groups that are not sorted yet."""
 
     def __init__(self, member: Members) -> None:
-        self._one = member
-        self._groups = {name: group for name, group in member.table.groups.items() if not member.sorted(name)}
+        self._member = member
+        self._groups = {name: group for name, group in member.table.groups.items() if not member.is_sorted(name)}
         sizes = {name: group.size for name, group in self._groups.items()}
         self._slices = {
             name: [
@@ -146,18 +160,18 @@ class Refining:
             for name, group in self._groups.items()
         }
 
-    def refined(self, colours: Colours) -> Colours:
+    def refine(self, colours: Colours) -> Colours:
         """Refine colours until none changes; return the colours of all groups.
 
         Args:
-            colours: the colours to start from. The units of a group without an entry have one colour.
+            colours: the colours to start from. Units of a missing group start with one colour.
         """
-        blank_codes = {
-            n: torch.zeros(g.size, dtype=torch.int64, device=self._one.device) for n, g in self._groups.items()
+        uniform_colours = {
+            n: torch.zeros(g.size, dtype=torch.int64, device=self._member.device) for n, g in self._groups.items()
         }
-        result = {name: colours.get(name, blank_codes[name]) for name in self._groups}
-        before = -1
-        while before != (before := sum(map(_count_colours, result.values()))):
+        result = {name: colours.get(name, uniform_colours[name]) for name in self._groups}
+        colour_count = -1
+        while colour_count != (colour_count := sum(map(_count_colours, result.values()))):
             for name, present in result.items():
                 if _count_colours(present) < len(present):
                     result[name] = self._next_colours(name, result)
@@ -166,7 +180,10 @@ class Refining:
     def _next_colours(self, name: str, colours: Colours) -> Tensor:
         """Return the next colours of the units of a group."""
         present = colours[name]
-        columns = [*_block_colours(self._one, name, colours), *(slices.codes(colours) for slices in self._slices[name])]
+        columns = [
+            *_block_colours(self._member, name, colours),
+            *(slices.codes(colours) for slices in self._slices[name]),
+        ]
         order = present.argsort(stable=True)
         cells = Cells(order, order, present[order], order)
         cells.split(torch.cat([c.reshape(len(present), -1) for c in columns], 1)[order])
@@ -185,13 +202,13 @@ def _block_colours(member: Members, name: str, colours: Colours) -> Iterator[Ten
     for held, other in member.table.groups.items():
         if other.mover == name:
             yield colours[held].reshape(group.size, -1).sort(-1)[0]
-    inside = group.size // group.blocks
+    units_per_block = group.size // group.blocks
     if group.mover in colours:
-        yield colours[group.mover].repeat_interleave(inside)
+        yield colours[group.mover].repeat_interleave(units_per_block)
     elif group.mover in member.order:
-        yield member.order[group.mover][0].argsort().repeat_interleave(inside)
+        yield member.order[group.mover][0].argsort().repeat_interleave(units_per_block)
     else:
-        yield torch.arange(group.blocks, device=member.device).repeat_interleave(inside)
+        yield torch.arange(group.blocks, device=member.device).repeat_interleave(units_per_block)
 
 
 class _CodedSlices:
@@ -203,7 +220,7 @@ class _CodedSlices:
         entries = slices.entries(torch.zeros_like(units), units)
         labels = torch.arange(len(slices), device=member.device) if slices.labels is None else slices.labels
         if member.tolerance:
-            self.base = chain(slices.codes(torch.zeros_like(units), units), labels, member.tolerance)
+            self.base = number_close_values(slices.codes(torch.zeros_like(units), units), labels, member.tolerance)
         else:
             tensor = member.params[slices.placement.tensor]
             values, ranks = torch.unique(~ordered_bits(tensor.reshape(-1)), return_inverse=True)
@@ -212,7 +229,7 @@ class _CodedSlices:
         for name, size in sizes.items():
             starts[name] = at
             at += size
-        self.others = [places.reshape(-1)[entries] for places in _units_on(slices, starts)]
+        self.others = [places.reshape(-1)[entries] for places in _units_on_other_axes(slices, starts)]
 
     def codes(self, colours: Colours) -> Tensor:
         """Return the slices of all units as sorted numbers, (unit, entry)."""
@@ -225,7 +242,7 @@ class _CodedSlices:
         return ordered
 
 
-def _units_on(slices: Slices, starts: dict[str, int]) -> Iterator[Tensor]:
+def _units_on_other_axes(slices: Slices, starts: dict[str, int]) -> Iterator[Tensor]:
     """Yield for each other axis with unsorted units the unit of each entry of the tensor."""
     axes, device = slices.axes, slices.members.device
     for axis in range(len(axes.shape)):
@@ -247,7 +264,7 @@ def _units_on(slices: Slices, starts: dict[str, int]) -> Iterator[Tensor]:
         yield unit.reshape(shape).expand(axes.shape)
 
 
-def _individualise(colours: Tensor, unit: int) -> Tensor:
+def _separate_unit(colours: Tensor, unit: int) -> Tensor:
     """Give one unit a new colour, right before the other units of its old colour; return the colours."""
     colour = colours[unit]
     result = torch.where(colours >= colour, colours + 1, colours)
@@ -255,53 +272,61 @@ def _individualise(colours: Tensor, unit: int) -> Tensor:
     return result
 
 
-def _can_swap(one: Members, colours: Colours, group: str, a: int, b: int) -> bool:
+def _can_swap(member: Members, colours: Colours, group: str, unit: int, other_unit: int) -> bool:
     """Return whether two units, with the units inside them, can swap places without a change of any tensor."""
     swaps: Orders = {}
-    _swap(one, colours, group, [(a, b)], swaps)
-    moving = {n: t for n, t in one.params.items() if any(m.group in swaps for m in one.table.tensors[n].moves)}
-    swapped_element = permute(one.table, moving, swaps)
-    return _difference(_comparable(one, moving), _comparable(one, swapped_element), one.tolerance) == 0
+    _add_swaps(member, colours, group, [(unit, other_unit)], swaps)
+    moving = {n: t for n, t in member.params.items() if any(m.group in swaps for m in member.table.tensors[n].moves)}
+    swapped_element = permute(member.table, moving, swaps)
+    return (
+        _compare_tensors(
+            _values_to_compare(member, moving), _values_to_compare(member, swapped_element), member.tolerance
+        )
+        == 0
+    )
 
 
-def _comparable(member: Members, params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return tensors in a flat form that can be compared: whole numbers, or floats if the member has a tolerance."""
+def _values_to_compare(member: Members, params: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the entries of each tensor as numbers in the order of its values: `ordered_bits`, or the values themselves
+    in float64 if a tolerance allows rounding errors."""
     if not member.tolerance:
         return [ordered_bits(tensor).flatten() for tensor in params.values()]
     return [tensor.flatten().double() + member.table.tensors[name].shift for name, tensor in params.items()]
 
 
-def _swap(one: Members, colours: Colours, group: str, pairs: list[tuple[int, int]], swaps: Orders) -> None:
+def _add_swaps(member: Members, colours: Colours, group: str, pairs: list[tuple[int, int]], swaps: Orders) -> None:
     """Add to `swaps` the permutations that swap pairs of units of a group, and the units inside them."""
-    swaps[group] = torch.arange(one.table.groups[group].size, device=one.device)
+    swaps[group] = torch.arange(member.table.groups[group].size, device=member.device)
     for a, b in pairs:
         swaps[group][[a, b]] = swaps[group][[b, a]]
-    for name, held in one.table.groups.items():
+    for name, held in member.table.groups.items():
         if held.mover == group:
             by_colour = colours[name].reshape(held.blocks, -1).argsort(dim=-1, stable=True)
             step = held.size // held.blocks
             sides = (((by_colour[i] + i * step).tolist() for i in pair) for pair in pairs)
-            _swap(one, colours, name, [both for left, right in sides for both in zip(left, right, strict=True)], swaps)
+            _add_swaps(
+                member, colours, name, [both for left, right in sides for both in zip(left, right, strict=True)], swaps
+            )
 
 
-def _sorted_by_colour(one: Members, turn: Sequence[str], colours: Colours) -> Members:
+def _sort_by_colour(member: Members, turn: Sequence[str], colours: Colours) -> Members:
     """Return a member with the groups of a turn sorted by colour."""
-    result = Members(one.table, one.params, one.free, dict(one.order), tolerance=one.tolerance)
+    result = Members(member.table, member.params, member.free, dict(member.order), tolerance=member.tolerance)
     for name in reversed(turn):
-        group = one.table.groups[name]
+        group = member.table.groups[name]
         inner = colours[name].reshape(group.blocks, -1).argsort(dim=-1, stable=True)
-        starts = torch.arange(0, group.size, group.size // group.blocks, device=one.device)
-        result.place(turn, name, (inner + starts[:, None]).reshape(1, -1))
-    result.close(turn)
+        starts = torch.arange(0, group.size, group.size // group.blocks, device=member.device)
+        result.set_order_in_blocks(turn, name, (inner + starts[:, None]).reshape(1, -1))
+    result.move_blocks(turn)
     return result
 
 
-def _difference(one: list[Tensor], other: list[Tensor], tolerance: float) -> int:
-    """Compare two members by the first entry that differs; return 1 if `one` has the larger entry, -1 if the smaller, 0
-    if all are equal."""
-    for a, b in zip(one, other, strict=True):
+def _compare_tensors(tensors: list[Tensor], other_tensors: list[Tensor], tolerance: float) -> int:
+    """Compare two members by the first entry that differs; return 1 if `tensors` has the larger entry, -1 if the
+    smaller, 0 if all are equal."""
+    for a, b in zip(tensors, other_tensors, strict=True):
         is_different = ~are_close(a, b, tolerance) if tolerance else a != b
         if bool(is_different.any()):
-            at = int(is_different.byte().argmax())
-            return 1 if bool(a[at] > b[at]) else -1
+            position = int(is_different.byte().argmax())
+            return 1 if bool(a[position] > b[position]) else -1
     return 0

@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked, rescale_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Scale, Table
 
-_CHUNK = 1 << 21  # Largest number of entries squared at once (16 MB).
+_SQUARES_AT_ONCE = 1 << 21  # Largest number of entries squared at once (16 MB).
 
 
 class UnitNorm(NamedTuple):
@@ -73,7 +73,7 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
         unscaled[name] = ~(norms > smallest)
         scales[name] = torch.where(unscaled[name], 1.0, norms.pow(-1 / power))
     tensors = {
-        name: rescale_tensor(table.tensors[name], _at_least_float32(tensor), scales) for name, tensor in params.items()
+        name: rescale_tensor(table.tensors[name], _widen_to_float32(tensor), scales) for name, tensor in params.items()
     }
     for name, scale in chosen.items():
         _round_to_signs(table, tensors, scale, unscaled[name])
@@ -96,12 +96,13 @@ def check_rows(table: Table, approximate: bool) -> None:
             )
 
 
-def _topological_order(table: Table, chosen: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
-    """Yield scales in topological order: each one after all scales in the rows of its first writer."""
-    waiting = dict(chosen)
+def _topological_order(table: Table, scales: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
+    """Yield scales in topological order: each scale after the other scales that multiply the rows of its first
+    writer."""
+    waiting = dict(scales)
     while waiting:
-        ready = (name for name, scale in waiting.items() if not _scales_of_rows(table, scale) & waiting.keys())
-        name = next(ready, next(iter(waiting)))
+        ready_scales = (name for name, scale in waiting.items() if not _scales_of_rows(table, scale) & waiting.keys())
+        name = next(ready_scales, next(iter(waiting)))
         yield name, waiting.pop(name)
 
 
@@ -125,14 +126,15 @@ def _round_to_signs(table: Table, tensors: Mapping[str, Tensor], scale: Scale, u
         tensor.copy_(tensor.where(unscaled.reshape(tensor.shape), tensor.sign()))
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
+def _widen_to_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
 
 
 def _row_norms(
     table: Table, params: Mapping[str, Tensor], scale: Scale, scales: Mapping[str, Tensor]
 ) -> tuple[Tensor, float, float]:
-    """Return the norms of the rows of a scale, (member, value), its power in them, and the largest norm taken as 0."""
+    """Return the norms of the rows that a scale multiplies, (member, value), its exponent in these norms, and the
+    largest norm that counts as 0."""
     (name, axis), *_ = scale.writers
     axes, tensor = table.tensors[name], params[name]
     row_powers = _row_powers(axes, scale, axis)
@@ -145,7 +147,7 @@ def _row_norms(
         part = squares.narrow(axis + 1, power.offset, power.length).movedim(axis + 1, 1)
         sums += part.reshape(len(tensor), scale.size, prod(part.shape[1:]) // scale.size).sum(-1)
     # The square of a scale has to stay in the range of the dtype: running variances are multiplied by it.
-    smallest = torch.finfo(_at_least_float32(tensor).dtype).tiny ** 0.5
+    smallest = torch.finfo(_widen_to_float32(tensor).dtype).tiny ** 0.5
     return sums.sqrt(), row_powers[0].power, smallest
 
 
@@ -166,6 +168,6 @@ def _sum_squares(axes: Axes, tensor: Tensor) -> Tensor:
     return result
 
 
-def _member_chunks(members: int, each: int) -> Iterator[slice]:
-    step = max(1, _CHUNK // max(1, each))
+def _member_chunks(members: int, entries_per_member: int) -> Iterator[slice]:
+    step = max(1, _SQUARES_AT_ONCE // max(1, entries_per_member))
     return (slice(start, start + step) for start in range(0, members, step))

@@ -16,7 +16,13 @@ from checkpoints_zoo.symmetry.applying import count_stacked, flip_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Sign, Table
 
 _TOLERANCE = 2.0**-16  # Entries that differ from the largest by at most this share count as equally large.
-_ROLES = ("gain", "weight", "bias", "offset", "mean")  # Roles of the tensors that decide signs, in order of precedence.
+_DECIDING_ROLES = (
+    "gain",
+    "weight",
+    "bias",
+    "offset",
+    "mean",
+)  # Roles of the tensors that decide signs, in order of precedence.
 
 
 def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -38,10 +44,10 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
     tensors, signs, waiting = dict(params), dict[str, Tensor](), dict(table.signs)
     members = count_stacked(table, params) if params else 0
     while waiting:
-        sign, deciders = _next_sign(table, waiting)
+        sign, deciding_tensors = _next_sign(table, waiting)
         del waiting[sign.name]
         values = torch.zeros(members, sign.size, dtype=torch.float64)
-        for name, power in deciders:
+        for name, power in deciding_tensors:
             if name in tensors:
                 votes = _vote_on_signs(table.tensors[name], power, tensors[name], sign.size)
                 values = values.to(votes.device)
@@ -55,19 +61,20 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
 
 
 def _next_sign(table: Table, waiting: Mapping[str, Sign]) -> tuple[Sign, list[tuple[str, Power]]]:
-    """Return the sign to choose next, and the tensors that have it but none of the other waiting signs."""
-    found = {name: sorted(_deciders(table, name, waiting), key=lambda item: item[0]) for name in waiting}
-    name = min(waiting, key=lambda name: found[name][0][0] if found[name] else len(_ROLES) + 1)
+    """Return the sign to choose next, and the tensors that have this sign but no other sign that is still to be
+    chosen."""
+    found = {name: sorted(_deciding_tensors(table, name, waiting), key=lambda item: item[0]) for name in waiting}
+    name = min(waiting, key=lambda name: found[name][0][0] if found[name] else len(_DECIDING_ROLES) + 1)
     return waiting[name], [(tensor, power) for _, tensor, power in found[name]]
 
 
-def _deciders(table: Table, name: str, waiting: Mapping[str, Sign]) -> Iterator[tuple[float, str, Power]]:
+def _deciding_tensors(table: Table, name: str, waiting: Mapping[str, Sign]) -> Iterator[tuple[float, str, Power]]:
     """Yield (rank, tensor, power) of the tensors that can decide a sign."""
     rows = {writer for group in table.groups.values() for writer in group.writers}
     for tensor, axes in table.tensors.items():
         powers = [power for power in axes.signs if power.scale in waiting]
         if len(powers) == 1 and powers[0].scale == name and not powers[0].within:
-            rank = float(_ROLES.index(axes.role) if axes.role in _ROLES else len(_ROLES))
+            rank = float(_DECIDING_ROLES.index(axes.role) if axes.role in _DECIDING_ROLES else len(_DECIDING_ROLES))
             is_column = axes.role == "weight" and (tensor, powers[0].axis) not in rows
             yield rank + 0.5 * is_column, tensor, powers[0]
 

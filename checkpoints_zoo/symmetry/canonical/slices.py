@@ -17,7 +17,7 @@ from torch import Tensor
 from checkpoints_zoo.symmetry.applying import source_entries
 from checkpoints_zoo.symmetry.table import Axes, Group, Move, Table
 
-_CHUNK = 1 << 20  # Largest number of entries compared at once.
+_ENTRIES_AT_ONCE = 1 << 20  # Largest number of entries compared at once.
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Members:
         free: the groups to sort. All other groups stay as they are.
         order: group -> (member, unit), permutations of the groups sorted so far.
         inner: group -> (member, unit), permutations inside blocks, for groups whose blocks are not sorted yet.
-        tolerance: largest difference of equal values, as a share of the larger one, see `chain`; 0: values are equal
-            only bit for bit.
+        tolerance: largest difference of equal values, as a share of the larger one, see `number_close_values`; 0:
+            values are equal only bit for bit.
     """
 
     table: Table
@@ -70,12 +70,12 @@ class Members:
         order = {name: p[rows] for name, p in self.order.items()}
         return Members(self.table, params, self.free, order, tolerance=self.tolerance)
 
-    def sorted(self, group: str) -> bool:
+    def is_sorted(self, group: str) -> bool:
         """Return whether the units of a group have their final places."""
         return group not in self.free or group in self.order
 
-    def place(self, turn: Sequence[str], name: str, inner: Tensor) -> None:
-        """Set the order of a group inside its blocks, and move the groups of the turn inside it along.
+    def set_order_in_blocks(self, turn: Sequence[str], name: str, inner: Tensor) -> None:
+        """Set the order of a group's units inside its blocks; groups of the turn inside these units move with them.
 
         Args:
             turn: groups that are sorted together, movers first.
@@ -84,17 +84,18 @@ class Members:
         """
         self.inner[name] = inner
         for held in turn[turn.index(name) + 1 :]:
-            self.inner[held] = carry_blocks(self.inner[held], inner)
+            self.inner[held] = permute_blocks(self.inner[held], inner)
 
-    def close(self, turn: Sequence[str]) -> None:
-        """Move the blocks of the groups of a turn with their mover: then all their units have their final places."""
+    def move_blocks(self, turn: Sequence[str]) -> None:
+        """Move the blocks of the groups of a turn with their mover; after that, all units of the turn have their final
+        places."""
         blocks = self.order.get(self.table.groups[turn[0]].mover or "")
         for name in turn:
             inner = self.inner.pop(name)
-            self.order[name] = inner if blocks is None else carry_blocks(inner, blocks)
+            self.order[name] = inner if blocks is None else permute_blocks(inner, blocks)
 
 
-def carry_blocks(inner: Tensor, blocks: Tensor) -> Tensor:
+def permute_blocks(inner: Tensor, blocks: Tensor) -> Tensor:
     """Return a permutation inside blocks (member, unit) with the blocks permuted by `blocks` (member, block)."""
     by_block = inner.reshape(*blocks.shape, inner.shape[1] // blocks.shape[1])
     return by_block.gather(1, blocks[..., None].expand_as(by_block)).flatten(1)
@@ -132,12 +133,12 @@ def ordered_bits(values: Tensor) -> Tensor:
     return whole ^ ((whole >> (8 * values.itemsize - 1)) & torch.iinfo(whole.dtype).max)
 
 
-def are_close(one: Tensor, other: Tensor, tolerance: float) -> Tensor:
+def are_close(values: Tensor, other_values: Tensor, tolerance: float) -> Tensor:
     """Return whether values differ by at most `tolerance` times the larger magnitude."""
-    return (one - other).abs() <= tolerance * torch.maximum(one.abs(), other.abs())
+    return (values - other_values).abs() <= tolerance * torch.maximum(values.abs(), other_values.abs())
 
 
-def chain(values: Tensor, within: Tensor, tolerance: float) -> Tensor:
+def number_close_values(values: Tensor, class_numbers: Tensor, tolerance: float) -> Tensor:
     """Return whole numbers that sort like the floats inside each class; neighbours that are close get one number.
 
     Rounding moves values by less than the tolerance. Rounding therefore changes none of the returned numbers, unless
@@ -145,10 +146,10 @@ def chain(values: Tensor, within: Tensor, tolerance: float) -> Tensor:
 
     Args:
         values: floats of any shape.
-        within: class number of each value, in the same shape. Values of different classes get different numbers.
+        class_numbers: class number of each value, in the same shape. Values of different classes get different numbers.
         tolerance: largest difference of close neighbours, as a share of the larger magnitude.
     """
-    flat, classes = values.flatten(), within.expand(values.shape).flatten()
+    flat, classes = values.flatten(), class_numbers.expand(values.shape).flatten()
     order = flat.argsort(stable=True)
     order = order[classes[order].argsort(stable=True)]
     ordered, classes = flat[order], classes[order]
@@ -166,16 +167,16 @@ class Slices:
         behind: number of last axes of the tensor that were summed over.
     """
 
-    def __init__(self, members: Members, placement: Placement, behind: int = 0) -> None:
+    def __init__(self, members: Members, placement: Placement, summed_axes: int = 0) -> None:
         full = members.table.tensors[placement.tensor]
-        self.axes = Axes(full.shape[: len(full.shape) - behind], full.role, full.shift, full.moves, full.powers)
+        self.axes = Axes(full.shape[: len(full.shape) - summed_axes], full.role, full.shift, full.moves, full.powers)
         self.members, self.placement, self.move = members, placement, placement.move
         shape = list(self.axes.shape)
         shape[self.move.axis] = placement.parts * self.move.span
         if self.move.within:
             shape[0] //= self.move.within
         self.shape = tuple(shape)
-        self._others = {i: self._order_along(i) for i in range(len(shape)) if i != self.move.axis}
+        self._others = {i: self._order_on_axis(i) for i in range(len(shape)) if i != self.move.axis}
         self.labels = self._entry_labels()
 
     def __len__(self) -> int:
@@ -202,9 +203,9 @@ class Slices:
         result, row = m, m
         for i, n in enumerate(self.axes.shape):
             at = (
-                self._along_move(m, u, indices[i])
+                self._positions_on_moved_axis(m, u, indices[i])
                 if i == self.move.axis
-                else self._along_other(i, m, u, row, indices[i])
+                else self._positions_on_other_axis(i, m, u, row, indices[i])
             )
             row = at if i == 0 else row
             result = result * n + at
@@ -213,21 +214,21 @@ class Slices:
     def codes(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Return numbers for the entries of slices, (unit, entry): whole numbers, floats if there is a tolerance.
 
-        Rising numbers mean falling values.
+        A larger number means a smaller value.
         """
         tensor = self.members.params[self.placement.tensor]
         values = tensor.reshape(-1)[self.entries(members, units, start, stop)]
-        return -self._shifted(values) if self.members.tolerance else ~ordered_bits(values)
+        return -self._add_eps(values) if self.members.tolerance else ~ordered_bits(values)
 
-    def _shifted(self, values: Tensor) -> Tensor:
-        """Return the values that scales multiply, in float64."""
+    def _add_eps(self, values: Tensor) -> Tensor:
+        """Return values in float64, plus the eps if the tensor is a running variance."""
         return values.double() + self.axes.shift
 
     def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
         """Return whether the slices of units differ from those of other units of the same members, (unit)."""
         tensor, move = self.members.params[self.placement.tensor], self.move
         result = torch.empty(len(units), dtype=torch.bool, device=units.device)
-        step = max(1, _CHUNK // len(self))
+        step = max(1, _ENTRIES_AT_ONCE // len(self))
         if not move.within:
             length = self.members.table.groups[move.group].size * move.span
             rows = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
@@ -235,44 +236,51 @@ class Slices:
         for start in range(0, len(units), step):
             m, u, v = (x[start : start + step] for x in (members, units, others))
             if self.members.tolerance:
-                one, other = (self.codes(m, x) if move.within else self._shifted(rows[m, x]).flatten(1) for x in (u, v))
-                result[start : start + step] = ~are_close(one, other, self.members.tolerance).all(1)
+                codes, other_codes = (
+                    self.codes(m, x) if move.within else self._add_eps(rows[m, x]).flatten(1) for x in (u, v)
+                )
+                result[start : start + step] = ~are_close(codes, other_codes, self.members.tolerance).all(1)
             else:
-                one, other = (self.codes(m, x) if move.within else ordered_bits(rows[m, x]).flatten(1) for x in (u, v))
-                result[start : start + step] = (one != other).any(1)
+                codes, other_codes = (
+                    self.codes(m, x) if move.within else ordered_bits(rows[m, x]).flatten(1) for x in (u, v)
+                )
+                result[start : start + step] = (codes != other_codes).any(1)
         return result
 
     def sort_unordered(self, codes: Tensor) -> Tensor:
-        """Sort codes (unit, entry) by label, and codes with equal labels by value; return them."""
+        """Sort codes (unit, entry) by label, and codes with equal labels by value; return the sorted codes."""
         if self.labels is None:
             return codes
         codes, order = codes.sort(-1)
         return codes.gather(-1, self.labels[order].argsort(dim=-1, stable=True))
 
-    def _along_move(self, m: Tensor, u: Tensor, index: Tensor) -> Tensor:
-        """Return the places of entries on the axis of the move."""
+    def _positions_on_moved_axis(self, member_index: Tensor, unit_index: Tensor, index: Tensor) -> Tensor:
+        """Return the positions of a slice's entries on the axis along which its group moves."""
         span, parts = self.move.span, self.placement.parts
-        unit = u * parts + index.div(span, rounding_mode="floor")
+        unit = unit_index * parts + index.div(span, rounding_mode="floor")
         inner = self.members.inner.get(self.move.group) if parts > 1 else None
-        unit = unit if inner is None else inner[m, unit]
+        unit = unit if inner is None else inner[member_index, unit]
         return unit % self.axes.shape[1] if self.move.within else self.move.offset + unit * span + index % span
 
-    def _along_other(self, axis: int, m: Tensor, u: Tensor, row: Tensor, index: Tensor) -> Tensor:
-        """Return the former places of entries on another axis."""
+    def _positions_on_other_axis(
+        self, axis: int, member_index: Tensor, unit_index: Tensor, row: Tensor, index: Tensor
+    ) -> Tensor:
+        """Return the positions of a slice's entries on another axis, before that axis is permuted."""
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
-            block = (u * self.placement.parts).div(self.axes.shape[1], rounding_mode="floor")
-            return block * (rows // self.move.within) + index if order is None else order[m, block, index]
+            block = (unit_index * self.placement.parts).div(self.axes.shape[1], rounding_mode="floor")
+            return block * (rows // self.move.within) + index if order is None else order[member_index, block, index]
         if order is None:
             return index
         if move is None:
-            return order[m, index]
+            return order[member_index, index]
         block = row.div(rows // move.within, rounding_mode="floor")
-        return order[m, block, index] % self.axes.shape[1]
+        return order[member_index, block, index] % self.axes.shape[1]
 
-    def _order_along(self, axis: int) -> tuple[Tensor | None, Move | None]:
-        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None: unchanged."""
+    def _order_on_axis(self, axis: int) -> tuple[Tensor | None, Move | None]:
+        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None if they keep
+        their order."""
         moves = [m for m in self.axes.moves if m.axis == axis and m.group in self.members.order]
         if not moves:
             return None, None
@@ -284,16 +292,16 @@ class Slices:
 
     def _entry_labels(self) -> Tensor | None:
         """Return a label for each entry, (entry); None if the order of all entries is known."""
-        result, known = torch.zeros((), dtype=torch.int64, device=self.members.device), True
+        result, has_known_order = torch.zeros((), dtype=torch.int64, device=self.members.device), True
         for axis, size in enumerate(self.shape):
             labels = torch.arange(size, device=self.members.device)
             if axis == self.move.axis:
                 if self.placement.parts > 1 and self.move.group not in self.members.inner:
-                    labels, known = labels % self.move.span, False
+                    labels, has_known_order = labels % self.move.span, False
             else:
                 for move in self.axes.moves:
-                    if move.axis == axis and not self.members.sorted(move.group):
-                        known, within = False, bool(move.within or (self.move.within and axis == 0))
+                    if move.axis == axis and not self.members.is_sorted(move.group):
+                        has_known_order, within = False, bool(move.within or (self.move.within and axis == 0))
                         stop = size if within else move.offset + self.members.table.groups[move.group].size * move.span
                         labels[move.offset : stop] = (
                             size
@@ -301,4 +309,4 @@ class Slices:
                             + (labels[move.offset : stop] - move.offset) % (1 if within else move.span)
                         )
             result = result[..., None] * 2 * size + labels
-        return None if known else result.flatten()
+        return None if has_known_order else result.flatten()

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, chain, find_placements
+from checkpoints_zoo.symmetry.canonical.slices import Members, Slices, find_placements, number_close_values
 from checkpoints_zoo.symmetry.table import Group
 
-_CHUNK = 1 << 22  # Largest number of codes compared at once.
+_CODES_AT_ONCE = 1 << 22  # Largest number of codes compared at once.
 _FIRST_ENTRIES = 4  # Number of entries of a slice that are compared first, because they break most ties.
 
 
@@ -36,17 +36,22 @@ class Cells:
     def __len__(self) -> int:
         return len(self.unit)
 
-    def select(self, which: Tensor) -> Cells:
-        """Return the selected units; of each cell, all units or none must be selected."""
-        return Cells(self.unit[which], self.member[which], self.cell[which], self.place[which])
+    def select(self, is_selected: Tensor) -> Cells:
+        """Return the selected units in their cells; a cell must be selected as a whole or not at all."""
+        return Cells(self.unit[is_selected], self.member[is_selected], self.cell[is_selected], self.place[is_selected])
 
-    def concatenate(self, other: Cells) -> Cells:
-        """Return the cells of both objects as one."""
-        after = other.cell + int(self.cell[-1]) + 1 if len(self) else other.cell
-        pairs = ((self.unit, other.unit), (self.member, other.member), (self.cell, after), (self.place, other.place))
+    def concatenate(self, other_cells: Cells) -> Cells:
+        """Return one object with these cells and the cells of another object."""
+        after = other_cells.cell + int(self.cell[-1]) + 1 if len(self) else other_cells.cell
+        pairs = (
+            (self.unit, other_cells.unit),
+            (self.member, other_cells.member),
+            (self.cell, after),
+            (self.place, other_cells.place),
+        )
         return Cells(*(torch.cat(pair) for pair in pairs))
 
-    def first(self) -> Tensor:
+    def first_in_cell(self) -> Tensor:
         """Return the position of the first unit of the cell of each unit, (unit)."""
         here = torch.arange(len(self), device=self.cell.device)
         starts = torch.ones_like(self.cell, dtype=torch.bool)
@@ -68,7 +73,7 @@ class Cells:
 
         Args:
             codes: the rows of codes: whole numbers, or floats to be compared within the tolerance.
-            tolerance: see `slices.chain`.
+            tolerance: see `slices.number_close_values`.
         """
         if not codes.is_floating_point():
             self._split(codes)
@@ -77,13 +82,13 @@ class Cells:
         while len(self) and before != (before := int(self.cell[-1])):
             columns = torch.arange(codes.shape[1], device=codes.device)
             within = self.cell[:, None] + (before + 1) * columns
-            codes = codes[self._split(chain(codes, within, tolerance))]
+            codes = codes[self._split(number_close_values(codes, within, tolerance))]
 
     def _split(self, codes: Tensor) -> Tensor:
         """Sort units inside cells by integers (unit, column), and split the cells; return the new order, (unit)."""
         rows, last = torch.arange(len(self), device=codes.device), codes.shape[1] - 1
         while len(self) and codes.shape[1]:
-            first, sorted_codes = self.first(), codes[rows]
+            first, sorted_codes = self.first_in_cell(), codes[rows]
             differs = sorted_codes != sorted_codes[first]
             column = torch.where(differs.any(1), differs.byte().argmax(1), last + 1)
             # Each cell is sorted by the first column in which its units differ.
@@ -97,7 +102,7 @@ class Cells:
 
 def are_alone(cells: Cells) -> Tensor:
     """Return whether each unit is the only one of its cell, (unit)."""
-    starts = cells.first() == torch.arange(len(cells), device=cells.cell.device)
+    starts = cells.first_in_cell() == torch.arange(len(cells), device=cells.cell.device)
     return starts & torch.cat([starts[1:], starts.new_ones(1)])[: len(cells)]
 
 
@@ -122,19 +127,19 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         if not len(cells):
             return has_open_tie
         # Most of the remaining units have equal slices, dead units for instance.
-        differs = _differing([slices], cells)
+        differs = _has_different_slices([slices], cells)
         others = _split_by(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
         cells = cells.select(~differs).concatenate(others)
         if not len(cells):
             return has_open_tie
-    for part in _cells_in_parts(
-        _distinguishable(unordered, group, cells), max((len(slices) for slices in unordered), default=1)
+    for part in _cell_chunks(
+        _select_distinguishable(unordered, group, cells), max((len(slices) for slices in unordered), default=1)
     ):
         for slices in unordered:
             if len(part):
                 part.split(slices.sort_unordered(slices.codes(part.member, part.unit)), members.tolerance)
                 part = _write_order(part, order)
-        has_open_tie[_distinguishable(unordered, group, part).member] = True
+        has_open_tie[_select_distinguishable(unordered, group, part).member] = True
     return has_open_tie
 
 
@@ -142,7 +147,7 @@ def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor
     """Split cells by entries start to stop of slices; return the cells with ties left."""
     width = _FIRST_ENTRIES
     while start < stop and len(cells):
-        chunk_stop = min(start + max(1, min(width, _CHUNK // len(cells))), stop)
+        chunk_stop = min(start + max(1, min(width, _CODES_AT_ONCE // len(cells))), stop)
         cells.split(slices.codes(cells.member, cells.unit, start, chunk_stop), slices.members.tolerance)
         cells = _write_order(cells, order)
         start, width = chunk_stop, width * 16
@@ -150,32 +155,32 @@ def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor
 
 
 def _write_order(cells: Cells, order: Tensor) -> Cells:
-    """Write the order; return the cells with ties left."""
+    """Write the order of the units into `order`; return the cells with ties left."""
     order[cells.place] = cells.unit
     return cells.select(~are_alone(cells))
 
 
-def _distinguishable(unordered: list[Slices], group: Group, cells: Cells) -> Cells:
+def _select_distinguishable(unordered: list[Slices], group: Group, cells: Cells) -> Cells:
     """Return the cells whose units cannot swap places without a change of some tensor.
 
     Args:
         unordered: the only slices in which units of a cell may differ.
     """
-    if any(_meets_itself(slices, group) for slices in unordered):
+    if any(_swap_moves_other_axes(slices, group) for slices in unordered):
         return cells
-    return cells.select(_differing(unordered, cells))
+    return cells.select(_has_different_slices(unordered, cells))
 
 
-def _differing(lines: list[Slices], cells: Cells) -> Tensor:
-    """Return whether the cell of each unit holds units with different slices, (unit)."""
-    first, differs = cells.first(), torch.zeros_like(cells.cell, dtype=torch.bool)
-    for slices in lines:
+def _has_different_slices(all_slices: list[Slices], cells: Cells) -> Tensor:
+    """Return for each unit whether its cell has units with different slices, (unit)."""
+    first, differs = cells.first_in_cell(), torch.zeros_like(cells.cell, dtype=torch.bool)
+    for slices in all_slices:
         differs |= slices.differ(cells.member, cells.unit, cells.unit[first])
-    whole = differs.byte()
-    return whole.scatter_reduce(0, first, whole, "amax")[first] > 0
+    numbers = differs.byte()
+    return numbers.scatter_reduce(0, first, numbers, "amax")[first] > 0
 
 
-def _meets_itself(slices: Slices, group: Group) -> bool:
+def _swap_moves_other_axes(slices: Slices, group: Group) -> bool:
     """Return whether a swap of two units also moves entries of their slices along other axes."""
     table = slices.members.table
     inside = {group.name}
@@ -185,14 +190,14 @@ def _meets_itself(slices: Slices, group: Group) -> bool:
     return any(move.group in inside and move.axis != slices.move.axis for move in slices.axes.moves)
 
 
-def _cells_in_parts(cells: Cells, length: int) -> Iterator[Cells]:
+def _cell_chunks(cells: Cells, length: int) -> Iterator[Cells]:
     """Yield a few cells at a time, so that their slices of `length` entries need little memory."""
-    most, start = max(2, 4 * _CHUNK // length), 0
+    units_at_once, start = max(2, 4 * _CODES_AT_ONCE // length), 0
     while start < len(cells):
-        stop = min(start + most, len(cells))
-        same = cells.cell == cells.cell[stop - 1]
-        if stop < len(cells) and bool(same[stop]):
-            group_start = int(same.nonzero()[0])
-            stop = group_start if group_start > start else int(same.nonzero()[-1]) + 1
+        stop = min(start + units_at_once, len(cells))
+        is_last_cell = cells.cell == cells.cell[stop - 1]
+        if stop < len(cells) and bool(is_last_cell[stop]):
+            group_start = int(is_last_cell.nonzero()[0])
+            stop = group_start if group_start > start else int(is_last_cell.nonzero()[-1]) + 1
         yield cells.select(torch.arange(start, stop, device=cells.cell.device))
         start = stop

@@ -94,7 +94,7 @@ def prelu(step: Step, x: Labelled, weight: Labelled) -> Labelled:
 def add(step: Step, x: Any, y: Any, *, alpha: float = 1) -> Labelled:
     """Rule of addition and subtraction: both arguments get one permutation and one scale. The sum of two layers is a
     stream."""
-    return _add(step, x, y, stream=True)
+    return _add_labels(step, x, y, makes_stream=True)
 
 
 def maximum(step: Step, x: Any, y: Any = None, *options: Any, **named: Any) -> Labelled:
@@ -102,42 +102,42 @@ def maximum(step: Step, x: Any, y: Any = None, *options: Any, **named: Any) -> L
     max(x, y)."""
     if not (isinstance(x, Labelled) and isinstance(y, Labelled)):
         step.refuse("a maximum over an axis")
-    return homogeneous(step, _add(step, x, y, stream=False))
+    return homogeneous(step, _add_labels(step, x, y, makes_stream=False))
 
 
-def _add(step: Step, x: Any, y: Any, stream: bool) -> Labelled:
+def _add_labels(step: Step, x: Any, y: Any, makes_stream: bool) -> Labelled:
     if not (isinstance(x, Labelled) and isinstance(y, Labelled)):
         value, number = (x, y) if isinstance(x, Labelled) else (y, x)
         return linear(step, value) if number == 0 else pointwise(step, value)
     _pin_scalars(x, y)
     axes = []
-    for one, other in _broadcast_pairs(step, x, y):
-        if axis_length(one) == axis_length(other):
-            for a, b in join_axes(one, other):
+    for x_axis, y_axis in _broadcast_pairs(step, x, y):
+        if axis_length(x_axis) == axis_length(y_axis):
+            for a, b in join_axes(x_axis, y_axis):
                 equate_products(a.scale, b.scale)
-                a.space.stream |= stream and not (x.state or y.state)
+                a.space.stream |= makes_stream and not (x.state_name or y.state_name)
         else:
-            one, other = sorted((one, other), key=axis_length)
-            (single,) = resolve_axis(one)
-            for segment in resolve_axis(other):
+            x_axis, y_axis = sorted((x_axis, y_axis), key=axis_length)
+            (single,) = resolve_axis(x_axis)
+            for segment in resolve_axis(y_axis):
                 equate_products(segment.scale, single.scale)
-        axes.append(resolve_axis(other))
+        axes.append(resolve_axis(y_axis))
     return Labelled(tuple(axes))
 
 
 def multiply(step: Step, x: Any, y: Any) -> Labelled:
     """Rule of multiplication: both arguments get one permutation, and their scales multiply."""
-    return _product(step, x, y, 1)
+    return _multiply_labels(step, x, y, 1)
 
 
 def divide(step: Step, x: Any, y: Any, rounding_mode: str | None = None) -> Labelled:
     """Rule of division, which is multiplication by the inverse."""
     if rounding_mode is not None:
         step.refuse("a division that rounds")
-    return _product(step, x, y, -1)
+    return _multiply_labels(step, x, y, -1)
 
 
-def _product(step: Step, x: Any, y: Any, power: int) -> Labelled:
+def _multiply_labels(step: Step, x: Any, y: Any, power: int) -> Labelled:
     if not isinstance(y, Labelled):
         return linear(step, x)
     if not isinstance(x, Labelled):
@@ -146,14 +146,14 @@ def _product(step: Step, x: Any, y: Any, power: int) -> Labelled:
     if power == -1:
         y = raise_to(step, y, -1)
     axes = []
-    for one, other in _broadcast_pairs(step, x, y):
-        if axis_length(one) == axis_length(other):
-            axes.append(multiply_axes(step, one, other))
+    for x_axis, y_axis in _broadcast_pairs(step, x, y):
+        if axis_length(x_axis) == axis_length(y_axis):
+            axes.append(multiply_axes(step, x_axis, y_axis))
         else:
-            one, other = sorted((one, other), key=axis_length)
-            (single,) = resolve_axis(one)
+            x_axis, y_axis = sorted((x_axis, y_axis), key=axis_length)
+            (single,) = resolve_axis(x_axis)
             axes.append(
-                tuple(Segment(s.space, s.span, multiply_products(s.scale, single.scale)) for s in resolve_axis(other))
+                tuple(Segment(s.space, s.span, multiply_products(s.scale, single.scale)) for s in resolve_axis(y_axis))
             )
     return Labelled(tuple(axes))
 
@@ -166,7 +166,7 @@ def raise_to(step: Step, x: Labelled, exponent: Any) -> Labelled:
     if float(power) != exponent or not exponent:
         return pointwise(step, x)
     if power.denominator > 1:
-        x = homogeneous(step, x)  # A negative number has no such power.
+        x = homogeneous(step, x)  # A negative number has no fractional power.
     return Labelled(
         tuple(
             tuple(Segment(s.space, s.span, multiply_products({}, s.scale, power=power)) for s in resolve_axis(a))
@@ -188,7 +188,7 @@ def _pin_scalars(*values: Labelled) -> None:
     """Fix the scale of axes of one entry in parameters and buffers, because scales of other axes have the same
     effect."""
     for value in values:
-        if value.state:
+        if value.state_name:
             value.role = value.role or "other"
             for axis in value.axes:
                 if axis_length(axis) == 1:
@@ -203,7 +203,7 @@ def _broadcast_pairs(step: Step, x: Labelled, y: Labelled) -> list[tuple[Axis, A
 
 
 def pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Rule of pooling and resizing along the last axes, the places of a map."""
+    """Rule of pooling and resizing along the last axes, the positions in a feature map."""
     if len(step.shape) != len(x.axes):
         step.refuse("pooling that also returns indices")
     first = len(x.axes) - dimensions
@@ -218,7 +218,7 @@ def max_pool(dimensions: int, step: Step, x: Labelled, *options: Any, **named: A
 
 
 def resize(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
-    """Rule of resizing a map, whose places are all axes after the second."""
+    """Rule of resizing a feature map along all axes after the second, which is the channel axis."""
     return pool(len(x.axes) - 2, step, x)
 
 

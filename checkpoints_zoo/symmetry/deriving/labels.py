@@ -1,8 +1,8 @@
 """Labels of the axes of a traced network: runs of units that one permutation moves, with their scales.
 
 An axis is a sequence of segments. One permutation moves the units of a segment (`Space`), and a product of powers of
-factors multiplies its entries (see `scales`). Joining two axes, or pinning one, changes the spaces at once. As in
-union-find, a joined space refers to the space that replaces it.
+factors multiplies its entries (see `scales`). If two axes are joined, or one is pinned, their spaces change at once. As
+in union-find, a joined space refers to the space that replaces it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class Space:
         size: number of units.
         serial: serial number. If two spaces are joined, the older one stays.
         name: name of the layer that opened the space.
-        pinned: whether the units keep their places.
+        pinned: whether the units must keep their order.
         blocks: the space whose units are blocks of equally many consecutive units of this space; None: no blocks.
-        is_blocks: whether this is the `blocks` of another space.
-        stream: whether an addition joined the outputs of several layers.
-        writers: (order, tensor, axis) of each kernel that writes the units.
-        start: position of the first unit in the whole space, if this is a part of a space.
+        is_blocks: whether each unit of this space is a block of consecutive units of another space, whose `blocks` is
+            this space.
+        stream: whether an addition joined the outputs of several layers in this space.
+        writers: (serial number, tensor name, axis) of each kernel that writes the units.
+        start: position of the first unit in the larger space from which this space was cut; None if it was not cut.
         replaced_by: the axis that replaces this space, once it was joined or cut.
     """
 
@@ -139,29 +140,29 @@ def _resolve_segment(segment: Segment) -> Iterator[Segment]:
         start = stop
 
 
-def cut_axis(axis: Axis, at: int) -> tuple[Axis, Axis]:
-    """Cut an axis before entry `at`; return both parts.
+def cut_axis(axis: Axis, position: int) -> tuple[Axis, Axis]:
+    """Cut an axis before entry `position`; return both parts.
 
     Raises:
         IncompatibleAxes: the cut goes through a unit, or through units that blocks hold together.
     """
     first, last = [], []
     for segment in resolve_axis(axis):
-        if 0 < at < segment.length:
-            first += [(halves := _cut_segment(segment, at))[0]]
+        if 0 < position < segment.length:
+            first += [(halves := _cut_segment(segment, position))[0]]
             last += [halves[1]]
         else:
-            (first if at > 0 else last).append(segment)
-        at -= segment.length
+            (first if position > 0 else last).append(segment)
+        position -= segment.length
     return tuple(first), tuple(last)
 
 
-def _cut_segment(segment: Segment, at: int) -> tuple[Segment, Segment]:
-    """Cut a segment before its entry `at`, and its space everywhere else too; return both parts."""
-    space, units = segment.space, Fraction(at, segment.span)
+def _cut_segment(segment: Segment, position: int) -> tuple[Segment, Segment]:
+    """Cut a segment before its entry `position`; return both parts. Its space is cut in all other segments too."""
+    space, units = segment.space, Fraction(position, segment.span)
     if units.denominator > 1 and space.pinned:
         equate_products(segment.scale, {})
-        sizes = (at, segment.length - at)
+        sizes = (position, segment.length - position)
         left, right = (Segment(replace(space, size=n, blocks=None), 1, {}) for n in sizes)
         return left, right
     if units.denominator > 1 or ((space.blocks or space.is_blocks) and not space.pinned):
@@ -177,23 +178,25 @@ def _cut_segment(segment: Segment, at: int) -> tuple[Segment, Segment]:
     return left, right
 
 
-def join_axes(one: Axis, other: Axis) -> Iterator[tuple[Segment, Segment]]:
+def join_axes(first_axis: Axis, second_axis: Axis) -> Iterator[tuple[Segment, Segment]]:
     """Give two axes of one length the same permutation; yield pairs of their segments, which differ only in scale.
 
     Raises:
-        IncompatibleAxes: no group fits the units or blocks of both.
+        IncompatibleAxes: no permutation group fits the units or blocks of both axes.
     """
-    if axis_length(one) != axis_length(other):
-        raise IncompatibleAxes(f"axes of {axis_length(one)} and {axis_length(other)} entries")
-    while (ends := _segment_ends(one)) != (others := _segment_ends(other)):
-        at = min(ends ^ others)
-        if at in others:
-            one = sum(cut_axis(one, at), ())
+    if axis_length(first_axis) != axis_length(second_axis):
+        raise IncompatibleAxes(
+            f"two axes of different lengths, {axis_length(first_axis)} and {axis_length(second_axis)} entries"
+        )
+    while (ends := _segment_ends(first_axis)) != (others := _segment_ends(second_axis)):
+        cut_position = min(ends ^ others)
+        if cut_position in others:
+            first_axis = sum(cut_axis(first_axis, cut_position), ())
         else:
-            other = sum(cut_axis(other, at), ())
-    for a, b in zip(resolve_axis(one), resolve_axis(other), strict=True):
+            second_axis = sum(cut_axis(second_axis, cut_position), ())
+    for a, b in zip(resolve_axis(first_axis), resolve_axis(second_axis), strict=True):
         _join_segments(a, b)
-    yield from zip(resolve_axis(one), resolve_axis(other), strict=True)
+    yield from zip(resolve_axis(first_axis), resolve_axis(second_axis), strict=True)
 
 
 def _segment_ends(axis: Axis) -> set[int]:
@@ -201,7 +204,7 @@ def _segment_ends(axis: Axis) -> set[int]:
 
 
 def _join_segments(a: Segment, b: Segment) -> None:
-    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # An earlier pair may have replaced these segments.
+    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # The join of an earlier pair may have replaced these segments.
     if a.space is b.space and a.span == b.span:
         return
     pinned = a.space.pinned or b.space.pinned
@@ -231,8 +234,8 @@ def _join_segments(a: Segment, b: Segment) -> None:
 def current_space(space: Space) -> Space:
     """Return the space that replaces a space now; a pinned space if it was cut."""
     segments = resolve_axis((Segment(space, 1, {}),))
-    whole = len(segments) == 1 and segments[0].span == 1
-    return segments[0].space if whole else Space(space.size, space.serial, space.name, pinned=True)
+    is_uncut = len(segments) == 1 and segments[0].span == 1
+    return segments[0].space if is_uncut else Space(space.size, space.serial, space.name, pinned=True)
 
 
 def split_into_blocks(space: Space, count: int) -> Space:
@@ -245,7 +248,7 @@ def split_into_blocks(space: Space, count: int) -> Space:
     if count == space.size:
         return space
     if space.size % count:
-        raise IncompatibleAxes(f"{count} blocks of the {space.size} units of {space.label!r}")
+        raise IncompatibleAxes(f"a split of the {space.size} units of {space.label!r} into {count} equal blocks")
     outer = None if space.blocks is None else current_space(space.blocks)
     if outer is not None and outer.size >= count:
         if outer.size % count:
@@ -272,6 +275,6 @@ def assign_blocks(space: Space, blocks: Space) -> None:
         if space.pinned:
             pin_space(blocks)
     else:
-        present = split_into_blocks(space, blocks.size)
-        for _ in join_axes((Segment(present, 1, {}),), (Segment(blocks, 1, {}),)):
+        present_blocks = split_into_blocks(space, blocks.size)
+        for _ in join_axes((Segment(present_blocks, 1, {}),), (Segment(blocks, 1, {}),)):
             pass

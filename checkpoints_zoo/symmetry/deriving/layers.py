@@ -73,31 +73,33 @@ def matmul(step: Step, x: Labelled, y: Labelled) -> Labelled:
         step.refuse("a product with a vector")
     contract_axes(x.axes[-1], y.axes[-2])
     ranks = max(len(x.axes), len(y.axes)) - 2
-    stack_axes = [_product(step, *(_axis(v.axes[:-2], i - ranks) for v in (x, y))) for i in range(ranks)]
+    stack_axes = [
+        _multiply_optional_axes(step, *(_axis_or_none(v.axes[:-2], i - ranks) for v in (x, y))) for i in range(ranks)
+    ]
     for value in (x, y):
-        value.role = value.role or ("weight" if value.state else "")
+        value.role = value.role or ("weight" if value.state_name else "")
     return Labelled((*stack_axes, open_output(step, x.axes[-2]), open_output(step, y.axes[-1])))
 
 
-def _axis(axes: tuple[Axis, ...], i: int) -> Axis | None:
+def _axis_or_none(axes: tuple[Axis, ...], i: int) -> Axis | None:
     return axes[i] if -i <= len(axes) else None
 
 
-def _product(step: Step, one: Axis | None, other: Axis | None) -> Axis:
+def _multiply_optional_axes(step: Step, first_axis: Axis | None, second_axis: Axis | None) -> Axis:
     """Multiply two axes; one may be missing or have a single entry. Return the joint axis of both."""
-    present = [axis for axis in (one, other) if axis is not None]
-    long = [axis for axis in present if axis_length(axis) > 1] or present[-1:]
-    for axis in present:
+    present_axes = [axis for axis in (first_axis, second_axis) if axis is not None]
+    long_axes = [axis for axis in present_axes if axis_length(axis) > 1] or present_axes[-1:]
+    for axis in present_axes:
         if axis_length(axis) == 1:
             pin_scale(axis)
-    return long[0] if len(long) == 1 else multiply_axes(step, long[0], long[1])
+    return long_axes[0] if len(long_axes) == 1 else multiply_axes(step, long_axes[0], long_axes[1])
 
 
 def convolution(
     dimensions: int, step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None, groups: int = 1
 ) -> Labelled:
-    """Rule of convolutions: contract the channel axis with a kernel (out, in / groups, *window). The axes of places in
-    the map are pinned."""
+    """Rule of convolutions: contract the channel axis with a kernel (out, in / groups, *window). The axes of positions
+    in the feature map are pinned."""
     channel = len(x.axes) - dimensions - 1
     for axis in (*x.axes[channel + 1 :], *weight.axes[2:]):
         pin_axis(axis)
@@ -116,8 +118,8 @@ def convolution(
 def transposed_convolution(
     dimensions: int, step: Step, x: Labelled, weight: Labelled, bias: Labelled | None = None, groups: int = 1
 ) -> Labelled:
-    """Rule of transposed convolutions: contract the channel axis with a kernel (in, out, *window). The axes of places
-    in the map are pinned."""
+    """Rule of transposed convolutions: contract the channel axis with a kernel (in, out, *window). The axes of
+    positions in the feature map are pinned."""
     if groups != 1:
         step.refuse(f"{groups} groups")
     channel = len(x.axes) - dimensions - 1
@@ -130,13 +132,13 @@ def transposed_convolution(
     return Labelled((*x.axes[:channel], _add_bias(rows, bias, x.axes[:channel]), *places))
 
 
-def _add_bias(rows: Axis, bias: Labelled | None, others: tuple[Axis, ...]) -> Axis:
+def _add_bias(rows: Axis, bias: Labelled | None, other_axes: tuple[Axis, ...]) -> Axis:
     """Add a bias to an output axis; return the axis. The bias is the same for all entries of the other axes, so these
-    cannot scale."""
+    axes cannot scale."""
     if bias is None:
         return resolve_axis(rows)
     bias.role = "bias"
-    for axis in others:
+    for axis in other_axes:
         pin_scale(axis)
     return equate_axes(rows, bias.axes[0])
 
@@ -145,7 +147,7 @@ def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> 
     """Return the output axis of a kernel in which each input channel writes one block of rows (depthwise: one row)."""
     pin_axis(weight.axes[1])
     if weight.shape[0] == groups:
-        return multiply_axes(step, inputs, weight.axes[0], writes=True)
+        return multiply_axes(step, inputs, weight.axes[0], is_kernel=True)
     (segment, *more) = resolve_axis(inputs)
     if more:
         pin_axis(inputs)
@@ -155,7 +157,7 @@ def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> 
     rows = resolve_axis(weight.axes[0])
     # The scale of an input channel is the scale of all rows of its block.
     spread = (Segment(rows[0].space, rows[0].span, multiply_products({}, segment.scale)),)
-    return multiply_axes(step, spread, rows, writes=True)
+    return multiply_axes(step, spread, rows, is_kernel=True)
 
 
 def _grouped_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Axis:
@@ -199,10 +201,12 @@ def remove_scale(step: Step, axis: Axis, exact: bool, *tensors: Labelled | None)
     """Record that a norm undoes the scale of an axis; return the axis without the scale, but with its sign.
 
     Args:
-        exact: whether the norm undoes the scale exactly, whatever its eps.
-        tensors: tensors of the norm layer, from which its name is taken.
+        exact: whether the norm undoes the scale exactly for any eps.
+        tensors: tensors of the norm layer; the layer's name is taken from their names.
     """
-    layer = next((value.layer for value in tensors if value is not None and value.state), step.layer or step.operation)
+    layer = next(
+        (value.layer for value in tensors if value is not None and value.state_name), step.layer or step.operation
+    )
     for segment in resolve_axis(axis):
         for factor in magnitudes_of(segment.scale):
             factor.norms[layer] = factor.norms.get(layer, True) and exact

@@ -16,7 +16,7 @@ from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
 # Architecture -> (channels, height, width) of its images. Images of other sizes would give the same symmetry table.
-IMAGES = {
+IMAGE_SHAPES = {
     "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
     "optunet": (1, 28, 28), "mlp": (1, 8, 8),
 }  # fmt: skip
@@ -88,13 +88,15 @@ def _image_shape(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]
 
 def _table_of_name(name: str) -> Table:
     if name in ARCHITECTURES:
-        return _table_of_architecture(name, name, {}, IMAGES[name])
+        return _table_of_architecture(name, name, {}, IMAGE_SHAPES[name])
     description = select_members(name).description
     image = _image_shape(name, description.preprocessing)
     return _table_of_architecture(name, description.architecture, description.arguments, image)
 
 
-def _table_of_architecture(name: str, architecture: str, arguments: Mapping[str, Any], image: tuple[int, ...]) -> Table:
+def _table_of_architecture(
+    name: str, architecture: str, arguments: Mapping[str, Any], image_shape: tuple[int, ...]
+) -> Table:
     if architecture not in ARCHITECTURES:
         raise UsageError(
             f"architecture {architecture!r} of {name}",
@@ -104,4 +106,4 @@ def _table_of_architecture(name: str, architecture: str, arguments: Mapping[str,
         )
     with torch.device("meta"):
         module = build_architecture(architecture, **arguments)
-    return _table_of_module(module, (torch.zeros(2, *image),), name)
+    return _table_of_module(module, (torch.zeros(2, *image_shape),), name)

@@ -1,7 +1,8 @@
 """Tables that give the rule of each function, method and layer.
 
-A function without a rule is refused, unless all its arguments are fixed. The rule of a layer is found by the full name
-of its class. A layer without a rule is traced operation by operation; a layer of torch without a rule is refused.
+A function without a rule is refused, unless no permutation or scale acts on its arguments. The rule of a layer is found
+by the full name of its class. A layer without a rule is traced operation by operation; a layer of torch without a rule
+is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TensorOf = Callable[[str], Labelled | None]
 
 # Rules of functions and methods by their names in torch, torch.nn.functional and Tensor. The functions named with a
 # final "_" work in place and have the same rules.
-_NAMES: dict[Rule, str] = {
+_NAMES_BY_RULE: dict[Rule, str] = {
     elementwise.homogeneous: "relu leaky_relu rrelu abs",
     elementwise.odd: "tanh sin erf softsign tanhshrink hardshrink softshrink",
     elementwise.hardtanh: "hardtanh",
@@ -69,7 +70,7 @@ _NAMES: dict[Rule, str] = {
     layers.matmul: "matmul mm bmm",
     layers.embedding: "embedding",
 }
-_BY_NAME: dict[str, Rule] = {name: rule for rule, names in _NAMES.items() for name in names.split()}
+_RULES_BY_NAME: dict[str, Rule] = {name: rule for rule, names in _NAMES_BY_RULE.items() for name in names.split()}
 
 
 def _convolution(dimensions: int) -> Rule:
@@ -109,16 +110,16 @@ def _layer_norm(
     return layers.layer_norm(step, input, len(normalized_shape), weight, bias)
 
 
-def _functions() -> dict[Any, Rule]:
+def _function_rules() -> dict[Any, Rule]:
     rules: dict[Any, Rule] = {}
-    for name, rule in _BY_NAME.items():
-        for place in (torch, F):
+    for name, rule in _RULES_BY_NAME.items():
+        for module in (torch, F):
             for spelling in (name, f"{name}_"):
-                if hasattr(place, spelling):
-                    rules[getattr(place, spelling)] = rule
+                if hasattr(module, spelling):
+                    rules[getattr(module, spelling)] = rule
     for d in (1, 2, 3):
-        for place in (torch, F):
-            rules[getattr(place, f"conv{d}d")] = _convolution(d)
+        for module in (torch, F):
+            rules[getattr(module, f"conv{d}d")] = _convolution(d)
     rules |= {
         operator.add: elementwise.add, operator.iadd: elementwise.add, operator.sub: elementwise.add,
         operator.isub: elementwise.add,
@@ -134,14 +135,14 @@ def _functions() -> dict[Any, Rule]:
     return rules
 
 
-FUNCTIONS = _functions()
-METHODS: dict[str, Rule] = _BY_NAME | {f"{name}_": rule for name, rule in _BY_NAME.items()}
-# Names of functions whose results are no tensors.
-SILENT = {
+FUNCTION_RULES = _function_rules()
+METHOD_RULES: dict[str, Rule] = _RULES_BY_NAME | {f"{name}_": rule for name, rule in _RULES_BY_NAME.items()}
+# Functions and methods whose results are no tensors.
+WITHOUT_TENSOR_RESULT = {
     getattr, "size", "dim", "numel", "ndimension", torch._assert, "is_floating_point", "get_device", "element_size",
 }  # fmt: skip
-IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}
-ATTRIBUTES: dict[str, Rule] = {
+IN_PLACE_OPERATORS = {operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow}
+ATTRIBUTE_RULES: dict[str, Rule] = {
     "T": shapes.transpose,
     "mT": partial(shapes.transpose, dim0=-2, dim1=-1),
     "data": elementwise.linear,
@@ -150,20 +151,20 @@ ATTRIBUTES: dict[str, Rule] = {
 
 def layer_rule(layer: nn.Module) -> LayerRule | None:
     """Return the rule of a layer: the rule of the class that defines its forward; None if there is none."""
-    kind = type(layer)
-    for base in kind.__mro__:
-        rule = LAYERS.get(full_name(base))
-        if rule is not None and getattr(kind, "_conv_forward", None) is getattr(base, "_conv_forward", None):
+    layer_class = type(layer)
+    for base in layer_class.__mro__:
+        rule = LAYER_RULES.get(full_name(base))
+        if rule is not None and getattr(layer_class, "_conv_forward", None) is getattr(base, "_conv_forward", None):
             return rule
         if "forward" in base.__dict__:
             return None
     return None
 
 
-def full_name(kind: type) -> str:
+def full_name(layer_class: type) -> str:
     """Return the full name of a class; classes of torch are named as in torch.nn."""
-    in_torch = kind.__module__.startswith("torch.nn.modules.")
-    return f"nn.{kind.__qualname__}" if in_torch else f"{kind.__module__}.{kind.__qualname__}"
+    is_in_torch = layer_class.__module__.startswith("torch.nn.modules.")
+    return f"nn.{layer_class.__qualname__}" if is_in_torch else f"{layer_class.__module__}.{layer_class.__qualname__}"
 
 
 def _required_tensor(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
@@ -173,7 +174,7 @@ def _required_tensor(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
     return value
 
 
-def _without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
+def _rule_without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
     """Turn the rule of a function into the rule of the layer (without tensors) that calls it; return the rule."""
     return lambda step, layer, tensor_of, *x: rule(step, *x, *options)
 
@@ -241,7 +242,7 @@ def _apply_activation(step: Step, layer: Any, x: Labelled) -> Labelled:
     return x
 
 
-def _clamp_as_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
+def _clamp_layer(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> Labelled:
     return elementwise.clamp(step, x, layer.min_val, layer.max_val)
 
 
@@ -259,38 +260,38 @@ def _padding(mode: str) -> LayerRule:
 
 # Rules of layers whose names end in 1d, 2d and 3d, by the name without this ending (the argument is the number of
 # dimensions).
-_BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
+_RULES_BY_DIMENSION: dict[str, Callable[[int], LayerRule]] = {
     "nn.Conv": lambda d: _convolution_layer(d, layers.convolution),
     "nn.ConvTranspose": lambda d: _convolution_layer(d, layers.transposed_convolution),
     "nn.BatchNorm": lambda d: _batch_norm_layer,
     "nn.InstanceNorm": lambda d: _instance_norm,
-    "nn.Dropout": lambda d: _without_tensors(elementwise.linear),
+    "nn.Dropout": lambda d: _rule_without_tensors(elementwise.linear),
     "nn.ZeroPad": lambda d: _padding("constant"),
     "nn.ConstantPad": lambda d: _padding("constant"),
     "nn.ReflectionPad": lambda d: _padding("reflect"),
     "nn.ReplicationPad": lambda d: _padding("replicate"),
     "nn.CircularPad": lambda d: _padding("circular"),
-    "nn.MaxPool": lambda d: _without_tensors(partial(elementwise.max_pool, d)),
-    "nn.AdaptiveMaxPool": lambda d: _without_tensors(partial(elementwise.max_pool, d)),
-    "nn.AvgPool": lambda d: _without_tensors(partial(elementwise.pool, d)),
-    "nn.AdaptiveAvgPool": lambda d: _without_tensors(partial(elementwise.pool, d)),
+    "nn.MaxPool": lambda d: _rule_without_tensors(partial(elementwise.max_pool, d)),
+    "nn.AdaptiveMaxPool": lambda d: _rule_without_tensors(partial(elementwise.max_pool, d)),
+    "nn.AvgPool": lambda d: _rule_without_tensors(partial(elementwise.pool, d)),
+    "nn.AdaptiveAvgPool": lambda d: _rule_without_tensors(partial(elementwise.pool, d)),
 }  # fmt: skip
-_LINEAR = "Identity Dropout AlphaDropout FeatureAlphaDropout"
-_HOMOGENEOUS = "ReLU LeakyReLU RReLU"
-_ODD = "Tanh Softsign Tanhshrink Hardshrink Softshrink"
-_POINTWISE = (
+_LINEAR_LAYERS = "Identity Dropout AlphaDropout FeatureAlphaDropout"
+_HOMOGENEOUS_LAYERS = "ReLU LeakyReLU RReLU"
+_ODD_LAYERS = "Tanh Softsign Tanhshrink Hardshrink Softshrink"
+_POINTWISE_LAYERS = (
     "SiLU GELU ReLU6 Hardswish Hardsigmoid Sigmoid ELU SELU CELU Softplus Mish LogSigmoid"
     " Softmax Softmax2d LogSoftmax Softmin"
 )
-_TIMM = "timm.layers."
-LAYERS: dict[str, LayerRule] = {
-    **{f"{name}{d}d": make(d) for name, make in _BY_DIMENSION.items() for d in (1, 2, 3)},
-    **{f"nn.{name}": _without_tensors(elementwise.linear) for name in _LINEAR.split()},
-    **{f"nn.{name}": _without_tensors(elementwise.homogeneous) for name in _HOMOGENEOUS.split()},
-    **{f"nn.{name}": _without_tensors(elementwise.odd) for name in _ODD.split()},
-    **{f"nn.{name}": _without_tensors(elementwise.pointwise) for name in _POINTWISE.split()},
+_TIMM_LAYERS = "timm.layers."
+LAYER_RULES: dict[str, LayerRule] = {
+    **{f"{name}{d}d": make(d) for name, make in _RULES_BY_DIMENSION.items() for d in (1, 2, 3)},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.linear) for name in _LINEAR_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.homogeneous) for name in _HOMOGENEOUS_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.odd) for name in _ODD_LAYERS.split()},
+    **{f"nn.{name}": _rule_without_tensors(elementwise.pointwise) for name in _POINTWISE_LAYERS.split()},
     "nn.SyncBatchNorm": _batch_norm_layer,
-    "nn.Hardtanh": _clamp_as_layer,
+    "nn.Hardtanh": _clamp_layer,
     "nn.Threshold": _threshold,
     "nn.PReLU": _prelu,
     "nn.Linear": _linear,
@@ -298,21 +299,21 @@ LAYERS: dict[str, LayerRule] = {
     "nn.GroupNorm": _group_norm_layer,
     "nn.LayerNorm": _layer_norm_layer,
     "nn.RMSNorm": _layer_norm_layer,
-    "nn.Flatten": _without_tensors(shapes.reshape),
-    "nn.Unflatten": _without_tensors(shapes.reshape),
-    "nn.Upsample": _without_tensors(elementwise.resize),
-    f"{_TIMM}norm_act.BatchNormAct2d": _batch_norm_layer,
-    f"{_TIMM}norm_act.FrozenBatchNormAct2d": _batch_norm_layer,
-    f"{_TIMM}norm_act.GroupNormAct": _group_norm_layer,
-    f"{_TIMM}norm_act.GroupNorm1Act": _group_norm_layer,
-    f"{_TIMM}norm_act.LayerNormAct": _layer_norm_layer,
-    f"{_TIMM}norm_act.LayerNormAct2d": _channel_norm,
-    f"{_TIMM}norm.GroupNorm": _group_norm_layer,
-    f"{_TIMM}norm.GroupNorm1": _group_norm_layer,
-    f"{_TIMM}norm.LayerNorm": _layer_norm_layer,
-    f"{_TIMM}norm.LayerNorm2d": _channel_norm,
-    f"{_TIMM}filter_response_norm.FilterResponseNormTlu2d": _response_norm,
-    f"{_TIMM}filter_response_norm.FilterResponseNormAct2d": _response_norm,
+    "nn.Flatten": _rule_without_tensors(shapes.reshape),
+    "nn.Unflatten": _rule_without_tensors(shapes.reshape),
+    "nn.Upsample": _rule_without_tensors(elementwise.resize),
+    f"{_TIMM_LAYERS}norm_act.BatchNormAct2d": _batch_norm_layer,
+    f"{_TIMM_LAYERS}norm_act.FrozenBatchNormAct2d": _batch_norm_layer,
+    f"{_TIMM_LAYERS}norm_act.GroupNormAct": _group_norm_layer,
+    f"{_TIMM_LAYERS}norm_act.GroupNorm1Act": _group_norm_layer,
+    f"{_TIMM_LAYERS}norm_act.LayerNormAct": _layer_norm_layer,
+    f"{_TIMM_LAYERS}norm_act.LayerNormAct2d": _channel_norm,
+    f"{_TIMM_LAYERS}norm.GroupNorm": _group_norm_layer,
+    f"{_TIMM_LAYERS}norm.GroupNorm1": _group_norm_layer,
+    f"{_TIMM_LAYERS}norm.LayerNorm": _layer_norm_layer,
+    f"{_TIMM_LAYERS}norm.LayerNorm2d": _channel_norm,
+    f"{_TIMM_LAYERS}filter_response_norm.FilterResponseNormTlu2d": _response_norm,
+    f"{_TIMM_LAYERS}filter_response_norm.FilterResponseNormAct2d": _response_norm,
     "torch_uncertainty.layers.filter_response_norm._FilterResponseNormNd": _response_norm,
     "torchvision.ops.misc.FrozenBatchNorm2d": _batch_norm_layer,
 }

@@ -26,12 +26,13 @@ class Factor:
         name: name of the layer that opened the factor.
         weak: whether there is no layer whose output is scaled by this factor alone. Equations replace weak factors
             first.
-        origin: the (tensor, axis) that the factor scales; None if it stands for a product.
-        norms: layer that undoes the factor -> whether it does so exactly.
-        writers: (order, tensor, axis) of the tensors that it multiplies in the layer that opened it.
+        origin: (tensor name, axis) that the factor scales; None if the factor stands for a product of factors.
+        norms: name of a layer that undoes the factor -> whether the layer undoes it exactly.
+        writers: (serial number, tensor name, axis) of the tensors that the factor multiplies in the layer that opened
+            it.
         replaced_by: the product of other factors that replaces this factor.
-        start: position of the first value in the whole factor, if this is a part of a factor.
-        pieces: parts of the factor, by (start, stop) as fractions of the run.
+        start: position of the first value in the longer factor from which this factor was cut; None if it was not cut.
+        pieces: (start, stop), as fractions of the run -> the part of the factor between them.
         sign: whether the values are signs, 1 or -1, not positive scales.
     """
 
@@ -91,15 +92,15 @@ def resolve_product(product: Product) -> Product:
     return _without_cancelled_factors(result)
 
 
-def equate_products(one: Product, other: Product) -> None:
-    """Make the products of one run equal: replace one scale by other scales, and one sign by other signs."""
-    difference = multiply_products(one, other, power=-1)
+def equate_products(first_product: Product, second_product: Product) -> None:
+    """Make two products of one run equal: replace one scale by other scales, and one sign by other signs."""
+    difference = multiply_products(first_product, second_product, power=-1)
     for part in (magnitudes_of(difference), signs_of(difference)):
         if part:
-            _replace_one(part)
+            _replace_factor(part)
 
 
-def _replace_one(product: Product) -> None:
+def _replace_factor(product: Product) -> None:
     """Force a product to be 1 by replacing one of its factors by the inverse of the others."""
     replaced_factor = max(product, key=lambda f: (f.weak, f.count, f.serial))
     power = product.pop(replaced_factor)

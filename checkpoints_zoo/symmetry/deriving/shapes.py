@@ -23,7 +23,8 @@ from checkpoints_zoo.symmetry.deriving.values import Labelled, Step
 
 
 def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
-    """Rule of reshape: merge and split axes by their lengths; the places of a map become the span of its channel."""
+    """Rule of reshape: merge and split axes by their lengths; a flattened channel spans all its positions in the
+    map."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *named.values())):
         return _fixed_view(step, x)
     old, new = list(x.axes), list(step.shape)
@@ -31,15 +32,17 @@ def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
     while old or new:
         merged, shape = old[:1], new[:1]
         del old[:1], new[:1]
-        while (here := prod(axis_length(a) for a in merged)) != (there := prod(shape)) or not (merged and shape):
-            if here < there or (here == there and not merged):
+        while (merged_length := prod(axis_length(a) for a in merged)) != (shape_length := prod(shape)) or not (
+            merged and shape
+        ):
+            if merged_length < shape_length or (merged_length == shape_length and not merged):
                 merged.append(old.pop(0)) if old else merged.append(step.fixed_axis(1))
             else:
                 shape.append(new.pop(0)) if new else shape.append(1)
         axes += _split_axis(step, _merge_axes(step, merged), shape)
     for axis in axes[len(step.shape) :]:
         pin_scale(axis)
-    return Labelled(tuple(axes[: len(step.shape)]), x.state, x.role)
+    return Labelled(tuple(axes[: len(step.shape)]), x.state_name, x.role)
 
 
 def _fixed_view(step: Step, x: Labelled) -> Labelled:
@@ -68,26 +71,26 @@ def _merge_axes(step: Step, axes: list[Axis]) -> Axis:
 
 def _split_axis(step: Step, axis: Axis, shape: list[int]) -> list[Axis]:
     """Split an axis into axes of given lengths; the last one varies fastest."""
-    long = [i for i, size in enumerate(shape) if size > 1]
-    if len(long) <= 1:
-        at = long[0] if long else 0
-        return [axis if i == at else step.fixed_axis(1) for i in range(len(shape))]
+    long_axes = [i for i, size in enumerate(shape) if size > 1]
+    if len(long_axes) <= 1:
+        kept_index = long_axes[0] if long_axes else 0
+        return [axis if i == kept_index else step.fixed_axis(1) for i in range(len(shape))]
     if is_fixed(axis):
         return [step.fixed_axis(size) for size in shape]
-    span = prod(shape[long[0] + 1 :])
+    span = prod(shape[long_axes[0] + 1 :])
     if any(segment.span % span for segment in resolve_axis(axis)):
         step.refuse("a view that splits an axis whose units move")
     for segment in resolve_axis(axis):
         for factor in segment.scale:
             tie_values(factor, segment.length // span)
     outer = tuple(Segment(s.space, s.span // span, s.scale) for s in resolve_axis(axis))
-    return [outer if i == long[0] else step.fixed_axis(size) for i, size in enumerate(shape)]
+    return [outer if i == long_axes[0] else step.fixed_axis(size) for i, size in enumerate(shape)]
 
 
 def permute_axes(step: Step, x: Labelled, *dims: Any) -> Labelled:
     """Reorder all axes."""
     order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    return Labelled(tuple(x.axes[d] for d in order), x.state, x.role)
+    return Labelled(tuple(x.axes[d] for d in order), x.state_name, x.role)
 
 
 def transpose(step: Step, x: Labelled, dim0: int = 0, dim1: int = 1) -> Labelled:
@@ -95,7 +98,7 @@ def transpose(step: Step, x: Labelled, dim0: int = 0, dim1: int = 1) -> Labelled
     axes = list(x.axes)
     if len(axes) > 1:
         axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
-    return Labelled(tuple(axes), x.state, x.role)
+    return Labelled(tuple(axes), x.state_name, x.role)
 
 
 def expand(step: Step, x: Labelled, *sizes: Any) -> Labelled:
@@ -106,7 +109,7 @@ def expand(step: Step, x: Labelled, *sizes: Any) -> Labelled:
         if axis_length(axis) != size:
             pin_scale(axis)
         axes.append(axis if axis_length(axis) == size else step.fixed_axis(size))
-    return Labelled(tuple(axes), x.state, x.role)
+    return Labelled(tuple(axes), x.state_name, x.role)
 
 
 def concatenate(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labelled:

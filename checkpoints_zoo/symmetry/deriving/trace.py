@@ -17,11 +17,11 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, first_names
 from checkpoints_zoo.symmetry.deriving.labels import Segment, Space, current_space, pin_axis, pin_scale, resolve_axis
 from checkpoints_zoo.symmetry.deriving.operations import (
-    ATTRIBUTES,
-    FUNCTIONS,
-    IN_PLACE,
-    METHODS,
-    SILENT,
+    ATTRIBUTE_RULES,
+    FUNCTION_RULES,
+    IN_PLACE_OPERATORS,
+    METHOD_RULES,
+    WITHOUT_TENSOR_RESULT,
     Rule,
     full_name,
     layer_rule,
@@ -92,7 +92,7 @@ def _copied_data(tensors: Iterable[Tensor]) -> Iterator[None]:
 def _record_graph(module: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     try:
-        return tracer.record(module)
+        return tracer.record_graph(module)
     except TRACE_ERRORS as error:
         raise SymmetryError(
             f"tracing {type(module).__name__}" + (f", layer {tracer.at!r}" if tracer.at else ""),
@@ -126,7 +126,7 @@ class _LabelInterpreter(fx.Interpreter):
         super().__init__(module, graph=graph)
         self.extra_traceback = False
         first = first_names(module)
-        self.named = {id(t): first[name] for name, t in states.items()}
+        self.state_names = {id(t): first[name] for name, t in states.items()}
         self.states: dict[int, Labelled] = {}
         self.labels: dict[fx.Node, Any] = {}
         self.serials: Iterator[int] = count()
@@ -144,8 +144,8 @@ class _LabelInterpreter(fx.Interpreter):
                 do="Give one batch of inputs as `example`",
             ) from error
         step.shape = _result_shape(result)
-        with step.checked():
-            self.labels[node] = label = self._label(step, node, result)
+        with step.naming_operation():
+            self.labels[node] = label = self._label_result(step, node, result)
             if not self._keeps_values(node, result):
                 for value in _all_labels(label):
                     for axis in value.axes:
@@ -154,21 +154,21 @@ class _LabelInterpreter(fx.Interpreter):
                 step.refuse(f"a result of shape {step.shape} where its rule gives {label.shape}")
         return result
 
-    def _label(self, step: Step, node: fx.Node, result: Any) -> Any:
-        arguments = fx.map_arg(node.args, self._argument)
-        named = fx.map_arg(node.kwargs, self._argument)
+    def _label_result(self, step: Step, node: fx.Node, result: Any) -> Any:
+        arguments = fx.map_arg(node.args, self._label_or_value)
+        options = fx.map_arg(node.kwargs, self._label_or_value)
         if node.op == "placeholder":
             return _fixed_labels(step, step.shape) if isinstance(result, Tensor) else None
         if node.op == "get_attr":
-            return self._state(step, result) if isinstance(result, Tensor) else None
+            return self._label_tensor(step, result) if isinstance(result, Tensor) else None
         if node.op == "output":
             for value in _all_labels(arguments):
                 for axis in value.axes:
                     pin_axis(axis)
             return None
         if node.op == "call_module":
-            return self._layer(step, self.fetch_attr(str(node.target)), arguments, named)
-        return _apply_rule(step, node, arguments, named, result)
+            return self._apply_layer_rule(step, self.fetch_attr(str(node.target)), arguments, options)
+        return _apply_rule(step, node, arguments, options, result)
 
     def _keeps_values(self, node: fx.Node, result: Any) -> bool:
         """Return whether the dtype of a result can hold all values of its arguments; a cast to a narrower dtype would
@@ -178,24 +178,24 @@ class _LabelInterpreter(fx.Interpreter):
         tensors = [t for t in (result if isinstance(result, tuple | list) else (result,)) if isinstance(t, Tensor)]
         return all(t.dtype == torch.promote_types(t.dtype, dtype) for t in tensors for dtype in dtypes)
 
-    def _argument(self, node: fx.Node) -> Any:
+    def _label_or_value(self, node: fx.Node) -> Any:
         return self.env[node] if self.labels[node] is None else self.labels[node]
 
-    def _state(self, step: Step, tensor: Tensor) -> Labelled:
+    def _label_tensor(self, step: Step, tensor: Tensor) -> Labelled:
         """Return the label of a parameter or buffer. Any tensor that is no parameter or buffer gets fixed axes."""
-        if id(tensor) not in self.named:
+        if id(tensor) not in self.state_names:
             return Labelled(tuple(step.fixed_axis(size) for size in tensor.shape))
         if id(tensor) not in self.states:
-            self.states[id(tensor)] = value = step.label_state(tuple(tensor.shape), self.named[id(tensor)])
+            self.states[id(tensor)] = value = step.label_state(tuple(tensor.shape), self.state_names[id(tensor)])
             for axis in () if tensor.is_floating_point() else value.axes:
                 pin_scale(axis)
         return self.states[id(tensor)]
 
-    def _layer(self, step: Step, layer: nn.Module, arguments: Any, named: Any) -> Any:
+    def _apply_layer_rule(self, step: Step, layer: nn.Module, arguments: Any, options: Any) -> Any:
         tensors = {n: t for n, t in layer.state_dict(keep_vars=True).items() if not is_counter(n)}
         rule = layer_rule(layer)
         if rule is None:
-            if not tensors and all(value.is_fixed for value in _all_labels((arguments, named))):
+            if not tensors and all(value.is_fixed for value in _all_labels((arguments, options))):
                 return _fixed_labels(step, step.shape)
             step.refuse("a layer without a rule")
         if layer._forward_hooks or layer._forward_pre_hooks:
@@ -204,63 +204,63 @@ class _LabelInterpreter(fx.Interpreter):
 
         def tensor_of(name: str) -> Labelled | None:
             requested.add(name)
-            return self._state(step, tensors[name]) if name in tensors else None
+            return self._label_tensor(step, tensors[name]) if name in tensors else None
 
-        result = rule(step, layer, tensor_of, *arguments, **named)
+        result = rule(step, layer, tensor_of, *arguments, **options)
         if unused_tensors := sorted(set(tensors) - requested):
             step.refuse(f"a layer with further tensors: {', '.join(unused_tensors)}")
         return result
 
 
-def _apply_rule(step: Step, node: fx.Node, arguments: Any, named: dict[str, Any], result: Any) -> Any:
+def _apply_rule(step: Step, node: fx.Node, arguments: Any, options: dict[str, Any], result: Any) -> Any:
     """Apply the rule of a function or method; return the label of the result, or None if the result is no tensor."""
-    values = list(_all_labels((arguments, named)))
+    values = list(_all_labels((arguments, options)))
     tensors = step.shape is not None
-    if not values or node.target in SILENT:
+    if not values or node.target in WITHOUT_TENSOR_RESULT:
         if node.target is getattr and tensors:
-            arguments, named, rule = arguments[:1], {}, ATTRIBUTES.get(arguments[1])
+            arguments, options, rule = arguments[:1], {}, ATTRIBUTE_RULES.get(arguments[1])
         else:
             return _fixed_labels(step, step.shape) if tensors else None
     elif node.target is operator.getitem and isinstance(arguments[0], tuple | list):
         return arguments[0][arguments[1]]
     else:
         rule = _rule_of_node(node)
-    if "input" in named:
-        arguments, named = (named["input"], *arguments), {k: v for k, v in named.items() if k != "input"}
-    if "other" in named:
-        arguments, named = (*arguments, named["other"]), {k: v for k, v in named.items() if k != "other"}
+    if "input" in options:
+        arguments, options = (options["input"], *arguments), {k: v for k, v in options.items() if k != "input"}
+    if "other" in options:
+        arguments, options = (*arguments, options["other"]), {k: v for k, v in options.items() if k != "other"}
     if rule is None and tensors and all(value.is_fixed for value in values):
         return _fixed_labels(step, step.shape)
-    if rule is None or not tensors or "out" in named:
+    if rule is None or not tensors or "out" in options:
         step.refuse("no rule for it")
     try:
-        signature(rule).bind(step, *arguments, **named)
+        signature(rule).bind(step, *arguments, **options)
     except TypeError as error:
         step.refuse(f"unsupported arguments ({error})")
-    label = rule(step, *arguments, **named)
-    if _in_place(node):
+    label = rule(step, *arguments, **options)
+    if _is_in_place(node):
         _check_in_place(step, arguments[0], label)
     return label
 
 
 def _rule_of_node(node: fx.Node) -> Rule | None:
     if node.op == "call_method":
-        return METHODS.get(str(node.target))
+        return METHOD_RULES.get(str(node.target))
     full = f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__name__', '')}"
-    return FUNCTIONS.get(node.target) or FUNCTIONS.get(full)
+    return FUNCTION_RULES.get(node.target) or FUNCTION_RULES.get(full)
 
 
-def _in_place(node: fx.Node) -> bool:
+def _is_in_place(node: fx.Node) -> bool:
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return node.target in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
 
 
-def _check_in_place(step: Step, before: Labelled, after: Labelled) -> None:
+def _check_in_place(step: Step, label_before: Labelled, label_after: Labelled) -> None:
     """Refuse an operation in place that would also change other views of the tensor."""
-    if before.state:
+    if label_before.state_name:
         step.refuse("a change in place of a parameter or buffer")
-    for one, other in zip(before.axes, after.axes, strict=True):
-        for a, b in zip(resolve_axis(one), resolve_axis(other), strict=True):
+    for axis_before, axis_after in zip(label_before.axes, label_after.axes, strict=True):
+        for a, b in zip(resolve_axis(axis_before), resolve_axis(axis_after), strict=True):
             difference = multiply_products(a.scale, b.scale, power=-1)
             if a.space is not b.space or magnitudes_of(difference):
                 step.refuse("a change in place of a tensor that other operations may read")
@@ -322,10 +322,12 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
     spaces = _unique_names(_movable_spaces(segment.space for segment in segments))
     for segment in segments:
         for factor in segment.scale:
-            _tie_unless_carried(factor, segment)
+            _tie_unless_moved(factor, segment)
     factors = _unique_names(factor for segment in segments for factor in magnitudes_of(segment.scale))
     signs = _unique_names(factor for segment in segments for factor in signs_of(segment.scale))
-    movers = {f: spaces.get(mover) for segment in segments for f in segment.scale if (mover := _carrier(f, segment))}
+    movers = {
+        f: spaces.get(mover) for segment in segments for f in segment.scale if (mover := _space_that_moves(f, segment))
+    }
     tensors = {}
     for name, shape in shapes.items():
         value = values.get(name, Labelled(()))
@@ -361,7 +363,7 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
 
 
 class _PlacedSegment(NamedTuple):
-    """A segment of an axis of a tensor, and its first entry."""
+    """A segment of an axis of a tensor, and the position of its first entry on the axis."""
 
     axis: int
     offset: int
@@ -393,26 +395,27 @@ def _unique_names(items: Iterable[T]) -> dict[T, str]:
     """Name spaces or factors after their layers, in order of appearance; blocks come before the units inside them."""
     ordered = sorted(set(items), key=lambda x: (x.serial, getattr(x, "size", 0)))
     names: dict[T, str] = {}
-    used: set[str] = set()
+    used_names: set[str] = set()
     for x in ordered:
         base = x.label or "input"
         name, number = base, 1
-        while name in used:
+        while name in used_names:
             number += 1
             name = f"{base} #{number}"
-        used.add(name)
+        used_names.add(name)
         names[x] = name
     return names
 
 
-def _tie_unless_carried(factor: Factor, segment: Segment) -> None:
-    """Give a factor one value for all units if neither units nor blocks carry its values: then the units can move."""
-    if _carrier(factor, segment) is None and not segment.space.pinned:
+def _tie_unless_moved(factor: Factor, segment: Segment) -> None:
+    """Give a factor one value for all units, so that they can move, unless its values move with the units or their
+    blocks."""
+    if _space_that_moves(factor, segment) is None and not segment.space.pinned:
         tie_values(factor, 1)
 
 
-def _carrier(factor: Factor, segment: Segment) -> Space | None:
-    """Return the space whose units carry the values of a factor when they move."""
+def _space_that_moves(factor: Factor, segment: Segment) -> Space | None:
+    """Return the space whose permutation also moves the values of a factor; None if there is none."""
     space: Space | None = segment.space
     while space is not None and factor.count > 1:
         if factor.count % space.size == 0:
@@ -428,5 +431,5 @@ def _make_group(name: str, space: Space, spaces: Mapping[Space, str]) -> Group:
     return Group(name, space.size, blocks, mover, space.stream and len(writers) > 1, writers)
 
 
-def _writers_of(x: Space | Factor) -> tuple[tuple[str, int], ...]:
-    return tuple((tensor, axis) for _, tensor, axis in sorted(set(x.writers)))
+def _writers_of(space_or_factor: Space | Factor) -> tuple[tuple[str, int], ...]:
+    return tuple((tensor, axis) for _, tensor, axis in sorted(set(space_or_factor.writers)))

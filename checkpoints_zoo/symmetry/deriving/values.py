@@ -36,15 +36,16 @@ class Labelled:
 
     Args:
         axes: the labels.
-        state: name of the parameter or buffer; "" for other tensors.
+        state_name: name of the parameter or buffer in the state dict; "" for other tensors.
         role: role of the tensor in its layer: "weight", "bias", "gain", "offset", "mean", "variance"; "" before the
             first use.
-        shift: a scale multiplies value + shift (the eps of a variance).
-        within: (blocks, axis) for a grouped kernel: the axis of all inputs; each block of rows reads one block of it.
+        shift: number added to the values before a scale multiplies them (the eps of a running variance), 0 for others.
+        within: (number of blocks, axis of all inputs) for a grouped kernel, where each block of rows reads one block of
+            inputs; None for other tensors.
     """
 
     axes: tuple[Axis, ...]
-    state: str = ""
+    state_name: str = ""
     role: str = ""
     shift: float = 0.0
     within: tuple[int, Axis] | None = None
@@ -56,7 +57,7 @@ class Labelled:
     @property
     def layer(self) -> str:
         """The name of the layer that has the tensor; the name of the tensor if the module has it directly."""
-        return self.state.rpartition(".")[0] or self.state
+        return self.state_name.rpartition(".")[0] or self.state_name
 
     @property
     def is_fixed(self) -> bool:
@@ -79,23 +80,23 @@ class Step:
     shape: Any = ()
     serials: Iterator[int] = field(default_factory=count)
 
-    def refuse(self, found: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
         """Raise an error that names the operation.
 
         Args:
-            found: the reason.
+            reason: the reason, as the error text names it after "found".
         """
         where = f" in layer {self.layer!r}" if self.layer else ""
         raise SymmetryError(
             f"operation {self.operation}{where}",
             expected="one whose effect on permutations and scales is known",
-            found=found,
+            found=reason,
             do="Give a network without it; its symmetries can't be derived",
         )
 
     @contextmanager
-    def checked(self) -> Iterator[None]:
-        """Turn errors about labels into an error that names the operation."""
+    def naming_operation(self) -> Iterator[None]:
+        """Turn an `IncompatibleAxes` error in the `with` block into an error that names the operation."""
         try:
             yield
         except IncompatibleAxes as problem:
@@ -105,29 +106,29 @@ class Step:
         """Return an axis whose entries neither move nor scale."""
         return (Segment(Space(size, next(self.serials), "", pinned=True), 1, {}),)
 
-    def label_state(self, shape: tuple[int, ...], state: str = "") -> Labelled:
+    def label_state(self, shape: tuple[int, ...], state_name: str = "") -> Labelled:
         """Label a parameter or buffer before its first use: each axis has a new space, a new factor and a new sign."""
-        value = Labelled((), state)
+        value = Labelled((), state_name)
         axes = []
         for i, size in enumerate(shape):
             space = Space(size, next(self.serials), value.layer, pinned=size <= 1)
-            scale = Factor(size, next(self.serials), value.layer, origin=(state, i))
+            scale = Factor(size, next(self.serials), value.layer, origin=(state_name, i))
             sign = Factor(size, next(self.serials), value.layer, sign=True)
             axes.append((Segment(space, 1, {scale: ONE, sign: ONE}),))
         value.axes = tuple(axes)
         return value
 
 
-def equate_axes(one: Axis, other: Axis) -> Axis:
+def equate_axes(first_axis: Axis, second_axis: Axis) -> Axis:
     """Give two axes the same permutation and the same scale; return the joined axis."""
-    for a, b in join_axes(one, other):
+    for a, b in join_axes(first_axis, second_axis):
         equate_products(a.scale, b.scale)
-    return resolve_axis(one)
+    return resolve_axis(first_axis)
 
 
-def contract_axes(one: Axis, other: Axis) -> None:
+def contract_axes(first_axis: Axis, second_axis: Axis) -> None:
     """Sum the products of two axes: they have one permutation, and their scales cancel."""
-    for a, b in join_axes(one, other):
+    for a, b in join_axes(first_axis, second_axis):
         equate_products(multiply_products(a.scale, b.scale), {})
 
 
@@ -139,35 +140,36 @@ def open_output(step: Step, axis: Axis) -> Axis:
     return segments
 
 
-def multiply_axes(step: Step, axis: Axis, gain: Axis, writes: bool = False) -> Axis:
+def multiply_axes(step: Step, axis: Axis, gain: Axis, is_kernel: bool = False) -> Axis:
     """Multiply an axis by a gain, entry by entry; return the product. A gain that is used for the first time opens a
     new factor.
 
     Args:
-        writes: whether the gain is a kernel, which writes the units of the axis.
+        is_kernel: whether the gain is a kernel, which writes the units of the axis.
     """
     result = []
     for a, b in join_axes(axis, gain):
         product = multiply_products(a.scale, b.scale)
         scale, signs = magnitudes_of(product), signs_of(product)
-        new = [factor for factor in scale if factor.weak and factor.origin]
-        if new and len(scale) > 1:
+        new_factors = [factor for factor in scale if factor.weak and factor.origin]
+        if new_factors and len(scale) > 1:
             # The product gets a new factor, because all later operations depend on the product alone.
-            output = Factor(b.length, next(step.serials), new[0].name, weak=False)
-            output.writers = writers = _promote_factor(step, {new[0]: ONE})
-            new[0].weak = True
+            output = Factor(b.length, next(step.serials), new_factors[0].name, weak=False)
+            output.writers = writers = _promote_factor(step, {new_factors[0]: ONE})
+            new_factors[0].weak = True
             equate_products({output: ONE}, scale)
             scale = {output: ONE}
         else:
             writers = _promote_factor(step, scale)
-        if writes:
+        if is_kernel:
             a.space.writers += writers
         result.append(Segment(a.space, a.span, multiply_products(scale, signs)))
     return tuple(result)
 
 
 def _promote_factor(step: Step, scale: Product) -> list[tuple[int, str, int]]:
-    """Let the factor of a tensor scale the output of a layer; return the new writers: none if it does so already."""
+    """Let the factor of a tensor scale the output of a layer; return its new writers, [] if it scales the output
+    already."""
     scale = magnitudes_of(scale)
     candidates = [factor for factor in scale if factor.weak and factor.origin]
     if len(scale) != 1 or not candidates:
