@@ -339,8 +339,8 @@ def commands(inputs: Inputs, out: Path) -> dict[str, dict[str, Use]]:
             ("plot", *few, "--ood", "none", "-o", out / "plot.svg"),
         ],
         "checkpoints": [
-            ("import", inputs.checkpoints, "--collection", "own", "--architecture", "convnet", "--like", NAME, "--evaluate", "digits",
-             "--reshard", out / "imported"),
+            ("import", inputs.checkpoints, "--collection", "own", "--architecture", "convnet", "--like", NAME,
+             "--evaluate", "digits", "--reshard", out / "imported"),
             ("audit", inputs.checkpoints),
         ],
     }  # fmt: skip

@@ -171,9 +171,8 @@ def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_pat
         run(installed, "train", *recipe, "--members", members, "--out", folder, cwd=tmp_path)
     run(installed, "train-merge", "here", "there", "--out", "merged", cwd=tmp_path)
     source = ("convnet-digits", "--source", "merged", "--format", "json")
-    verified = json.loads(run(installed, "verify", *source, "--retrain", "1", cwd=tmp_path))
+    verified = json.loads(run(installed, "verify", *source, cwd=tmp_path))
     assert [line["members"] for line in verified["checked"]] == [4]
-    assert [(line["member"], line["compared"], line["same"]) for line in verified["retrained"]] == [(0, "bytes", True)]
     assert verified["problems"] == []
     figures = json.loads(run(installed, "evaluate", *source, cwd=tmp_path))["figures"]
     (accuracy,) = [f["value"] for f in figures if (f["of"], f["members"], f["figure"]) == ("ensemble", 4, "accuracy")]
