@@ -83,7 +83,8 @@ def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA
 
 
 def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
-    """Write a manifest by rename: the same rows give the same bytes.
+    """Write a manifest by rename: the same rows give the same bytes. Rows with a member and an epoch are
+    ordered by both, so that the rows of a member lie in few row groups.
 
     Args:
         rows: table with the columns of the schema.
@@ -91,6 +92,10 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
         schema: Arrow schema of the file.
     """
     rows = rows.select(schema.names).cast(schema)
+    if {"member", "epoch"} <= set(schema.names):
+        order = np.lexsort((numpy_values(rows.column("epoch")), numpy_values(rows.column("member"))))
+        if (np.diff(order) < 0).any():
+            rows = take_rows(rows, order)
     # Seeds below 2³¹ are stored in 32 bits, because version 0.1 writes and reads them so.
     with contextlib.suppress(pa.ArrowInvalid, KeyError):
         at = schema.get_field_index("seed")
@@ -277,11 +282,21 @@ def is_null(rows: pa.Table, column: str) -> bool:
     return bool(rows.column(column).null_count == rows.num_rows)
 
 
-def take_rows(rows: pa.Table, positions: Sequence[int]) -> pa.Table:
+def take_rows(rows: pa.Table, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
     """Return the rows of a table at some positions, in the order of the positions."""
     # `pa.array` would import pandas; an Arrow buffer of int64 values does not.
     position_array = np.ascontiguousarray(positions, dtype=np.int64)
     return rows.take(pa.Array.from_buffers(pa.int64(), len(position_array), [None, pa.py_buffer(position_array)]))
+
+
+def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any]]:
+    """Return the values of a column of numbers, or of true and false; values at nulls are arbitrary."""
+    # `ChunkedArray.to_numpy` and `pyarrow.compute` with Python values would import pandas.
+    if pa.types.is_boolean(column.type):
+        return numpy_values(column.cast(pa.uint8())).astype(bool)
+    array = column.combine_chunks()
+    values: np.ndarray[tuple[int], Any] = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
+    return values[array.offset : array.offset + len(array)]
 
 
 def sum_of(rows: pa.Table, column: str) -> int:

@@ -90,6 +90,16 @@ def test_format(tmp_path: Path) -> None:
         assert not file.schema_arrow.field("member").nullable
 
 
+def test_rows_are_written_by_member_and_epoch(tmp_path: Path) -> None:
+    many = [{**ROW, "member": m, "epoch": e, "final": e == 2} for m in range(30) for e in (1, 2)]
+    table = manifest.build_manifest(many)
+    shuffled = manifest.take_rows(table, [7 * i % 60 for i in range(60)])
+    assert shuffled.column("member").to_pylist() != table.column("member").to_pylist()
+    manifest.write_manifest(shuffled, tmp_path / "shuffled")
+    with pq.ParquetFile(tmp_path / "shuffled") as file:
+        assert file.read(["member", "epoch"]).to_pylist() == [{k: r[k] for k in ("member", "epoch")} for r in many]
+
+
 def test_missing_columns_are_null_and_unknown_ones_left_out(tmp_path: Path) -> None:
     names = ["member", "epoch", "final", "status", "path", "offset", "nbytes", "layout", "dtype"]
     table = manifest.build_manifest(ROWS).select(names).append_column("colour", pa.array(["red", "green", "blue"]))
