@@ -318,7 +318,7 @@ class Collection:
                 do="Download each collection by itself",
             )  # fmt: skip
         copied_members = copying.copy_members(
-            SelectedMembers(self.source, self._commit, self.description, self.rows, len(self)), Path(dest)
+            SelectedMembers(self.source, self._commit, self.description, self.rows), Path(dest)
         )
         return Collection(
             copied_members.source,
@@ -797,7 +797,7 @@ def _join(collections: Sequence[Collection]) -> Collection:
     for part in collections:
         part._check_not_empty()
         manifest.check_located(part.rows, part.name)
-    joined_members = join([SelectedMembers(p.source, p._commit, p.description, p.rows, len(p)) for p in collections])
+    joined_members = join([SelectedMembers(p.source, p._commit, p.description, p.rows) for p in collections])
     view = collections[0]._view
     are_canonical = all(isinstance(step, Canonical) for step in view.steps)
     if any(p._view != view for p in collections) or (

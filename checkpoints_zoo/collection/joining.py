@@ -142,7 +142,6 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
         "",
         _describe_joined(parts_of_sources),
         _replace_columns(rows, columns),
-        len(rows),
     )
 
 

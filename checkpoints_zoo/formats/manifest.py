@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError
+from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, ZooError
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 
 ROWS_PER_GROUP = 4096
+LARGE_ROW_COUNT = 16_384  # A selection reads manifests with fewer rows whole, and checks all their rows.
 REQUIRED_COLUMNS = ("member", "epoch", "final", "status")
 LOCATION_COLUMNS = ("path", "offset", "nbytes", "layout", "dtype")
 
@@ -118,37 +119,162 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
         FormatError: the file is not a Parquet file, has a newer schema, has a column of another type, or exceeds a
             limit of this module.
     """
-    try:
+    with _reading_errors(path):
         check_file(path)
-        content = pa.BufferReader(path.read_bytes())
-        footer = pq.read_metadata(content)
-        smallest_widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
-        check_columns(footer, smallest_widths, path)
-        # Read each distinct text only once, as Parquet stores it: a few bytes of a file can repeat one long text in a
-        # million rows.
-        text_columns = [f.name for f in schema if f.type == pa.string() and f.name in footer.schema.names]
-        options = {"metadata": footer, "page_checksum_verification": True, "read_dictionary": text_columns}
-        with pq.ParquetFile(content, **options) as file:
-            names = file.schema_arrow.names
-            _check_version(file.schema_arrow.metadata or {}, int(schema.metadata[b"schema_version"]), path)
-            if repeated_names := [n for n in schema.names if names.count(n) > 1]:
+        content = path.read_bytes()
+    return ManifestFile(lambda: pa.BufferReader(content), path, schema).read()
+
+
+class ManifestFile:
+    """A manifest in a Parquet file, whose row groups are read when they are needed.
+
+    Args:
+        open_content: function that opens the file's content.
+        path: path of the file.
+        schema: Arrow schema that tables should have.
+        description: the description beside the manifest, against which `take` checks rows; None to leave this out.
+
+    Raises:
+        FormatError: for the same reasons as in `read_manifest`.
+    """
+
+    def __init__(
+        self,
+        open_content: Callable[[], Any],
+        path: Path,
+        schema: pa.Schema = SCHEMA,
+        description: DescriptionWithLayouts | None = None,
+    ) -> None:
+        self.open_content, self.path, self.schema, self.description = open_content, path, schema, description
+        with _reading_errors(path):
+            with open_content() as content:
+                self.footer = pq.read_metadata(content)
+            smallest_widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
+            check_columns(self.footer, smallest_widths, path)
+            file_schema = self.footer.schema.to_arrow_schema()
+            _check_version(file_schema.metadata or {}, int(schema.metadata[b"schema_version"]), path)
+            self.names = file_schema.names
+            if repeated_names := [n for n in schema.names if self.names.count(n) > 1]:
                 raise FormatError(
                     f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
-            table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
+        row_counts = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
+        # Position of each row group's first row, and at the end the number of rows.
+        self.group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
+        self.num_rows: int = self.footer.num_rows
+        self.ranges: dict[str, list[tuple[int, int, int]]] = {}
+
+    def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
+        """Read columns; return a table of them, with nulls for columns that the file lacks.
+
+        Args:
+            names: names of columns of the schema, or None for all columns.
+            groups: numbers of row groups, or None for the whole file.
+        """
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        with _reading_errors(self.path), self._open(schema) as file:
+            present_names = [name for name in schema.names if name in self.names]
+            if groups is None:
+                table = file.read(columns=present_names, use_threads=False)
+            else:
+                table = file.read_row_groups(list(groups), columns=present_names, use_threads=False)
+            return self._with_schema(table, schema)
+
+    def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
+        """Read and check whole rows at some positions; return them in the order of the positions.
+
+        Raises:
+            FormatError, DamagedError: for the same reasons as in `read_manifest` and `check_rows`.
+        """
+        ordered = np.unique(positions)
+        tables = [self.read(groups=[])]
+        present_names = [name for name in self.schema.names if name in self.names]
+        with _reading_errors(self.path), self._open(self.schema) as file:
+            for group in np.unique(np.searchsorted(self.group_starts, ordered, side="right") - 1).tolist():
+                start, end = self.group_starts[group : group + 2]
+                # The rows of a group are read in batches, because other programs write groups of a million rows.
+                for batch in file.iter_batches(ROWS_PER_GROUP, [group], present_names, use_threads=False):
+                    first, last = np.searchsorted(ordered, (start, min(start + batch.num_rows, end)))
+                    if first < last:
+                        rows = take_rows(pa.Table.from_batches([batch]), ordered[first:last] - start)
+                        tables.append(self._with_schema(rows, self.schema))
+                    start += batch.num_rows
+        rows = pa.concat_tables(tables)
+        if self.description is not None:
+            check_rows(rows, self.description, self.path, ordered.tolist())
+        return take_rows(rows, np.searchsorted(ordered, positions))
+
+    def groups_with(
+        self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Find the row groups whose column of whole numbers may have a value in one of some intervals, by the
+        statistics in the file's footer; return the numbers of these row groups, and of row groups without statistics.
+
+        Args:
+            name: name of the column.
+            lows, highs: lowest and highest value of each interval; the intervals ascend and do not overlap.
+        """
+        may_overlap = np.ones(len(self.group_starts) - 1, bool)
+        if pa.types.is_integer(self.schema.field(name).type):
+            for group, lowest, highest in self._statistics(name):
+                position = np.searchsorted(highs, lowest, side="left")
+                may_overlap[group] = bool(position < len(lows) and lows[position] <= highest)
+        return np.flatnonzero(may_overlap)
+
+    def _statistics(self, name: str) -> list[tuple[int, int, int]]:
+        """Return (row group, lowest value, highest value) of each row group with statistics of a column."""
+        import duckdb
+
+        if name not in self.ranges:
+            self.ranges[name] = []
+            # If a footer has damaged statistics, pyarrow ends the process, and DuckDB raises an error.
+            quoted_path, quoted_name = (str(text).replace("'", "''") for text in (self.path, name))
+            settings = f"SET threads = 1; SET autoload_known_extensions = false; SET allowed_paths = ['{quoted_path}']"
+            statement = (
+                "SELECT row_group_id, stats_min_value::BIGINT, stats_max_value::BIGINT "
+                f"FROM parquet_metadata('{quoted_path}') WHERE path_in_schema = '{quoted_name}' "
+                "AND stats_min_value IS NOT NULL AND stats_max_value IS NOT NULL"
+            )
+            with contextlib.suppress(duckdb.Error, UnicodeError), duckdb.connect(":memory:") as connection:
+                connection.execute(f"{settings}; SET enable_external_access = false; SET lock_configuration = true")
+                self.ranges[name] = connection.execute(statement).fetchall()
+        return self.ranges[name]
+
+    @contextlib.contextmanager
+    def _open(self, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
+        # Read each distinct text only once, as Parquet stores it: a few bytes of a file can repeat one long text in a
+        # million rows.
+        text_columns = [f.name for f in schema if f.type == pa.string() and f.name in self.footer.schema.names]
+        options = {"metadata": self.footer, "page_checksum_verification": True, "read_dictionary": text_columns}
+        with self.open_content() as content, pq.ParquetFile(content, **options) as file:
+            yield file
+
+    def _with_schema(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Check the values of a table that was read from the file; return the table with the types of the schema, and
+        with all its columns."""
         table.validate(full=True)  # This finds text that is not UTF-8, and other damage.
         columns, total_bytes = [], 0
         for field in schema:
             if field.name in table.column_names:
                 if pa.types.is_dictionary(table.column(field.name).type):
-                    total_bytes = check_texts(table.column(field.name), total_bytes, path)
+                    total_bytes = check_texts(table.column(field.name), total_bytes, self.path)
                 columns.append(table.column(field.name).cast(field.type))
             elif not field.nullable:
-                raise FormatError(f"manifest {path}", expected=f"a column {field.name!r}", found="none", path=path)
+                raise FormatError(
+                    f"manifest {self.path}", expected=f"a column {field.name!r}", found="none", path=self.path
+                )
             else:
                 columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+@contextlib.contextmanager
+def _reading_errors(path: Path) -> Iterator[None]:
+    """Raise a FormatError for the errors of pyarrow at a damaged file."""
+    try:
+        yield
     except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is not UTF-8.
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError | ZooError):
             raise
         raise FormatError(
             f"manifest {path}",
@@ -156,7 +282,16 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
             found=str(error)[:300],
             path=path,
         ) from error
-    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def row_count(path: Path) -> int:
+    """Return the number of rows in a manifest; 0 if its footer can't be read."""
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            return int(pq.read_metadata(file).num_rows)
+    except (pa.ArrowException, OSError, UnicodeError, FormatError):
+        return 0
 
 
 def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: Path) -> None:
@@ -182,13 +317,16 @@ def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: P
         )
 
 
-def check_rows(rows: pa.Table, description: DescriptionWithLayouts, path: Path) -> None:
-    """Check every row of a manifest against the description, since anyone may have written the two files.
+def check_rows(
+    rows: pa.Table, description: DescriptionWithLayouts, path: Path, positions: Sequence[int] | None = None
+) -> None:
+    """Check rows of a manifest against the description, since anyone may have written the two files.
 
     Args:
-        rows: the manifest, as `read_manifest` returns it.
+        rows: the manifest, as `read_manifest` returns it, or some of its rows.
         description: the description beside the manifest.
         path: the manifest's name in error texts.
+        positions: position in the manifest of each row; None for the whole manifest.
 
     Raises:
         FormatError: a required value is null, a row occurs twice, or a layout is unknown.
@@ -197,7 +335,7 @@ def check_rows(rows: pa.Table, description: DescriptionWithLayouts, path: Path) 
 
     def row_error(kind: type[FormatError] | type[DamagedError], row: int, expected: str, found: str) -> Exception:
         member = columns["member"][row]
-        subject = f"row {row} (member {member}) of manifest {path}"
+        subject = f"row {row if positions is None else positions[row]} (member {member}) of manifest {path}"
         return kind(subject, expected=expected, found=found, collection=description.name, member=member, path=path)
 
     columns: dict[str, list[Any]] = {

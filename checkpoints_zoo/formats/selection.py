@@ -7,18 +7,21 @@ snapshot, and `7@40` means member 7 after epoch 40.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import heapq
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.text import whole_number
-from checkpoints_zoo.formats.where import columns_in, rows_where
+from checkpoints_zoo.formats.where import Condition
 
 _ID_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
 _CITATION = re.compile(
@@ -26,12 +29,71 @@ _CITATION = re.compile(
 )
 
 LARGEST_ID_RANGE = 1_000_000
+LONGEST_LIST_TEXT = 200  # Largest number of characters of a list of ids or epochs in an error.
+FIRST_PART_GROUPS = 4  # Number of row groups in the first part of a search.
 
 SnapshotKey = tuple[int, int | None]
 
 
+class Rows(Protocol):
+    """The rows of a manifest, of which columns and row groups are read when they are needed."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+
+    @property
+    def group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Position of each row group's first row, and at the end the number of rows."""
+
+    def read(self, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+        """Read columns of some row groups; return a table of them."""
+
+    def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
+        """Read and check whole rows at some positions; return them in the order of the positions."""
+
+    def groups_with(
+        self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Find the row groups that may have a value of a column in one of some ascending intervals."""
+
+
+@dataclass(frozen=True)
+class RowsInMemory:
+    """The rows of a manifest in a table, as one row group."""
+
+    table: pa.Table
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.table.schema
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array([0, self.num_rows])
+
+    def read(self, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+        return self.table.select(list(names))
+
+    def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
+        return manifest.take_rows(self.table, positions)
+
+    def groups_with(
+        self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array([0])
+
+
 def select_rows(
-    rows: pa.Table,
+    rows: pa.Table | Rows,
     name: str,
     *,
     n: int | None = None,
@@ -47,7 +109,7 @@ def select_rows(
     that are not final can be selected too.
 
     Args:
-        rows: the manifest.
+        rows: the manifest, in memory or in a file.
         name: name of the collection, for errors.
         n: number of rows to select: the first n rows, or with `sample` n rows drawn without replacement.
         where: an SQL condition on the manifest's columns that selected rows must meet.
@@ -59,6 +121,7 @@ def select_rows(
         SelectionError: no row can be selected by these arguments, or the arguments exclude each other.
         MemberNotFound: no row has one of the ids.
     """
+    rows = RowsInMemory(rows) if isinstance(rows, pa.Table) else rows
     if members is not None:
         if where is not None or sample is not None or snapshots:
             raise SelectionError(
@@ -66,95 +129,191 @@ def select_rows(
                 expected="`members` alone or with `n`",
                 found="`where`, `sample` or `snapshots`",
             )
-        candidate_rows = manifest.take_rows(rows, _find_positions(rows, name, parse_ids(members)))
+        positions = _find_positions(rows, name, parse_ids(members))
     else:
-        candidate_rows = _matching_rows(rows, name, where, snapshots)
+        enough = whole_number(n) if sample is None else None
+        positions = _matching_positions(rows, name, where, snapshots, enough)
     if n is None and sample is None:
-        return candidate_rows
+        return rows.take(positions)
     requested_n, n = n, whole_number(n)
-    if n is None or not 1 <= n <= candidate_rows.num_rows:
+    if n is None or not 1 <= n <= len(positions):
         found = "no n beside `sample`" if requested_n is None else f"n={requested_n!r}"
         condition_text = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
             f"number of members of {name}",
-            expected=f"n from 1 to {candidate_rows.num_rows:,}, as many as there are{condition_text}",
+            expected=f"n from 1 to {len(positions):,}, as many as there are{condition_text}",
             found=found,
             collection=name,
         )
     if sample is None:
-        return candidate_rows.slice(0, n)
+        return rows.take(positions[:n])
     seed = whole_number(sample)
     if seed is None:
         raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
-    keys = zip(candidate_rows.column("member").to_pylist(), candidate_rows.column("epoch").to_pylist(), strict=True)
-    rank_digests = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
-    drawn_positions = sorted(range(len(rank_digests)), key=rank_digests.__getitem__)[:n]
-    return manifest.take_rows(candidate_rows, sorted(drawn_positions))
+    candidates = rows.read(("member", "epoch"))
+    members_of_rows, epochs = (manifest.numpy_values(candidates.column(c))[positions] for c in ("member", "epoch"))
+    ranked = (
+        (hashlib.sha256(f"sample|{seed}|{member}|{epoch}".encode()).digest(), position)
+        for member, epoch, position in zip(members_of_rows.tolist(), epochs.tolist(), positions.tolist(), strict=True)
+    )
+    return rows.take(np.array(sorted(position for _, position in heapq.nsmallest(n, ranked))))
 
 
-def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
-    used_columns = columns_in(where) if where is not None else ()
-    status, final = rows.column("status").to_pylist(), rows.column("final").to_pylist()
-    positions = [
-        position
-        for position in range(rows.num_rows)
-        if (status[position] == "ok" or "status" in used_columns)
-        and (final[position] or snapshots or "epoch" in used_columns or "final" in used_columns)
-    ]
-    candidates = manifest.take_rows(rows, positions)
-    if not candidates.num_rows:
+def _matching_positions(
+    rows: Rows, name: str, where: str | None, snapshots: bool, enough: int | None
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Find the rows that can be selected and meet a condition; return their positions, ascending.
+
+    Args:
+        rows, name, where, snapshots: the same arguments as in `select_rows`.
+        enough: number of rows after which the search may stop; None to find all.
+    """
+    condition = None if where is None else Condition.parse(where)
+    used_columns = () if condition is None else condition.names
+    read_columns = [c for c in dict.fromkeys(("status", "final", *used_columns)) if c in rows.schema.names]
+
+    def candidates(groups: Sequence[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.Table]:
+        """Read the rows of some row groups that can be selected without the condition; return their positions in the
+        manifest, and the columns that are needed."""
+        table = rows.read(read_columns, groups)
+        is_candidate = np.ones(table.num_rows, bool)
+        if "status" not in used_columns:
+            is_candidate &= _equals(table.column("status"), "ok")
+        if not (snapshots or "epoch" in used_columns or "final" in used_columns):
+            is_candidate &= manifest.numpy_values(table.column("final"))
+        starts, ends = rows.group_starts[:-1][groups], rows.group_starts[1:][groups]
+        positions = np.concatenate(
+            [np.zeros(0, np.int64), *(np.arange(start, end) for start, end in zip(starts, ends, strict=True))]
+        )
+        in_table = np.flatnonzero(is_candidate)
+        return positions[in_table], manifest.take_rows(table, in_table)
+
+    all_groups = list(range(len(rows.group_starts) - 1))
+    if len(all_groups) > 1:
+        # The row groups are read in parts, each twice as long as the part before it, until enough rows are found. If a
+        # part can't be computed by itself, or no row is found, all rows are read below.
+        possible_groups = all_groups
+        for column, (low, high) in ({} if condition is None else condition.integer_intervals()).items():
+            if column in rows.schema.names:
+                with_column = set(rows.groups_with(column, np.array([low]), np.array([high])).tolist())
+                possible_groups = [group for group in possible_groups if group in with_column]
+        parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        first, length, count = 0, len(possible_groups) if enough is None else FIRST_PART_GROUPS, 0
+        with contextlib.suppress(SelectionError):
+            while first < len(possible_groups) and (enough is None or count < enough):
+                positions, table = candidates(possible_groups[first : first + length])
+                if len(positions):
+                    parts.append(positions if condition is None else positions[condition.is_met(table, rows.schema)])
+                    count += len(parts[-1])
+                first, length = first + length, 2 * length
+            if count:
+                return np.concatenate(parts)
+    positions, table = candidates(all_groups)
+    if not len(positions):
         raise SelectionError(
             f"selection of {name}",
             expected="rows that are final with status ok",
             found=f"none of {rows.num_rows}",
         )
-    return candidates if where is None else manifest.take_rows(candidates, rows_where(candidates, where).tolist())
+    if condition is None:
+        return positions
+    is_met = condition.is_met(table, rows.schema)
+    if not is_met.any():
+        raise condition.no_row_error(table)
+    met: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[is_met]
+    return met
 
 
-def _find_positions(rows: pa.Table, name: str, keys: Sequence[SnapshotKey]) -> list[int]:
-    columns = {c: rows.column(c).to_pylist() for c in ("member", "epoch", "final", "status", "reason")}
-    position_of: dict[SnapshotKey, int] = {}
-    for place, final in enumerate(columns["final"]):
-        position_of[columns["member"][place], columns["epoch"][place]] = place
-        if final:
-            position_of[columns["member"][place], None] = place
-    positions: list[int] = []
-    for member, epoch in keys:
-        position = position_of.get((member, epoch))
-        if position is None:
-            raise member_not_found(rows, name, member, epoch)
-        if (status := columns["status"][position]) != "ok":
-            found = f"{status} ({columns['reason'][position] or 'no reason given'})"
-            raise SelectionError(
-                f"member {member} of {name}",
-                expected="status ok",
-                found=found,
-                do=f"""`where="member = {member} and status = '{status}'"` selects it nevertheless""",
-                collection=name,
-                member=member,
-            )
-        positions.append(position)
-    if len(set(positions)) < len(positions):
-        repeated_key = keys[next(i for i, position_of in enumerate(positions) if position_of in positions[:i])]
+def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each value of a column of texts whether it equals a text."""
+    # Comparing in `pyarrow.compute` would import pandas.
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    texts = encoded.dictionary.to_pylist()
+    code = texts.index(text) if text in texts else -1
+    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = manifest.numpy_values(column.is_valid()).copy()
+    is_equal &= manifest.numpy_values(pa.chunked_array([encoded.indices])) == code
+    return is_equal
+
+
+def _find_positions(rows: Rows, name: str, keys: Sequence[SnapshotKey]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Find the rows of (member, epoch) pairs; return their positions in the order of the pairs."""
+    # A row is found by one number: its member, and its epoch + 1, or 0 for a final row. No row has the number -1.
+    requested = np.array([(m << 32) + (0 if e is None else e + 1) if _fits(m, e) else -1 for m, e in keys])
+    requested_members = np.unique(requested[requested >= 0] >> 32)
+    groups = rows.groups_with("member", requested_members, requested_members).tolist()
+    table = rows.read(("member", "epoch", "final", "status", "reason"), groups)
+    members, epochs, final = (manifest.numpy_values(table.column(c)) for c in ("member", "epoch", "final"))
+    codes = members.astype(np.int64) << 32
+    all_codes = np.concatenate([codes + epochs + 1, codes[final]])
+    all_rows = np.concatenate([np.arange(table.num_rows), np.flatnonzero(final)])
+    order = np.argsort(all_codes, kind="stable")
+    sorted_codes = all_codes[order]
+    starts, ends = (np.searchsorted(sorted_codes, requested, side=side) for side in ("left", "right"))
+    is_present = starts < ends
+    in_table = all_rows[order[np.where(is_present, ends - 1, 0)]] if len(order) else np.zeros(len(keys), np.int64)
+    is_ok = is_present.copy()
+    is_ok[is_present] = _equals(table.column("status"), "ok")[in_table[is_present]]
+    group_positions = [np.arange(*rows.group_starts[group : group + 2]) for group in groups]
+    positions = np.concatenate([np.zeros(0, np.int64), *group_positions])
+    if not is_ok.all():
+        number = int(np.argmin(is_ok))
+        member, epoch = keys[number]
+        if not is_present[number]:
+            raise member_not_found(rows.read(("member", "epoch")), name, member, epoch)
+        status, reason = (table.column(c)[int(in_table[number])].as_py() for c in ("status", "reason"))
+        raise SelectionError(
+            f"member {member} of {name}",
+            expected="status ok",
+            found=f"{status} ({reason or 'no reason given'})",
+            do=f"""`where="member = {member} and status = '{status}'"` selects it nevertheless""",
+            collection=name,
+            member=member,
+        )
+    if (ends - starts > 1).any():  # The manifest has two rows of one snapshot: reading both raises the error.
+        number = int(np.argmax(ends - starts > 1))
+        rows.take(positions[all_rows[order[starts[number] : ends[number]]]])
+    is_repeated = np.ones(len(keys), bool)
+    is_repeated[np.unique(in_table, return_index=True)[1]] = False
+    if is_repeated.any():
+        repeated_key = keys[int(np.argmax(is_repeated))]
         raise SelectionError(
             f"selection of {name}", expected="each member once", found=f"member {format_ids([repeated_key])} twice"
         )
-    return positions
+    positions_of_keys: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[in_table]
+    return positions_of_keys
+
+
+def _fits(member: int, epoch: int | None) -> bool:
+    """Say whether a manifest's columns can hold a member and an epoch."""
+    return 0 <= member < 2**31 and (epoch is None or epoch < 2**31)
 
 
 def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
     """Return the error for an id that no row has."""
-    present_ids = sorted(set(rows.column("member").to_pylist()))
-    expected = f"an id among {format_ids([(m, None) for m in present_ids])}"
+    ids_of_rows = manifest.numpy_values(rows.column("member"))
+    present_ids = np.unique(ids_of_rows)
+    range_starts = np.flatnonzero(np.append(True, np.diff(present_ids) != 1)[: len(present_ids)])
+    range_ends = np.append(range_starts[1:], len(present_ids)) - 1
+    ends = zip(present_ids[range_starts].tolist(), present_ids[range_ends].tolist(), strict=True)
+    id_ranges = [f"{first}" if first == last else f"{first}-{last}" for first, last in ends]
+    expected = f"an id among {_shorten_list(','.join(id_ranges), ',')}"
     found = repr(member)
     if epoch is not None and member in present_ids:
-        pairs = zip(rows.column("member").to_pylist(), rows.column("epoch").to_pylist(), strict=True)
-        expected = f"an epoch among {', '.join(str(e) for m, e in pairs if m == member)}"
+        epochs = manifest.numpy_values(rows.column("epoch"))[ids_of_rows == member].tolist()
+        expected = f"an epoch among {_shorten_list(', '.join(map(str, epochs)), ', ')}"
         found = str(epoch)
     return MemberNotFound(
         f"member {member!r} of {name}", expected=expected, found=found, collection=name,
         member=member if type(member) is int else None,
     )  # fmt: skip
+
+
+def _shorten_list(text: str, separator: str) -> str:
+    """Leave out the middle of a long list; return the text of the list."""
+    if len(text) <= LONGEST_LIST_TEXT:
+        return text
+    start = text[: LONGEST_LIST_TEXT // 2].rpartition(separator)[0]
+    return f"{start}{separator}…{separator}{text.rpartition(separator)[2]}"
 
 
 def parse_ids(members: str | Iterable[int]) -> list[SnapshotKey]:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import SelectionError
+from checkpoints_zoo.formats.manifest import numpy_values
 from checkpoints_zoo.formats.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Largest number of characters of a condition, and largest depth of nested expressions (a chain of ANDs counts once).
 LONGEST_CONDITION, LARGEST_DEPTH = 10_000, 100
+_LARGEST_INTEGER = 2**63 - 1
 LONGEST_PATTERN = 200  # largest number of characters of a LIKE pattern
 ALLOWED_FUNCTIONS = ("abs", "coalesce", "contains", "ends_with", "length", "lower", "round", "starts_with", "upper")
 _LIKE_OPERATORS = {"!~~*": "NOT ILIKE", "!~~": "NOT LIKE", "~~*": "ILIKE", "~~": "LIKE"}
@@ -74,42 +77,140 @@ def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dty
     >>> rows_where(table, "test_accuracy > 0.9 AND member < 2").tolist()
     [0]
     """
-    import duckdb
+    parsed = Condition.parse(condition)
+    is_met = parsed.is_met(table, table.schema)
+    if not is_met.any():
+        raise parsed.no_row_error(table)
+    return np.flatnonzero(is_met).astype(np.int64)
 
-    with _connect() as connection:
-        tree, column_uses = _parse_and_check(connection, condition)
-        names = list(dict.fromkeys(name for name, _ in column_uses))
-        for name in names:
-            _check_column(table, condition, name, (name, True) in column_uses)
+
+@dataclass(frozen=True)
+class Condition:
+    """A parsed and checked condition.
+
+    Args:
+        text: the condition as its author wrote it.
+        statement: syntax tree of the statement that computes the condition.
+        column_uses: (name, whether nulls are handled) of each used column.
+    """
+
+    text: str
+    statement: Any
+    column_uses: tuple[tuple[str, bool], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Parse and check a condition; return it.
+
+        Raises:
+            SelectionError: the condition is not a single expression, or uses something that is not allowed.
+        """
+        with _connect() as connection:
+            statement, column_uses = _parse_and_check(connection, text)
+        return cls(text, statement, tuple(column_uses))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns that the condition uses, in order, each once."""
+        return tuple(dict.fromkeys(name for name, _ in self.column_uses))
+
+    def is_met(self, table: pa.Table, schema: pa.Schema) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Compute the condition; return for each row whether it meets the condition.
+
+        Args:
+            table: table that has those columns of the schema that the condition uses.
+            schema: all columns that a condition may use.
+
+        Raises:
+            SelectionError: the condition names an unknown or empty column, or can't be computed.
+        """
+        import duckdb
+
+        for name in self.names:
+            _check_column(table, schema, self.text, name, (name, True) in self.column_uses)
         # Names that differ only in case are one column to DuckDB.
-        if len({name.lower() for name in names}) < len(names):
-            raise _condition_error(condition, "names of columns that differ in more than case", ", ".join(names))
-        try:
-            _create_rows(connection, table, names)
-            # The text of the statement gives good error messages; the syntax tree has the exact values of long
-            # constants.
-            result = connection.execute(_STATEMENT_TEMPLATES["select_list"].format(condition))
-            if not str(result.description[0][1]).lower().startswith("bool"):
-                raise _condition_error(
-                    condition, "true or false for each row", "a value", "Compare it, as in `lr > 0.1`"
+        if len({name.lower() for name in self.names}) < len(self.names):
+            raise _condition_error(self.text, "names of columns that differ in more than case", ", ".join(self.names))
+        with _connect() as connection:
+            try:
+                _create_rows(connection, table, self.names)
+                # The text of the statement gives good error messages; the syntax tree has the exact values of long
+                # constants.
+                result = connection.execute(_STATEMENT_TEMPLATES["select_list"].format(self.text))
+                if not str(result.description[0][1]).lower().startswith("bool"):
+                    raise _condition_error(
+                        self.text, "true or false for each row", "a value", "Compare it, as in `lr > 0.1`"
+                    )
+                result.fetchnumpy()
+                statement = json.dumps(self.statement).replace("'", "''")
+                result = connection.execute(f"FROM json_execute_serialized_sql('{statement}')")
+                (values,) = result.fetchnumpy().values()
+                return np.asarray(np.ma.filled(values, False), bool)
+            except duckdb.Error as error:
+                found = _shorten_message(str(error).partition(": ")[2])
+                contents_text = "; ".join(
+                    f"{name} holds {_CONTENTS_OF_TYPE.get(_duckdb_type(schema, name), 'numbers')}"
+                    for name in self.names
                 )
-            result.fetchall()
-            statement = json.dumps(tree).replace("'", "''")
-            result = connection.execute(f"FROM json_execute_serialized_sql('{statement}')")
-            is_met = [value is True for (value,) in result.fetchall()]
-        except duckdb.Error as error:
-            found = _shorten_message(str(error).partition(": ")[2])
-            contents_text = "; ".join(
-                f"{name} holds {_CONTENTS_OF_TYPE.get(_duckdb_type(table, name), 'numbers')}" for name in names
-            )
-            raise _condition_error(condition, "values that fit the columns", found, contents_text) from error
-    if not any(is_met):
+                raise _condition_error(self.text, "values that fit the columns", found, contents_text) from error
+
+    def no_row_error(self, table: pa.Table) -> SelectionError:
+        """Return the error for a condition that no row of a table meets."""
+        tree = self.statement["statements"][0]["node"]["select_list"][0]
         range_texts = list(dict.fromkeys(_column_ranges(table, tree)))
         if _has_division(tree):
             range_texts.append("a division by zero is null")
-        do = "; ".join(range_texts)
-        raise _condition_error(condition, "a row that meets it", f"none of {table.num_rows:,}", do)
-    return np.flatnonzero(is_met).astype(np.int64)
+        return _condition_error(self.text, "a row that meets it", f"none of {table.num_rows:,}", "; ".join(range_texts))
+
+    def integer_intervals(self) -> dict[str, tuple[int, int]]:
+        """Return, for columns that the condition compares with whole numbers, an interval that contains the column's
+        value in every row that meets the condition.
+
+        Comparisons below OR and NOT, and on computed values, are left out: the intervals of other columns are infinite.
+        """
+        intervals: dict[str, tuple[int, int]] = {}
+        for name, low, high in _integer_bounds(self.statement["statements"][0]["node"]["select_list"][0]):
+            old_low, old_high = intervals.get(name, (low, high))
+            intervals[name] = max(low, old_low), min(high, old_high)
+        return intervals
+
+
+def _integer_bounds(node: dict[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yield (column, lowest value, highest value) for each comparison that must hold where a node is true."""
+    kind = node["type"]
+    if kind == "CONJUNCTION_AND":
+        for child in node["children"]:
+            yield from _integer_bounds(child)
+        return
+    if node["class"] == "BETWEEN" and kind == "COMPARE_BETWEEN":
+        column, constants = node["input"], [node["lower"], node["upper"]]
+    elif node["class"] == "COMPARISON":
+        column, constants = node["left"], [node["right"]]
+    elif kind == "COMPARE_IN":
+        column, *constants = node["children"]
+    else:
+        return
+    values = [_integer_constant(constant) for constant in constants]
+    if column["class"] != "COLUMN_REF" or None in values:
+        return
+    numbers = [value for value in values if value is not None]
+    low, high = {
+        "COMPARE_GREATERTHAN": (numbers[0], _LARGEST_INTEGER),
+        "COMPARE_GREATERTHANOREQUALTO": (numbers[0], _LARGEST_INTEGER),
+        "COMPARE_LESSTHAN": (-_LARGEST_INTEGER, numbers[0]),
+        "COMPARE_LESSTHANOREQUALTO": (-_LARGEST_INTEGER, numbers[0]),
+        "COMPARE_EQUAL": (numbers[0], numbers[0]),
+        "COMPARE_BETWEEN": (numbers[0], numbers[-1]),
+        "COMPARE_IN": (min(numbers), max(numbers)),
+    }.get(kind, (-_LARGEST_INTEGER, _LARGEST_INTEGER))
+    yield column["column_names"][0], low, high
+
+
+def _integer_constant(node: dict[str, Any]) -> int | None:
+    """Return the whole number that a node of the syntax tree stands for; None if it is another node."""
+    value = node.get("value", {})
+    is_integer = node["class"] == "CONSTANT" and value["type"]["id"] in ("INTEGER", "BIGINT") and not value["is_null"]
+    return value["value"] if is_integer else None
 
 
 def columns_in(condition: str) -> tuple[str, ...]:
@@ -121,8 +222,7 @@ def columns_in(condition: str) -> tuple[str, ...]:
     >>> columns_in("test_accuracy > 0.9 AND seed IN (1, 2) AND test_accuracy < 1")
     ('test_accuracy', 'seed')
     """
-    with _connect() as connection:
-        return tuple(dict.fromkeys(name for name, _ in _parse_and_check(connection, condition)[1]))
+    return Condition.parse(condition).names
 
 
 def _condition_error(condition: str, expected: str, found: str, do: str = "") -> SelectionError:
@@ -265,17 +365,17 @@ def _forbidden_part(node: dict[str, Any]) -> str:
     return "" if is_allowed else problem
 
 
-def _duckdb_type(table: pa.Table, name: str) -> str:
+def _duckdb_type(schema: pa.Schema, name: str) -> str:
     """Return the DuckDB type of a column, "" if conditions can't use columns of this type."""
-    arrow_type = table.schema.field(name).type
+    arrow_type = schema.field(name).type
     if pa.types.is_timestamp(arrow_type):
         return "TIMESTAMP WITH TIME ZONE" if arrow_type.tz else "TIMESTAMP"
     return "BIGINT" if pa.types.is_integer(arrow_type) else _DUCKDB_TYPE_OF_ARROW_TYPE.get(str(arrow_type), "")
 
 
-def _check_column(table: pa.Table, condition: str, name: str, handles_null: bool) -> None:
-    if name not in table.column_names:
-        name_of_lowercase = {column.lower(): column for column in table.column_names}
+def _check_column(table: pa.Table, schema: pa.Schema, condition: str, name: str, handles_null: bool) -> None:
+    if name not in schema.names:
+        name_of_lowercase = {column.lower(): column for column in schema.names}
         suggestion = did_you_mean(
             name.lower(), name_of_lowercase, cutoff=0.6, text_of_name=name_of_lowercase.__getitem__
         )
@@ -283,8 +383,8 @@ def _check_column(table: pa.Table, condition: str, name: str, handles_null: bool
         do += f"Text takes single quotes: {name!r}. " if f'"{name}"' in condition else ""
         do += "`Collection.manifest.columns` has all names"
         raise _condition_error(condition, "names of columns", repr(name[:80]), do)
-    if not _duckdb_type(table, name):
-        found = f"{name} of type {table.schema.field(name).type}"
+    if not _duckdb_type(schema, name):
+        found = f"{name} of type {schema.field(name).type}"
         raise _condition_error(condition, "columns of numbers, text, true or false, or times", found)
     if not handles_null and table.num_rows and table.column(name).null_count == table.num_rows:
         import_option = {"sha256": "--hash"}.get(name, "--evaluate DATA" if name.startswith(("eval_", "test_")) else "")
@@ -292,18 +392,37 @@ def _check_column(table: pa.Table, condition: str, name: str, handles_null: bool
         raise SelectionError(f"column {name} is null in every row of this source", do=do)
 
 
-def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[str]) -> None:
+def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: Sequence[str]) -> None:
     """Copy columns of an Arrow table into the table `rows` of the database."""
-    # The rows are passed as JSON: for an Arrow table, DuckDB would import pyarrow.dataset, which imports pandas.
-    column_expressions = [f"unnest(range({table.num_rows}))"]
-    for name in names:
-        duckdb_type, column, quoted_name = _duckdb_type(table, name), table.column(name), name.replace('"', '""')
-        values = json.dumps((column.cast(pa.string()) if duckdb_type in _TIME_TYPES else column).to_pylist())
-        quoted_values = values.replace("'", "''")
-        column_expressions.append(
-            f"""unnest(from_json_strict('{quoted_values}', '["{duckdb_type}"]')) AS "{quoted_name}\""""
-        )
-    connection.execute(f"CREATE TABLE rows AS SELECT {', '.join(column_expressions)}")
+    # Numbers are passed as numpy arrays, and each distinct text once, as JSON: for an Arrow table, or for numpy arrays
+    # of texts, DuckDB would import pandas.
+    arrays, expressions, joins = {"position": np.arange(table.num_rows)}, ["arrays.position"], ""
+    for number, name in enumerate(names):
+        duckdb_type, column = _duckdb_type(table.schema, name), table.column(name)
+        valid = numpy_values(column.is_valid())
+        if duckdb_type in ("BIGINT", "BOOLEAN", "DOUBLE", "FLOAT") and column.type != pa.uint64():
+            arrays |= {f"value{number}": numpy_values(column), f"valid{number}": valid}
+            expression = f"value{number}::{duckdb_type}"
+            if duckdb_type in ("DOUBLE", "FLOAT"):  # DuckDB reads a NaN of a numpy array as null.
+                arrays[f"nan{number}"] = np.isnan(arrays[f"value{number}"])
+                expression = f"CASE WHEN nan{number} THEN 'nan'::{duckdb_type} ELSE {expression} END"
+            expression = f"CASE WHEN valid{number} THEN {expression} END"
+        else:
+            encoded = column.cast(pa.string()).dictionary_encode().unify_dictionaries().combine_chunks()
+            texts = json.dumps(encoded.dictionary.to_pylist()).replace("'", "''")
+            connection.execute(
+                f"CREATE TABLE texts{number} AS SELECT unnest(range({len(encoded.dictionary)})) AS code, "
+                f"""unnest(from_json_strict('{texts}', '["{duckdb_type}"]')) AS text"""
+            )
+            arrays[f"code{number}"] = np.where(valid, numpy_values(pa.chunked_array([encoded.indices])), -1)
+            joins += f" LEFT JOIN texts{number} ON code{number} = texts{number}.code"
+            expression = f"texts{number}.text"
+        quoted_name = name.replace('"', '""')
+        expressions.append(f'{expression} AS "{quoted_name}"')
+    columns = ", ".join(expressions[1:] or expressions)
+    order = " ORDER BY arrays.position" if joins else ""
+    connection.register("arrays", arrays)
+    connection.execute(f"CREATE TABLE rows AS SELECT {columns} FROM arrays{joins}{order}")
 
 
 def _has_division(node: dict[str, Any]) -> bool:
@@ -317,7 +436,7 @@ def _column_ranges(table: pa.Table, node: dict[str, Any]) -> Iterator[str]:
         names = [name for name, _ in _column_uses(node, "")]
         if len(names) == 1 and any(part.get("class") == "COLUMN_REF" for part in _children(node)):
             values = [v for v in table.column(names[0]).to_pylist() if v is not None and v == v]
-            if values and _duckdb_type(table, names[0]) not in _CONTENTS_OF_TYPE:
+            if values and _duckdb_type(table.schema, names[0]) not in _CONTENTS_OF_TYPE:
                 yield f"{names[0]} runs from {min(values)} to {max(values)}"
     for child in _children(node):
         yield from _column_ranges(table, child)

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.collection.joining import JoinedSource
 from checkpoints_zoo.errors import (
     AccessError,
     DamagedError,
@@ -59,6 +60,7 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
 
     Raises:
         UsageError: no accuracy is claimed on these images, or they have no labels of the members' classes.
+        FormatError, DamagedError: a row of the manifest, selected or not, does not follow the format.
         NetworkError, AccessError, StorageError: the members can't be downloaded or stored.
 
     >>> import checkpoints_zoo as zoo
@@ -125,8 +127,10 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
         members, sample, data: the same arguments as in `verify`.
 
     Raises:
-        UsageError: for the same reasons as in `verify`.
+        UsageError, FormatError, DamagedError: for the same reasons as in `verify`.
     """
+    if not isinstance(members.source, JoinedSource):
+        members.source.read_collection(members.name)  # This checks all rows of a large manifest.
     result, intact_positions = Verification(members.name, len(members), members.nbytes), []
     custom_data = None if data is None else _match_claims(members, images.of(data))
     hashes = members.rows.column("sha256").to_pylist()

@@ -88,9 +88,7 @@ def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
     description, rows = target.read_collection(name)
     position_of = {key: i for i, key in enumerate(snapshot_keys(rows))}
     copied_rows = manifest.take_rows(rows, [position_of[key] for key in snapshot_keys(selected.rows)])
-    return SelectedMembers(
-        target, target.commit(name), description, copied_rows, len(set(rows.column("member").to_pylist()))
-    )
+    return SelectedMembers(target, target.commit(name), description, copied_rows)
 
 
 def _locate_members(

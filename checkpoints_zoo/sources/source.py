@@ -18,10 +18,12 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, SelectionError, SourceNotFound, ZooError
@@ -84,6 +86,16 @@ class Source(ABC):
                 the source.
             LayoutError, StorageError, NetworkError, AccessError: the archives or the repo can't be read.
         """
+
+    def open_collection(self, name: str) -> tuple[Description, selection.Rows]:
+        """Read a collection's description; return it, and the manifest's rows to select from. The rows of a small
+        manifest are read and checked; of a large manifest, only selected rows are.
+
+        Raises:
+            ZooError: for the same reasons as in `read_collection`.
+        """
+        description, rows = self.read_collection(name)
+        return description, selection.RowsInMemory(rows)
 
     @abstractmethod
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
@@ -178,18 +190,30 @@ class FolderSource(Source):
         digest = hashlib.sha256()
         for path in (self.manifest_path(name), self.description_path(name)):
             try:
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
+                digest.update(_hash_file_once(path, file_stamp(path)))
             except FileNotFoundError:
                 raise _missing_file_error(self, path, name) from None
         return digest.hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Read and check a collection's description and manifest; return both."""
+        return _read_collection_files(name, *self._existing_paths(name))
+
+    def open_collection(self, name: str) -> tuple[Description, selection.Rows]:
+        """Read a collection's description; return it, and the manifest's rows to select from."""
+        return _open_collection_files(name, *self._existing_paths(name))
+
+    def _existing_paths(self, name: str) -> tuple[Path, Path]:
+        """Return the paths of a collection's manifest and description.
+
+        Raises:
+            CollectionNotFound, SourceNotFound: one of the files does not exist.
+        """
         file_paths = self.manifest_path(name), self.description_path(name)
         for path in file_paths:
             if not path.is_file():
                 raise _missing_file_error(self, path, name)
-        return _read_collection_files(name, *file_paths)
+        return file_paths
 
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations. Bytes that lie in a Hub repo (the description's
@@ -377,17 +401,63 @@ def _read_collection_files(name: str, manifest_path: Path, description_path: Pat
 def _read_collection_files_once(
     name: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
 ) -> tuple[Description, pa.Table]:
-    description = Description.from_json(catalog.read_json(description_path), description_path)
-    if description.name != name:
-        raise FormatError(
-            f"description {description_path}",
-            expected=f"the name {name!r}, as in the file's name",
-            found=repr(description.name[:80]),
-            path=description_path,
-        )
+    description = _read_description(name, description_path)
     rows = manifest.read_manifest(manifest_path)
     manifest.check_rows(rows, description, manifest_path)
     return description, rows
+
+
+def _read_description(name: str, path: Path) -> Description:
+    description = Description.from_json(catalog.read_json(path), path)
+    if description.name != name:
+        raise FormatError(
+            f"description {path}",
+            expected=f"the name {name!r}, as in the file's name",
+            found=repr(description.name[:80]),
+            path=path,
+        )
+    return description
+
+
+def _open_collection_files(
+    name: str, manifest_path: Path, description_path: Path
+) -> tuple[Description, selection.Rows]:
+    """Return the description and the rows of a collection to select from: all rows, read and checked, of a small
+    manifest; an opened file of a large one."""
+    stamps = file_stamp(manifest_path), file_stamp(description_path)
+    large_collection = _open_large_files_once(name, manifest_path, description_path, stamps)
+    if large_collection is not None:
+        return large_collection
+    description, rows = _read_collection_files_once(name, manifest_path, description_path, stamps)
+    return description, selection.RowsInMemory(rows)
+
+
+@lru_cache(maxsize=32)
+def _open_large_files_once(
+    name: str, manifest_path: Path, description_path: Path, stamps: tuple[tuple[int, ...], ...]
+) -> tuple[Description, manifest.ManifestFile] | None:
+    """Open a large manifest; return the description and the manifest, None if the manifest is small or can't be
+    read."""
+    if manifest.row_count(manifest_path) < manifest.LARGE_ROW_COUNT:
+        return None
+
+    def open_manifest() -> BinaryIO:
+        # Arrow opens only paths in UTF-8.
+        file = manifest_path.open("rb")
+        if file_stamp(manifest_path) != stamps[0]:
+            file.close()
+            raise FormatError(f"manifest {manifest_path}", found="a change while it was read", do="Load it again")
+        return file
+
+    description = _read_description(name, description_path)
+    return description, manifest.ManifestFile(open_manifest, manifest_path, description=description)
+
+
+@lru_cache(maxsize=64)
+def _hash_file_once(path: Path, stamp: tuple[int, ...]) -> bytes:
+    """Return the SHA-256 digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 @dataclass(frozen=True)
@@ -667,14 +737,18 @@ class SelectedMembers:
         source, commit: the source, and the commit or hash that identifies its version.
         description: description of the collection.
         rows: the manifest rows of the selected members.
-        of: number of members in the whole collection.
     """
 
     source: Source
     commit: str
     description: Description
     rows: pa.Table
-    of: int
+
+    @cached_property
+    def of(self) -> int:
+        """Number of members in the whole collection."""
+        rows = self.source.open_collection(self.description.name)[1].read(["member"])
+        return len(np.unique(manifest.numpy_values(rows.column("member"))))
 
     @property
     def citation(self) -> str:
@@ -703,7 +777,7 @@ def select_members(
         name, members = citation.name, citation.ids
         source = citation.source if source is None else source
     place = open_source(source, name, check)
-    description, rows = place.read_collection(name)
+    description, rows = place.open_collection(name)
     commit = place.commit(name)
     try:
         selected_rows = selection.select_rows(
@@ -715,4 +789,4 @@ def select_members(
         raise
     if citation:
         selection.verify_citation(citation, commit, selected_rows)
-    return SelectedMembers(place, commit, description, selected_rows, len(set(rows.column("member").to_pylist())))
+    return SelectedMembers(place, commit, description, selected_rows)
