@@ -1,7 +1,7 @@
 """Recipes: everything that determines the training of a member, except its seed, which is the member's id.
 
-A recipe may hold functions of the user, which build the network and load the images. Exceptions of these functions
-become errors that name the line in the user's file.
+A recipe may hold functions of the user, which build the network and load the images. An exception in a user's function
+becomes an error that names the line in the user's file.
 """
 
 from __future__ import annotations
@@ -87,12 +87,11 @@ class Recipe:
         preprocess: preprocessing that turns pixels into inputs; its statistics come from the training split.
         epochs: number of passes over the training split; an incomplete last batch is dropped.
         batch_size: number of images per member in each step.
-        lr: highest learning rate; `schedule` "cosine" brings the rate to 0, "cosine-restarts" does so again from each
-            of the
-            `milestones` to the next, "multistep" multiplies the rate by `gamma` at each of them, "one-cycle" raises the
-            rate first, "constant" keeps the rate. See `checkpoints_zoo.training.optimizers`.
-        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters: "sgd"
-            and "adam" add it to the gradient, "adamw" shrinks the weights directly.
+        lr: highest learning rate; `schedule` "cosine" brings the rate to 0, "cosine-restarts" brings the rate from `lr`
+            to 0 again between two `milestones`, "multistep" multiplies the rate by `gamma` at each of the `milestones`,
+            "one-cycle" raises the rate first, "constant" keeps the rate. See `checkpoints_zoo.training.optimizers`.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. Weight decay is on all parameters:
+            "sgd" and "adam" add the decay to the gradient, "adamw" shrinks the weights.
         momentum, nesterov, weight_decay: settings of the optimizer; the momentum of Adam is the first of torch's
             `betas`.
         beta2, epsilon: settings of Adam: the second of torch's `betas`, and `eps`.
@@ -101,7 +100,7 @@ class Recipe:
             loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
         stack_width: number of members trained at once; 1 trains one after another. A member's last bits depend on the
-            width, so it is part of the recipe, and short stacks are filled up.
+            stack width, so the width is part of the recipe, and short stacks are filled up.
         save_every: number of epochs between two saved states.
         init_seed: seed of the initialisation that all members share; None initialises each from its own seed.
         init_permutation: number of transpositions of units, drawn from the member's seed and applied between
@@ -116,7 +115,7 @@ class Recipe:
         warmup_epochs: number of epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
         channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
-        compile: whether torch.compile is used; it changes the last bits of the weights.
+        compile: whether torch.compile is used; torch.compile changes the last bits of the weights.
         averaging: kind of average of the weights. "ema" averages weights and buffers after each step, with factor
             `averaging_decay`; "swa" averages the weights of all epochs equally and estimates batch norm's statistics
             again. The averaged weights are stored.
@@ -335,7 +334,8 @@ class Recipe:
             return self.module()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON; fields in `_LATER_DEFAULTS` only if they differ from the default."""
+        """Return the fields as a dict for JSON; a field in `_LATER_DEFAULTS` is left out if it has the default
+        value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {
             name: value
@@ -364,20 +364,20 @@ def _is_whole(value: object, smallest: int, largest: float = math.inf) -> bool:
     return type(value) is int and smallest <= value <= largest
 
 
-def _are_epochs(value: object, smallest: int, end: float) -> bool:
+def _are_epochs(epochs: object, smallest: int, end_epoch: float) -> bool:
     """Return whether a value is a tuple of whole numbers in [smallest, end), each larger than the one before."""
-    if not isinstance(value, tuple) or not all(_is_whole(epoch, smallest) and epoch < end for epoch in value):
+    if not isinstance(epochs, tuple) or not all(_is_whole(epoch, smallest) and epoch < end_epoch for epoch in epochs):
         return False
-    return all(one < other for one, other in itertools.pairwise(value))
+    return all(one < other for one, other in itertools.pairwise(epochs))
 
 
-def _code_hash(name: str, build: Callable[..., nn.Module]) -> str:
+def _code_hash(recipe_name: str, build: Callable[..., nn.Module]) -> str:
     """Return a function's name and the hash of its file."""
     code = getattr(getattr(build, "__init__", None) if isinstance(build, type) else build, "__code__", None)
     path = Path(code.co_filename) if code is not None else None
     if path is None or not path.is_file():
         raise UsageError(
-            f"build of recipe {name!r}",
+            f"build of recipe {recipe_name!r}",
             expected="a function or class written in Python, in a file",
             found=repr(build)[:80],
             do="Write it into a file: the recipe's hash covers its text",
@@ -390,14 +390,14 @@ def initial_seed(recipe: Recipe, member: int) -> int:
     return derive_seed(member if recipe.init_seed is None else recipe.init_seed, "init")
 
 
-def is_image_name(text: str) -> bool:
+def is_image_name(name: str) -> bool:
     """Return whether a text is a valid name for your own images, as `zoo.images.of(…, name=…)` takes it.
 
     >>> is_image_name("my-flowers"), is_image_name("digits")
     (True, False)
     """
     try:
-        return image_data_name(text, "") == text
+        return image_data_name(name, "") == name
     except UsageError:
         return False
 
@@ -453,8 +453,8 @@ def load_images(
     return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, splits, strict=True)}
 
 
-def _is_image_data(data: object) -> bool:
-    return isinstance(data, ImageData) and not isinstance(data, Prepared)
+def _is_image_data(result: object) -> bool:
+    return isinstance(result, ImageData) and not isinstance(result, Prepared)
 
 
 @contextmanager
@@ -473,26 +473,27 @@ def user_code(label: str, expected: str) -> Iterator[None]:
         raise UsageError(label, expected=expected, found=error_line(error)) from error
 
 
-def run_module(path: Path, name: str) -> ModuleType:
+def run_module(path: Path, module_name: str) -> ModuleType:
     """Run a Python file as a module; return the module, which is imported under the name from then on.
 
     Raises:
         UsageError: the file is not valid Python.
     """
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
-    module, previous = importlib.util.module_from_spec(spec), sys.modules.get(name)
-    sys.modules[name] = module  # Dataclasses and pickle look the module up there.
+    module, previous = importlib.util.module_from_spec(spec), sys.modules.get(module_name)
+    sys.modules[module_name] = module  # Dataclasses and pickle look the module up there.
     try:
         with warnings.catch_warnings():
-            # A recipe file of 0.1 can't be edited, since its text is hashed: a deprecation warning must never stop it.
+            # A recipe file for version 0.1 can't be edited, since its text is hashed: no deprecation warning may stop
+            # the file.
             warnings.filterwarnings("default", r"training\.recipe is ", DeprecationWarning)
             spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        del sys.modules[module_name]
         if previous is not None:
-            sys.modules[name] = previous
+            sys.modules[module_name] = previous
         raise
     return module
 

@@ -164,7 +164,7 @@ class Slices:
     Args:
         members: the stacked members, with the order of their units as far as it is known.
         placement: the axis.
-        behind: number of last axes of the tensor that were summed over.
+        summed_axes: number of last axes of the tensor that were summed over.
     """
 
     def __init__(self, members: Members, placement: Placement, summed_axes: int = 0) -> None:
