@@ -85,7 +85,7 @@ class ImageData(PrintedResult):
         """Preprocess some of the images for members; return float32 inputs (batch, channel, height, width).
 
         Args:
-            images: the images to preprocess, some of `self.images`.
+            some: the images to preprocess, some of `self.images`.
             preprocess: preprocessing of the members.
 
         Raises:

@@ -171,10 +171,10 @@ class ImageBuffer:
 
     Args:
         pixel_format: the size and channels to which images are converted.
-        total: announced number of images.
+        announced_count: announced number of images.
         data_name: name of the images in error texts.
         shape: (channels, height, width) that every image must have; None for the first image's size.
-        modes: Pillow's modes that images may have, () for all that have exact pixels.
+        allowed_modes: Pillow's modes that images may have, () for all that have exact pixels.
     """
 
     def __init__(

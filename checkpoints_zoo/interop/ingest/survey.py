@@ -65,7 +65,7 @@ def survey_origin(
         name: name of the collection.
         staged: indexes of its gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: the same arguments as in `make_description`.
+        user_facts, like: the same arguments as in `make_description`.
         options: the user's options for the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
         say: function called with a line of text on files that are left out.

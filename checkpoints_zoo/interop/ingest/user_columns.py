@@ -441,7 +441,7 @@ def keep_earlier_facts(
 
     Args:
         description: the new description.
-        given, like: the same arguments as in `make_description`.
+        user_facts, like: the same arguments as in `make_description`.
         target: the folder.
     """
     path = target.description_path(description.name)
@@ -457,7 +457,7 @@ def with_earlier_facts(
 
     Args:
         description: the new description.
-        given, like: the same arguments as in `make_description`.
+        user_facts, like: the same arguments as in `make_description`.
         old_description: the earlier description, whose facts may have been edited by hand.
     """
     replaced_facts = {*user_facts, *(IMAGE_FACTS if like is not None else ())}

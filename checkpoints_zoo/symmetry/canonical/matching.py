@@ -52,7 +52,7 @@ class Matcher:
     Args:
         table: the network's symmetry table.
         reference: parameters of the reference, name -> (*shape): all tensors that count, in one dtype.
-        thing: name of the reference in error texts.
+        name_in_errors: name of the reference in error texts.
 
     Raises:
         DamagedError: a weight is not finite.

@@ -164,7 +164,7 @@ class Slices:
     Args:
         members: the stacked members, with the order of the units that are sorted so far.
         placement: the axis.
-        behind: number of last axes of the tensor that were summed over.
+        summed_axes: number of last axes of the tensor that were summed over.
     """
 
     def __init__(self, members: Members, placement: Placement, summed_axes: int = 0) -> None:
