@@ -132,7 +132,7 @@ def verify_command(
                 "impossible": dict(result.impossible),
             }
         )  # fmt: skip
-        for set_name in prediction_sets.set_names(members.source, collection) if is_whole_source else ():
+        for set_name in prediction_sets.list_set_names(members.source, collection) if is_whole_source else ():
             out.say(f"{collection}/{set_name}: checking predictions …")
             try:
                 found = verify_predictions(members, set_name, sample)

@@ -20,7 +20,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.populations.independent_units import draw_one_member_per_unit, unit_numbers
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.applying import count_stacked
+from checkpoints_zoo.symmetry.applying import count_stacked_members
 from checkpoints_zoo.symmetry.table import Group
 
 _BYTES_AT_ONCE = 1 << 28  # Bytes of members that are read at once.
@@ -153,7 +153,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         UsageError: there are fewer than two members, no simulations, or tensors without a member axis.
         DamagedError: some weights are not finite.
     """
-    members, seed = count_stacked(table, params), arguments.check_seed(seed)
+    members, seed = count_stacked_members(table, params), arguments.check_seed(seed)
     return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
 
 

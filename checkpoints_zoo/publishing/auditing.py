@@ -160,9 +160,8 @@ def _check_weights(collections: list[CollectionRows], predictions: list[Predicti
     """Check that stored predictions were made from the weights that the manifest of their collection names."""
     weights = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
     for stored in predictions:
-        path = (
-            f"{prediction_sets.set_folder(stored.facts.collection, stored.facts.set)}/{prediction_sets.MANIFEST_FILE}"
-        )
+        folder = prediction_sets.folder_of_set(stored.facts.collection, stored.facts.set)
+        path = f"{folder}/{prediction_sets.MANIFEST_FILE}"
         known_weights = weights.get(stored.facts.collection)
         if known_weights is None:
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"

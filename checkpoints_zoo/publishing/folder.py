@@ -117,7 +117,7 @@ class Folder:
         """The shards, manifests and descriptions of stored predictions: path in the repo -> path on disk."""
         paths: set[str] = set()
         for stored in self.sets:
-            folder = prediction_sets.set_folder(stored.facts.collection, stored.facts.set)
+            folder = prediction_sets.folder_of_set(stored.facts.collection, stored.facts.set)
             paths |= {f"{folder}/{file}" for file in (prediction_sets.MANIFEST_FILE, prediction_sets.DESCRIPTION_FILE)}
             paths |= set(stored.rows.column("path").to_pylist())
         return {inside: self.source.local_path(inside) for inside in sorted(paths)}
@@ -316,7 +316,9 @@ def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite
     weights."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((c.rows for c in folder.collections if c.name == stored.facts.collection), None)
-    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weight_hashes(rows), finite)
+    return prediction_sets.find_set_problems(
+        stored, None if rows is None else prediction_sets.weight_hashes(rows), finite
+    )
 
 
 def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:

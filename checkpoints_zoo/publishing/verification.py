@@ -328,7 +328,7 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         NetworkError, AccessError, StorageError: the bytes can't be downloaded or stored.
     """
     prediction_set = prediction_sets.read_set(members.source, members.name, name)
-    problems = prediction_sets.find_problems(
+    problems = prediction_sets.find_set_problems(
         prediction_set, prediction_sets.weight_hashes(members.source.read_collection(members.name)[1])
     )
     facts, faulty_members = prediction_set.facts, {problem.member for problem in problems}

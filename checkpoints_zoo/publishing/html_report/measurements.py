@@ -25,7 +25,7 @@ from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
-from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription, logits_layout
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
@@ -197,7 +197,7 @@ class ComputedPredictions(Predictions):
             revision=inside.revision, fingerprint=inside.fingerprint, inputs=inputs, classes=members.classes,
             preprocessing=dict(members.description.preprocessing), computed="float32",
             view="; ".join(map(str, members._view.steps)), version="", citation="",
-            layouts={LOGITS_TENSOR: layout_of(inputs, classes, "F32")},
+            layouts={LOGITS_TENSOR: logits_layout(inputs, classes, "F32")},
             labels=None if labels is None else tuple(labels.tolist()),
         )  # fmt: skip
         super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members._commit))
