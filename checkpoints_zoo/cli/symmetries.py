@@ -189,7 +189,7 @@ def _mass_output(
         values["along"] = [asdict(step) for step in steps]
         blocks.append(f"Along training:\n{table([_epoch_row(step) for step in steps])}")
     if plot:
-        values["picture"] = mass_figure(masses, plot, name=members.name, epochs=epochs if along else None)
+        values["picture"] = mass_figure(masses, plot, collection_name=members.name, epochs=epochs if along else None)
         out.say(f"picture: {values['picture']}")
     return values, blocks
 
