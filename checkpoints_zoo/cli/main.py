@@ -258,15 +258,15 @@ def table(rows: Sequence[Mapping[str, Any]], right_aligned: Sequence[str] = ()) 
     return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
 
 
-def fact_lines(values: Mapping[str, Any]) -> str:
+def fact_lines(facts: Mapping[str, Any]) -> str:
     """Return a mapping as text, with one key and its value per line.
 
     >>> print(fact_lines({"name": "convnet-digits", "members": 64}))
     name     convnet-digits
     members  64
     """
-    width = max(map(len, values))
-    return "\n".join(f"{key.ljust(width)}  {cell_text(value)}".rstrip() for key, value in values.items())
+    width = max(map(len, facts))
+    return "\n".join(f"{key.ljust(width)}  {cell_text(value)}".rstrip() for key, value in facts.items())
 
 
 def cell_text(value: Any) -> str:

@@ -242,9 +242,9 @@ def _records(frame: Any) -> list[dict[str, Any]]:
     return records
 
 
-def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
+def warn_of_left_out(source: FolderSource, collection: str, files: Mapping[int, str]) -> None:
     """Warn of members with another status than ok, naming their files."""
-    rows = source.read_collection(name)[1].to_pylist()
+    rows = source.read_collection(collection)[1].to_pylist()
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         listed = "; ".join(
@@ -252,7 +252,7 @@ def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) 
         )
         more = f"; and {len(left_out) - MAX_LISTED} more" if len(left_out) > MAX_LISTED else ""
         left_out_text = f"{len(left_out)} of {len(rows)} members are left out"
-        text = f"collection {catalog.check_name(name)}: {left_out_text}. {listed}{more}."
+        text = f"collection {catalog.check_name(collection)}: {left_out_text}. {listed}{more}."
         warnings.warn(text, LeftOut, stacklevel=3)
 
 

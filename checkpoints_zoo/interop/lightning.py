@@ -122,12 +122,12 @@ class _CheckpointFormat:
             "checkpoints_zoo": {**facts, "citation": member.citation},
         }
 
-    def stored_tensor(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    def stored_tensor(self, tensor_name: str, tensor: Tensor) -> tuple[str, Tensor]:
         """Return the name and the tensor in the file for a tensor of the module."""
         if self.key_map is not None:
-            name, shape = self.key_map.translate_to_stored(name, tuple(tensor.shape))
+            tensor_name, shape = self.key_map.translate_to_stored(tensor_name, tuple(tensor.shape))
             tensor = tensor.reshape(shape)
-        return self.prefix + name, tensor.contiguous()
+        return self.prefix + tensor_name, tensor.contiguous()
 
 
 def _serialize(checkpoint: dict[str, Any]) -> memoryview:
@@ -169,8 +169,8 @@ def _check_existing(path: Path, expected: dict[str, Any]) -> None:
         )
 
 
-def _equal_states(state: dict[str, Any], expected: dict[str, Tensor]) -> bool:
-    if state.keys() != expected.keys():
+def _equal_states(state_dict: dict[str, Any], expected: dict[str, Tensor]) -> bool:
+    if state_dict.keys() != expected.keys():
         return False
-    pairs = [(state[name], expected[name]) for name in expected]
+    pairs = [(state_dict[name], expected[name]) for name in expected]
     return all(isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)

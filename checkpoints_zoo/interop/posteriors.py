@@ -110,9 +110,9 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
     if not hasattr(parameters, "keys"):
         expected = "a stacked state of posteriors, or its parameters by name"
         raise UsageError("drawn parameters", expected=expected, found=type(drawn).__name__)
-    start = as_ensemble(members)
-    module = start[0]
-    expected_parameters, buffers = _split_stack(module, start.stacked)
+    start_members = as_ensemble(members)
+    module = start_members[0]
+    expected_parameters, buffers = _split_stack(module, start_members.stacked)
     for name in sorted({*expected_parameters, *parameters.keys()}):
         expected_shape = tuple(expected_parameters[name].shape) if name in expected_parameters else "none"
         shape = tuple(parameters[name].shape) if name in parameters.keys() else "none"  # noqa: SIM118 (not a dict)
@@ -120,6 +120,8 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
             raise LayoutError(f"drawn parameters {name!r}", expected=str(expected_shape), found=str(shape), tensor=name)
     tensors = {**buffers, **{name: parameters[name].detach() for name in expected_parameters}}
     tensors |= {
-        name: tensors[last_name] for name, last_name in modules.last_names(module).items() if name in start.stacked
+        name: tensors[last_name]
+        for name, last_name in modules.last_names(module).items()
+        if name in start_members.stacked
     }
-    return Ensemble(module.requires_grad_(False), tensors, start.ids)
+    return Ensemble(module.requires_grad_(False), tensors, start_members.ids)

@@ -164,17 +164,17 @@ def from_samples(
     return load(name, source=root, architecture=chosen_net.build)
 
 
-def _check_names(name: str, method: str) -> None:
-    catalog.check_name(name)
+def _check_names(collection: str, method: str) -> None:
+    catalog.check_name(collection)
     if not _METHOD_PATTERN.fullmatch(str(method)):
         raise UsageError("method", expected="a word in lower case, as swag, laplace or hmc", found=repr(method)[:80])
-    if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", name):
+    if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", collection):
         raise UsageError(
-            f"collection name {name!r}",
+            f"collection name {collection!r}",
             expected=f"a name that ends in -{method}, or -{method}-multi for several runs: a manifest holds one method",
             found="another ending",
-            do=f"Name it {name}-{method}",
-            collection=name,
+            do=f"Name it {collection}-{method}",
+            collection=collection,
         )
 
 
@@ -273,10 +273,10 @@ class DrawReader:
             raise UsageError("order of flat draws", expected="each name once", found="one twice")
         return names
 
-    def _check_buffers(self, source: nn.Module | Mapping[str, Tensor] | None) -> State:
-        if source is None:
+    def _check_buffers(self, buffer_source: nn.Module | Mapping[str, Tensor] | None) -> State:
+        if buffer_source is None:
             return {}
-        state = source.state_dict() if isinstance(source, nn.Module) else dict(source)
+        state = buffer_source.state_dict() if isinstance(buffer_source, nn.Module) else dict(buffer_source)
         shapes = {name: tuple(state[name].shape) for name in self.buffers if name in state}
         different, phrase = compare_shapes(shapes, {name: self.shapes[name] for name in self.buffers})
         if different:
@@ -378,15 +378,15 @@ class DrawReader:
             )
 
 
-def _tensor(value: Any, value_name: str) -> Tensor:
-    if isinstance(value, np.ndarray | np.generic):
+def _tensor(array: Any, array_name: str) -> Tensor:
+    if isinstance(array, np.ndarray | np.generic):
         try:
-            return torch.from_numpy(np.array(value))
+            return torch.from_numpy(np.array(array))
         except TypeError:
-            raise UsageError(value_name, expected="numbers", found=f"an array of {value.dtype}") from None
-    if not isinstance(value, Tensor):
-        raise UsageError(value_name, expected="a tensor", found=f"a {type(value).__name__}")
-    return value.detach().cpu()
+            raise UsageError(array_name, expected="numbers", found=f"an array of {array.dtype}") from None
+    if not isinstance(array, Tensor):
+        raise UsageError(array_name, expected="a tensor", found=f"a {type(array).__name__}")
+    return array.detach().cpu()
 
 
 @dataclass
@@ -427,7 +427,7 @@ class DrawWriter:
         self.spool_folder.with_name(f"{self.name}.json").unlink(missing_ok=True)
         self.spool_folder.mkdir(parents=True)
 
-    def add(self, state: Mapping[str, Tensor]) -> None:
+    def add(self, draw: Mapping[str, Tensor]) -> None:
         """Add a draw.
 
         Raises:
@@ -435,12 +435,12 @@ class DrawWriter:
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
-        if (head := pickles.header_of_state_dict(state)) != self.head and self.head:
+        if (head := pickles.header_of_state_dict(draw)) != self.head and self.head:
             dtypes = zip(head.tensors, self.head.tensors, strict=True)
             name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
             raise LayoutError(f"tensor {name!r} of draw {index}", expected=f"{expected}, as in the first", found=found,
                               tensor=name)  # fmt: skip
-        raw = pickles.state_bytes(state)
+        raw = pickles.state_bytes(draw)
         row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
         measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:

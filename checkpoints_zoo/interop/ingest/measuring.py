@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 def fill_columns(
     source: FolderSource,
-    name: str,
+    collection: str,
     test_images: ImageData | None,
     build: Callable[[], nn.Module] | None,
     device: str,
@@ -41,7 +41,7 @@ def fill_columns(
 
     Args:
         source: source in a folder with the collection's manifest.
-        name: name of the collection.
+        collection: name of the collection.
         test_images: images to evaluate the members on; None to compute hashes only.
         build: function that builds a net that the package lacks.
         device: torch device on which the members are evaluated.
@@ -51,13 +51,13 @@ def fill_columns(
         UsageError: the images do not fit the members.
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read.
     """
-    description, table = source.read_collection(name)
+    description, table = source.read_collection(collection)
     rows = table.to_pylist()
     eval_data = None if test_images is None else f"{test_images.name}/{test_images.split}"
     pending_rows = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
     if pending_rows:
-        say(f"{name}: reading {len(pending_rows):,} of {len(rows):,} members …")
-    report, done = progress_reporter(say, name, len(pending_rows)), 0
+        say(f"{collection}: reading {len(pending_rows):,} of {len(rows):,} members …")
+    report, done = progress_reporter(say, collection, len(pending_rows)), 0
     for batch in batch_rows(sorted(pending_rows, key=lambda r: (r["path"], r["offset"]))):
         batch.sort(key=lambda r: (r["member"], r["epoch"]))
         with _local_members(source, description, batch) as locations:
@@ -66,12 +66,12 @@ def fill_columns(
             if test_images is not None:
                 _measure(source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device)
         done += len(batch)
-        manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(name))
+        manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(collection))
         report(done)
     mark_duplicates(rows)
     final_table = manifest.build_manifest(rows)
     if not final_table.equals(table):
-        manifest.write_manifest(final_table, source.manifest_path(name))
+        manifest.write_manifest(final_table, source.manifest_path(collection))
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
@@ -192,7 +192,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
             row |= dict.fromkeys(FIGURES)
 
 
-def progress_reporter(say: Say, name: str, total: int) -> Callable[[int], None]:
+def progress_reporter(say: Say, collection: str, total: int) -> Callable[[int], None]:
     """Return a function that reports the number done; it sends about twenty messages in all."""
     last_step = 0
 
@@ -200,6 +200,6 @@ def progress_reporter(say: Say, name: str, total: int) -> Callable[[int], None]:
         nonlocal last_step
         if done == total or PROGRESS_STEPS * done // total > last_step:
             last_step = PROGRESS_STEPS * done // total
-            say(f"{name}: {done:,} of {total:,}")
+            say(f"{collection}: {done:,} of {total:,}")
 
     return report

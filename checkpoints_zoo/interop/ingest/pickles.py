@@ -245,11 +245,11 @@ def _pickle_protocol(path: Path) -> int:
     return start[1] if len(start) == 2 and start[:1] == b"\x80" else 0  # The opcode PROTO.
 
 
-def _unsafe_names(path: Path, refused: str) -> str:
+def _unsafe_names(path: Path, error_text: str) -> str:
     """Return the names that a pickle asks for besides tensors, from its opcodes; nothing is executed."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
-    match = re.search(r"GLOBAL ([\w.]+)", refused) or re.search(r"(Unsupported \w+ \S+)", refused)
+    match = re.search(r"GLOBAL ([\w.]+)", error_text) or re.search(r"(Unsupported \w+ \S+)", error_text)
     refused_names = [match[1]] if match else []
     try:
         other_names = sorted(set(get_unsafe_globals_in_checkpoint(path)) - set(refused_names))

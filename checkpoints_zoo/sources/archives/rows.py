@@ -107,11 +107,13 @@ def rows_of_archives(
     return rows_of_groups([archive_group(path, index) for path, index in indexes.items()], layout_of_header)
 
 
-def archive_group(path: str, index: Index) -> MemberGroup:
-    """Return the members of an archive as a group; `path` is the archive's path in the source."""
+def archive_group(archive_path: str, index: Index) -> MemberGroup:
+    """Return the members of an archive as a group; `archive_path` is the archive's path in the source."""
     headers = index.headers
     members = [
-        MemberRange(e.name, path, e.data_offset + headers[e.header_number].header_nbytes, headers[e.header_number])
+        MemberRange(
+            e.name, archive_path, e.data_offset + headers[e.header_number].header_nbytes, headers[e.header_number]
+        )
         for e in index.entries
     ]
     return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
@@ -174,8 +176,8 @@ def _shared_columns(
     return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
 
 
-def _new_row(number: int) -> dict[str, Any]:
-    return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
+def _new_row(member: int) -> dict[str, Any]:
+    return {"member": member, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
 def _majority_net(
@@ -230,13 +232,13 @@ def source_of_archive(
     return description, table
 
 
-def index_file(path: Path) -> Index:
+def index_file(archive_path: Path) -> Index:
     """Index an archive on this disk by reading every header; return the index.
 
     Raises:
         DamagedError: for the same reasons as in `walking.index_archive`.
     """
-    with path.open("rb", buffering=0) as file:
+    with archive_path.open("rb", buffering=0) as file:
 
         def read_range(offset: int, length: int) -> bytes:
             file.seek(offset)
@@ -246,11 +248,11 @@ def index_file(path: Path) -> Index:
                 bytes_left -= len(piece)
             return b"".join(pieces)
 
-        size = path.stat().st_size
-        index = walking.index_archive(read_range, size, str(path), threads=1)
+        size = archive_path.stat().st_size
+        index = walking.index_archive(read_range, size, str(archive_path), threads=1)
         # Reading all headers of a local file is cheap, so no index is predicted.
         return (
             index
             if all(e.verified for e in index.entries)
-            else walking.walk_archive(read_range, size, str(path), threads=1)
+            else walking.walk_archive(read_range, size, str(archive_path), threads=1)
         )
