@@ -1,7 +1,8 @@
 """`zoo-cli`: the table of commands, the output to which all commands print, and the table of exit codes.
 
-A command parses its arguments, calls the library, and prints. Its file is imported when the command is run or its help
-is shown. It imports torch and pandas only if it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
+A command parses its arguments, calls the library, and prints. A command's file is imported when the command is run or
+its help is shown. The file imports torch and pandas only if the command needs weights, so that `zoo-cli --help` and
+`zoo-cli list` start fast.
 """
 
 from __future__ import annotations

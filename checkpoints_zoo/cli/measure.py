@@ -101,8 +101,8 @@ class Measurement:
     def inputs(
         self, members: Collection, default_ood: str | None = None
     ) -> tuple[ImagesOrPredictions, ImagesOrPredictions, float | ImagesOrPredictions]:
-        """Return three data sets: in distribution, out of distribution, and held out. Each is a name, or stored
-        predictions with --stored.
+        """Return three data sets: in distribution, out of distribution, and held out. Each data set is a name, or with
+        --stored stored predictions.
 
         Args:
             members: members whose stored predictions are read.

@@ -21,7 +21,7 @@ MAIN_COLUMNS = (
     "member", "epoch", "status", "reason", "method", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
-# Main columns of a table with their usual values; a column is left out if it has no others.
+# Main columns of a table with their usual values; a column with only usual values is left out.
 USUAL_VALUES = {"status": {"ok"}, "method": {"independent"}}
 SHARE_COLUMNS = ("train_accuracy", "test_accuracy")
 LARGEST_ROW_COUNT = 20
@@ -58,7 +58,7 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
 
 
 def _informative_columns(rows: pa.Table) -> list[str]:
-    """Return the main columns in which these rows have unusual values."""
+    """Return the main columns in which some of the rows have unusual values."""
     return [
         name
         for name in MAIN_COLUMNS

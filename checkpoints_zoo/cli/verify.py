@@ -189,15 +189,14 @@ def _line_of(retrained: dict[str, Any]) -> str:
 
 
 def _is_address(argument: str) -> bool:
-    return (
-        argument.startswith(hub.ADDRESS_SCHEME) and "#" not in argument
-    )  # with "#" it is a citation, which selects members
+    # An address with "#" is a citation, which selects members.
+    return argument.startswith(hub.ADDRESS_SCHEME) and "#" not in argument
 
 
 def _is_folder(argument: str) -> bool:
     try:
         return Path(argument).is_dir()
-    except (OSError, ValueError):  # the text is too long for a path; it may be a citation
+    except (OSError, ValueError):  # the argument, perhaps a citation, is too long for a path
         return False
 
 

@@ -2,7 +2,7 @@
 
 The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. If a source has a
 description of a collection (`manifests/NAME.json`), the description replaces the catalog's summary. Anyone may have
-written these files, so every value is checked, and no value is executed.
+written a catalog or description, so every value is checked, and no value is executed.
 """
 
 from __future__ import annotations

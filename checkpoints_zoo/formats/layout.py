@@ -280,8 +280,8 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 
     The hash does not depend on how the member is stored. Tensors are hashed in the order of their names, without
-    integer counters, in little-endian order; float16 and bfloat16 are converted to float32, which is exact. Each tensor
-    adds the line `["name","DTYPE",[shape]]` and its values.
+    integer counters, in little-endian order; float16 and bfloat16 are converted to float32, which is exact. For each
+    tensor, the line `["name","DTYPE",[shape]]` and the values are hashed.
 
     Args:
         layout: layout of the member's bytes.

@@ -131,7 +131,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                     f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
             table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
-        table.validate(full=True)  # This finds text that is not UTF-8, and other damage.
+        table.validate(full=True)  # Finds text that is not UTF-8, and other damage.
         columns, total_bytes = [], 0
         for field in schema:
             if field.name in table.column_names:

@@ -1,7 +1,7 @@
 """Members for laplace-torch, versions 0.2.2 to 0.x (tested with 0.3): batch norms folded into the layers before them.
 
-laplace's Kronecker factors support only linear layers and convolutions. A batch norm's parameters make them fail, and
-its statistics are not part of a posterior.
+laplace's Kronecker factors support only linear layers and convolutions. A batch norm's parameters make these factors
+fail, and its statistics are not part of a posterior.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _NormTracer(Tracer):
 
 
 def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Module:
-    """Fold a member's batch norms into the layers before them; return a module in eval mode without any.
+    """Fold a member's batch norms into the layers before them; return a module in eval mode without batch norms.
 
     gamma · (w∗x + b − mean) / sqrt(var + eps) + beta equals a layer with weights w · gamma / sqrt(var + eps). The
     logits change only by rounding: by less than 1e-5 of the largest on the shipped collections. `requires_grad` of the
@@ -41,13 +41,13 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     Args:
         member: member of a collection (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is
             copied.
-        example: inputs (batch, …) on which both modules are compared. For a member, None draws inputs; for a module,
-            None skips the comparison.
+        example: inputs (batch, …) on which logits before and after folding are compared. For a member, None draws
+            inputs; for a module, None skips the comparison.
 
     Raises:
-        UsageError: neither a member nor a module; a batch norm that can't be folded, because no linear layer or
-            convolution of its own precedes it or it has no running statistics; or logits that differ by more than
-            rounding.
+        UsageError: `member` is neither a member nor a module; a batch norm that can't be folded, because no linear
+            layer or convolution of its own precedes it or it has no running statistics; or logits that differ by more
+            than rounding.
 
     >>> import checkpoints_zoo as zoo
     >>> net = zoo.interop.laplace.folded(zoo.load("resnet8-digits")[0])

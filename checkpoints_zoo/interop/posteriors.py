@@ -28,8 +28,8 @@ REQUIREMENT = "posteriors>=0.1,<0.2"
 def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
     """Stack the members' tensors; return (parameters, buffers), each a TensorDict of batch size (member,).
 
-    Chains sample the parameters; buffers, such as running statistics, stay constant. Both are those of
-    `torch.func.stack_module_state`, without counters, and share the memory of an ensemble.
+    Chains sample the parameters; buffers, such as running statistics, stay constant. Parameters and buffers equal those
+    of `torch.func.stack_module_state`, without counters, and share the memory of an ensemble.
 
     Args:
         members: collection (in float32 on the CPU), or an ensemble in memory.
@@ -62,9 +62,9 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
     Args:
         members: any members of the collection, or an ensemble.
     """
-    first_member = (
-        members[:1] if isinstance(members, Collection) else as_ensemble(members)
-    )  # only one member is read for it
+    # The module needs only the structure, so only the first member is read.
+    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)
+
     module = as_ensemble(first_member)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
 def state(members: Collection | Ensemble, transform: Any) -> Any:
     """Start a chain at each member; return the stacked state of all chains, of batch size (member,).
 
-    Advance it with `torch.vmap(transform.update, in_dims=(0, None), randomness="different")(state, batch)`, or with
-    in_dims (0, 0) if each member has its own batch. `state[i]` is the state of one chain. The parameters share the
+    Advance the chains with `torch.vmap(transform.update, in_dims=(0, None), randomness="different")(state, batch)`, or
+    with in_dims (0, 0) if each member has its own batch. `state[i]` is the state of one chain. The parameters share the
     memory of an ensemble: updates in place would change it.
 
     Args:

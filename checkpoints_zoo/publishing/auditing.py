@@ -51,7 +51,7 @@ CollectionRows = tuple[str, Description, pa.Table]  # name, description and mani
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a file, or one unusual property.
+    """One fault or unusual property of a file.
 
     Args:
         kind: kind of the fault: "archive", "duplicate", "empty", "header", "link", "manifest", "member", "missing",
@@ -370,14 +370,14 @@ def _describe_file(path: Path) -> File | None:
     try:
         status = path.stat()
     except OSError:
-        return File(0, "", True, _reader_of(path))
+        return File(0, "", True, _file_reader(path))
     if not stat.S_ISREG(status.st_mode):
         return None
     content = f"inode {status.st_dev}:{status.st_ino}" if path.is_symlink() or status.st_nlink > 1 else ""
-    return File(status.st_size, content, True, _reader_of(path))
+    return File(status.st_size, content, True, _file_reader(path))
 
 
-def _reader_of(path: Path) -> Callable[[int, int], bytes]:
+def _file_reader(path: Path) -> Callable[[int, int], bytes]:
     def read(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
@@ -400,12 +400,12 @@ def find_equal_files(files: Files) -> list[list[str]]:
         if isinstance(key, str):
             equal_paths.append(paths)
         elif len(paths) > 1:
-            candidates = [path for group in _group_by(files, paths, _hash_samples) for path in group]
-            equal_paths += _group_by(files, candidates, _hash_content)
+            candidates = [path for group in _group_by_digest(files, paths, _hash_samples) for path in group]
+            equal_paths += _group_by_digest(files, candidates, _hash_content)
     return sorted(paths for paths in equal_paths if len(paths) > 1)
 
 
-def _group_by(files: Files, paths: list[str], digest: Callable[[File], str]) -> list[list[str]]:
+def _group_by_digest(files: Files, paths: list[str], digest: Callable[[File], str]) -> list[list[str]]:
     """Group paths whose files have the same digest; return the groups of two or more paths."""
     groups: dict[str, list[str]] = {}
     for path in paths:

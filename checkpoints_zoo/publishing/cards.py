@@ -57,10 +57,10 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 SEED_COLUMNS = ("seed", "seed_init", "seed_order", "seed_augment")
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST_FIGURE = 1e6  # larger test figures, and figures that are no numbers, are not shown
+LARGEST_FIGURE = 1e6  # test figures above this number, and figures that are not numbers, are not shown
 HUB_ADDRESS = "https://huggingface.co/datasets"
 PICTURE_INCHES = (9.6, 3.5)
-FEWEST_BARS = 8  # a histogram with fewer bars is drawn as narrow as if it had so many
+FEWEST_BARS = 8  # a histogram with fewer bars has bars as narrow as one with this number
 README = "README.md"
 EXAMPLE_MEMBERS = 5  # number of members that the examples load, if the collection has so many
 # The architectures and images of the package; importing them takes torch.
@@ -611,7 +611,8 @@ def picture(collection: str, rows: pa.Table, description: Description) -> bytes 
 
 
 def draw_histograms(section: Section) -> Figure:
-    """Draw histograms of test accuracy and NLL; return the figure. Each axes' label is its manifest column."""
+    """Draw histograms of test accuracy and NLL; return the figure. The label of each matplotlib axes is the name of its
+    manifest column."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

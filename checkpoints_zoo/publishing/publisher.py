@@ -311,7 +311,7 @@ def _check_configs(readme: str, collections: Sequence[str], path: Path) -> None:
     try:
         match = _YAML_HEAD.match(readme)
         configs = (yaml.safe_load((match[1] if match else "") or "") or {}).get("configs") or []
-        known_configs = {(c["config_name"], file) for c in configs for file in _paths_in(c.get("data_files"))}
+        known_configs = {(c["config_name"], file) for c in configs for file in _data_file_paths(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         problem = f": {' '.join(str(error).split())[:200]}"
     unnamed_manifests = [name for name in collections if (name, f"manifests/{name}.parquet") not in known_configs]
@@ -326,12 +326,12 @@ def _check_configs(readme: str, collections: Sequence[str], path: Path) -> None:
         )
 
 
-def _paths_in(data_files: Any) -> list[str]:
+def _data_file_paths(data_files: Any) -> list[str]:
     """Return the paths in a config's `data_files`: a path, a list of paths, or a list of splits with paths."""
     if isinstance(data_files, dict):
         data_files = data_files.get("path")
     if isinstance(data_files, list):
-        return [file for entry in data_files for file in _paths_in(entry)]
+        return [file for entry in data_files for file in _data_file_paths(entry)]
     return [data_files] if isinstance(data_files, str) else []
 
 
@@ -508,7 +508,7 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
 
     def attempt() -> tuple[str, str]:
         if opens and (pull := remote.find_pull_request(title)):
-            return pull.name, pull.head  # an earlier attempt opened it, but its answer was lost
+            return pull.name, pull.head  # an earlier attempt opened this pull request, but the answer was lost
         try:
             commit_info = remote.api.create_commit(
                 remote.id, additions, commit_message=title, parent_commit=branch.head, **repo_options

@@ -54,7 +54,7 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
         members: collection whose members are checked.
         sample: number of members whose accuracy is measured again, spread evenly; 0 for none.
         data: images that the claimed accuracies were measured on, if the package can't load them by name, in any form
-            that `images.of` takes. They need the manifest's name and split (`images.of(…, name="mine")` for
+            that `images.of` takes. The images need the manifest's name and split (`images.of(…, name="mine")` for
             "mine/test").
 
     Raises:

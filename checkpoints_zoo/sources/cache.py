@@ -183,7 +183,7 @@ class MemberDraft:
 
     def write(self, offset: int, piece: bytes) -> bool:
         """Write a piece of the member at an offset from the member's first byte; return whether all bytes have arrived.
-        Each byte must be written once.
+        Each byte of the member must be written once.
 
         Raises:
             StorageError: the disk is full.
@@ -217,7 +217,7 @@ class MemberDraft:
         """Write the file's bytes to the disk, rename the file to its final name, and record its hash.
 
         Args:
-            digest: hash of the member, which has just been computed from these bytes.
+            digest: hash of the member, computed from the written bytes.
 
         Raises:
             StorageError: the disk is full.

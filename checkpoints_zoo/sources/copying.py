@@ -98,8 +98,8 @@ def _locate_members(
 ) -> tuple[list[Location], SelectedMembers]:
     """Find the bytes of a shard's members; return their locations, and the selected members with corrected rows.
 
-    Reading an archive can show that its members lie at other offsets than predicted. Then the returned rows differ from
-    those in `selected`.
+    If reading an archive shows that its members lie at other offsets than predicted, the returned rows differ from the
+    rows in `selected`.
     """
     source_positions = [p.position for p in shard.snapshots if p.position is not None]
     from_source = iter(

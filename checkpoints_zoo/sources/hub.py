@@ -90,7 +90,7 @@ def resolve_address(address: str) -> Repo:
         address: `hf://datasets/org/name[@revision]`; the revision is a branch, tag or commit, by default main.
 
     Raises:
-        SourceNotFound: the address has another form, or the repo or the revision does not exist.
+        SourceNotFound: the address is malformed, or the repo or the revision does not exist.
         AccessError: the user's login may not read the repo.
         NetworkError: the Hub gave no answer; or offline mode is on, and this machine never found the revision's commit.
     """
@@ -219,11 +219,11 @@ def split_address(address: str, subject: str) -> tuple[str, str]:
     """Split an address on the Hub; return the address of the repo, and the path in the repo ("" if the address has
     none).
 
-    An address of another form is returned unchanged; `resolve_address` raises the error that explains it.
+    A malformed address is returned unchanged; `resolve_address` raises the error that explains it.
 
     Args:
         address: an address on the Hub.
-        subject: noun for the thing at the address, for error texts.
+        subject: noun for error texts, such as "source".
 
     Raises:
         SourceNotFound: the path leads out of the repo.
@@ -530,7 +530,7 @@ def translated_errors(label: str, subject: str, permission: str = "read") -> Ite
 
     Args:
         label: label of the repo, for error texts.
-        subject: name of the requested thing, for error texts.
+        subject: name of the requested repo or file, for error texts.
         permission: the permission that the request needs, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -1,7 +1,7 @@
 """The members of an origin with their locations and headers, from which the rows of the manifest are made.
 
-A gzipped archive can only be read from front to back. It is streamed once, and its members are staged on disk until
-they are in a shard:
+A gzipped archive can only be read from front to back. Each gzipped archive is streamed once, and its members are staged
+on disk until a shard has them:
 
 OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position: names in archives are never used as file
 names OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
@@ -146,8 +146,8 @@ def number_members(group: MemberGroup, file_paths: Sequence[str], earlier_ids: M
     Args:
         group: members of the folder, one a file.
         file_paths: paths of the files, in order.
-        earlier_ids: path -> member id of the files that were imported before. These files keep their numbers; if
-            numbering all files would change one of them, the other files get the next free numbers.
+        earlier_ids: path -> member id of the files that were imported before. Files that were imported before keep
+            their numbers; if numbering all files would change such a number, the other files get the next free numbers.
     """
     names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
     present_names = set(names)

@@ -72,8 +72,8 @@ def ingest(
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
         hash: whether all members are read and their content hashes stored.
         evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
-        user_facts: facts: title, dataset, classes, preprocessing, licence, citation.
-        like: name of a collection of the catalog with the same images, whose image facts are copied.
+        user_facts: the collection's title, dataset, classes, preprocessing, licence and citation.
+        like: name of a collection of the catalog with the same images, whose facts on the images are copied.
         net: network of the members, if their tensors do not show it.
         build: function that builds the user's net, to check and to measure the members.
         columns: function that maps (file -> member) to (member -> columns of the manifest).
@@ -131,7 +131,7 @@ def ingest(
                 options.state_dict_place(origin),
             )
             shards.reshard(reader, survey.rows.to_pylist(), target, say)
-            user_columns.write_files(root, name, survey.files)
+            user_columns.write_original_files(root, name, survey.files)
         user_columns.write_columns(target, name, survey.user_columns)
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
@@ -143,7 +143,7 @@ def _earlier_members(target: FolderSource, collection: str, copied: bool) -> dic
     if not target.manifest_path(collection).is_file():
         return {}
     if copied:
-        return {path: member for member, path in user_columns.read_files(target.root, collection).items()}
+        return {path: member for member, path in user_columns.read_original_files(target.root, collection).items()}
     rows = target.read_collection(collection)[1].select(["member", "path"]).to_pylist()
     return {row["path"]: row["member"] for row in rows if row["path"] is not None and "!" not in row["path"]}
 

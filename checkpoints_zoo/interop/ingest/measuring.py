@@ -37,7 +37,7 @@ def fill_columns(
     device: str,
     say: Say,
 ) -> None:
-    """Read the members whose rows lack a hash or, with test images, figures; write these into the manifest.
+    """Read the members whose rows lack a hash or, with test images, figures; write hashes and figures into the rows.
 
     Args:
         source: source in a folder with the collection's manifest.
@@ -94,7 +94,7 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 @contextmanager
 def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Yield the locations of members on this disk; members of a repo are fetched for the block."""
+    """Yield the locations of members on this disk; members of a repo are fetched for the `with` block."""
     if description.base:
         with borrow_members(hub.resolve_address(description.base), description, rows) as locations:
             yield locations
@@ -104,7 +104,7 @@ def _local_members(source: FolderSource, description: Description, rows: Sequenc
 
 @contextmanager
 def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Fetch members of a repo for the block; those that were not in the member cache before are deleted at its end.
+    """Fetch a repo's members for a `with` block, then delete members that the member cache did not have before.
 
     Args:
         repo, description: repo with the members' bytes, and their description.
@@ -193,7 +193,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
 
 
 def progress_reporter(say: Say, collection: str, total: int) -> Callable[[int], None]:
-    """Return a function that reports the number done; it sends about twenty messages in all."""
+    """Return a function that reports the number of finished members, in about twenty messages in all."""
     last_step = 0
 
     def report(done: int) -> None:

@@ -32,10 +32,10 @@ class Origin:
 
     Args:
         label: name of the origin in messages.
-        root: folder that the paths are relative to; of a repo, its snapshot folder in the cache.
+        root: folder that the paths are relative to; for a repo, the repo's snapshot folder in the cache.
         repo: repo that has the files; None for files on this disk.
         archives: paths of tar archives, gzipped or not, in the collection's order.
-        gzips: the gzipped archives among them.
+        gzips: paths of the gzipped archives in `archives`.
         files: paths of safetensors files, one member each.
         pickles: paths of files of torch.save, one member each.
     """
@@ -78,7 +78,7 @@ def find_origin(
 
     Args:
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
-        collection: name of the collection; the catalog may name the folder of a repo for it.
+        collection: name of the collection; the catalog may name the repo's folder that has the collection.
         root: folder that the paths are relative to; None for the folder of the sources.
         excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
         say: function called with a line of text on files that are left out.
@@ -228,14 +228,14 @@ def _files_in_folder(
             f"{folder}: {left_out_count:,} files ({other_suffixes}) are left out: the {kinds[0][0].suffix} files are "
             "taken"
         )
-    return sorted(kinds[0], key=lambda p: _number_key(p.relative_to(folder).as_posix()))
+    return sorted(kinds[0], key=lambda p: _sort_key(p.relative_to(folder).as_posix()))
 
 
 def _matches_pattern(path: Path, pattern: str | None) -> bool:
     return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
 
 
-def _number_key(path: str) -> tuple[list[int], str]:
+def _sort_key(path: str) -> tuple[list[int], str]:
     return numbers_in(path), path
 
 
@@ -271,7 +271,7 @@ def _file_kind(first_bytes: bytes, file_label: str) -> str:
     """Return the kind of a file by its first bytes: "tar", "gzip", "safetensors" or "pickle".
 
     Raises:
-        DamagedError: the file has none of these kinds.
+        DamagedError: the file has another kind.
     """
     if first_bytes[:2] == b"\x1f\x8b":
         return "gzip"
@@ -321,19 +321,19 @@ def _origin_on_hub(address: str, collection: str, say: Say) -> Origin:
         )
     if left_out:
         say(f"{label}: {len(left_out):,} other files are left out")
-    archives = sorted(archives, key=_number_key)
+    archives = sorted(archives, key=_sort_key)
     first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_READ_NBYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
-    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_number_key)))
+    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_sort_key)))
 
 
 def number_files(paths: Sequence[str]) -> list[int]:
     """Number the files of a folder; return a different number for each.
 
-    If the paths differ in one number, this is the number. If the paths differ in several numbers, it is the number
-    after a word such as member, seed or run. If there is no such number, or several files have the same one, the file's
-    position is its number.
+    A file's number is read from its path: the only number in which the paths differ, or, if the paths differ in several
+    numbers, the number after a word such as member, seed or run. If there is no such number, or two files share it,
+    each file's number is its position.
 
     Args:
         paths: paths of files in the folder, in order.

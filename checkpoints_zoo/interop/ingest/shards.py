@@ -1,4 +1,4 @@
-"""Write members of an origin into new shards; each is read once, with one member in memory."""
+"""Write members of an origin into new shards: each member is read once, and only one is in memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
 
     Args:
         reader: reader of the members' tensors.
-        rows: manifest rows with byte locations in the origin; failed members have none.
+        rows: manifest rows with byte locations in the origin; failed members have no location.
         target: the folder.
         say: function called with lines of text on the progress.
 
@@ -109,7 +109,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         return _write_manifest(list(finished_rows.values()), description, target)
     report, total = measuring.progress_reporter(say, name, sum(map(len, missing.values()))), 0
     for (key, number), group in missing.items():
-        for row in _shard(reader, group, number, key, layouts[key], target):
+        for row in _write_shard(reader, group, number, key, layouts[key], target):
             finished_rows[row["member"]] = _with_figures(row, finished_rows.get(row["member"]))
         _write_manifest(list(finished_rows.values()), description, target)
         _remove_old_shards(target, name, number, finished_rows.values())
@@ -122,7 +122,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
 
 
 def _with_figures(row: Row, earlier: Row | None) -> Row:
-    """Return a row with the values that an earlier row of the same weights has and it lacks, such as figures."""
+    """Fill the missing values of a row, such as figures, from an earlier row of the same weights; return the row."""
     if earlier is None or earlier["sha256"] != row["sha256"]:
         return row
     return row | {name: value for name, value in earlier.items() if row.get(name) is None}
@@ -145,7 +145,7 @@ def _written_rows(target: FolderSource, collection: str) -> dict[int, Row]:
     return {r["member"]: r for r in rows if r["path"] in existing_paths}
 
 
-def _shard(
+def _write_shard(
     reader: MemberReader, rows: Sequence[Row], shard_number: int, layout_key: str, layout: Layout, target: FolderSource
 ) -> list[Row]:
     """Write a shard; return its members' rows with the new locations."""
@@ -194,9 +194,10 @@ def remove_temporary_files(root: Path, collection: str) -> None:
 
 
 def check_same_import(target: FolderSource, collection: str, record: ImportRecord) -> None:
-    """Check that a folder has no collection of this name, except one of this import; delete staged files of others.
+    """Check that a folder has no collection of this name, except from this import; delete files that other imports
+    staged.
 
-    If files were added since an earlier import, the import is still the same: it adds members.
+    If files were added since an earlier import, the import counts as the same: it adds members.
 
     Raises:
         UsageError: the folder has another collection of this name.
@@ -235,12 +236,13 @@ def _record_path(target: FolderSource, collection: str) -> Path:
 
 @dataclass(frozen=True)
 class ImportRecord:
-    """What an import copies: the hash of its files and net, the hash of the net alone, and the stamp of each file.
+    """Identity of an import: the hash of its files and net, the hash of the net alone, and the stamp of each file.
 
     Args:
         fingerprint: hash of the files (with sizes and times, or the commit) and the net, 64 hex digits.
         net: hash of the net, 64 hex digits.
-        files: path -> size and time of files on this machine that have one member each; {} of others, such as archives.
+        files: path -> size and time of files on this machine that have one member each; {} for others, such as
+            archives.
     """
 
     fingerprint: str
@@ -257,7 +259,7 @@ class ImportRecord:
         return cls(fingerprint, _json_hash(spec), {} if origin.repo or origin.archives else stamps)
 
     def extends(self, earlier_record: Mapping[str, Any]) -> bool:
-        """Say whether an import of the same net has all files of an earlier one, unchanged."""
+        """Say whether an import of the same net has all files of an earlier import, unchanged."""
         files = earlier_record.get("files")
         if not isinstance(files, dict) or not files or earlier_record.get("net") != self.net:
             return False

@@ -28,7 +28,7 @@ from checkpoints_zoo.sources.source import FolderSource
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The user's options on the members: net, function that builds it, columns, and whether every file must fit.
+    """The user's options: net, function that builds the net, columns, and whether every file must fit.
 
     `earlier`: path -> member of the files that an earlier import of the same folder has.
     """
@@ -63,11 +63,11 @@ def survey_origin(
     Args:
         origin: the origin.
         collection: name of the collection.
-        staged: indexes of its gzipped archives.
+        staged: indexes of the origin's gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
-        given, like: the same arguments as in `make_description`.
+        user_facts, like: the same arguments as in `make_description`.
         options: the user's options for the members.
-        copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
+        copy_root: folder that members are copied into, which has the manifest of the copies; None without copies.
         say: function called with a line of text on files that are left out.
 
     Raises:
@@ -88,7 +88,7 @@ def survey_origin(
         if copy_root is not None and origin.repo is None and _need_selection(file_members, options):
             origin = replace(
                 origin, files=(), pickles=origin.files
-            )  # such files are read as state dicts, from which the net's tensors are selected
+            )  # files with further tensors are read as state dicts, from which the net's tensors are selected
         else:
             member_groups.append(file_members)
     if state_dict_place := options.state_dict_place(origin):
@@ -156,10 +156,10 @@ class Survey:
         return make_plan(self.description, self.origin, target, self.rows.to_pylist(), header_count, reads_weights)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
-        """Return the survey with rows and facts of an existing manifest; members of new files are added to it.
+        """Merge the survey into an existing manifest, whose rows and facts stay; return the merged survey.
 
         Raises:
-            UsageError: there is a manifest of that name, and not all of its members are in the survey.
+            UsageError: the collection has a manifest with members that are not in the survey.
         """
         path = source.manifest_path(self.description.name)
         if not path.is_file():
@@ -275,7 +275,7 @@ def make_plan(
 
 
 def plan_of_gzips(collection: str, origin: Origin, target: str) -> ImportPlan:
-    """Return the plan of an import of gzipped archives, whose members are not known before they are read."""
+    """Return the plan of an import of gzipped archives, whose members are unknown until the archives are read."""
     archive_nbytes = sum(origin.size(p) for p in origin.archives)
     requests = -(-archive_nbytes // 2**23) + len(origin.archives) if origin.repo else 0
     return ImportPlan(
@@ -300,7 +300,7 @@ def status_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _count_ranges(rows: Sequence[Row]) -> int:
-    """Return the number of range requests for members: neighbours share one, long ranges are split."""
+    """Return the number of range requests for members: neighbouring members share a request, long ranges are split."""
     range_count = 0
     for batch in batch_rows(sorted(rows, key=lambda r: (r["path"], r["offset"]))):
         range_start, end, path = 0, 0, None

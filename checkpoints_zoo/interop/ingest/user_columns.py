@@ -1,4 +1,4 @@
-"""Check the manifest's columns and the description's facts that the user supplies, as files of weights lack them."""
+"""Check the columns and facts that the user supplies, since files of weights do not contain them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_csv(path: Path) -> dict[str, Row]:
 
     Raises:
         SourceNotFound: the file is missing or can't be read.
-        FormatError: the file is no table, lacks that column, or has two rows for a file.
+        FormatError: the file is no table, lacks the column "file", or has two rows for a file.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -197,7 +197,7 @@ def check_unmeasured(column_names: Iterable[str]) -> None:
     """Check that the user supplies no figure that the import measures.
 
     Raises:
-        UsageError: the user gives such a figure.
+        UsageError: the user supplies a figure that the import measures.
     """
     if repeated_names := [name for name in column_names if name in FIGURES]:
         raise UsageError("test figures", expected="columns with figures, or images to measure them on",
@@ -219,12 +219,12 @@ def write_columns(source: FolderSource, collection: str, columns: Mapping[int, M
         manifest.write_manifest(current_table, source.manifest_path(collection))
 
 
-def files_path(root: Path, collection: str) -> Path:
+def original_files_path(root: Path, collection: str) -> Path:
     """Return the path of the table with the original file of each member."""
     return root / "files" / f"{collection}.csv"
 
 
-def write_files(root: Path, collection: str, files: Mapping[str, int]) -> None:
+def write_original_files(root: Path, collection: str, files: Mapping[str, int]) -> None:
     """Write the table with the original file of each member, by rename.
 
     Args:
@@ -234,14 +234,14 @@ def write_files(root: Path, collection: str, files: Mapping[str, int]) -> None:
     """
     if not files:
         return
-    path = files_path(root, collection)
+    path = original_files_path(root, collection)
     with replace_file(path) as file:
         csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
 
 
-def read_files(root: Path, collection: str) -> dict[int, str]:
-    """Return member -> original file from the table of `write_files`; {} without a table."""
-    path = files_path(root, collection)
+def read_original_files(root: Path, collection: str) -> dict[int, str]:
+    """Return member -> original file from the table of `write_original_files`; {} without a table."""
+    path = original_files_path(root, collection)
     if not path.is_file():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -329,11 +329,12 @@ def make_description(
     """Return the description of a collection from the user's facts, the catalog and the members.
 
     Args:
-        name: name of the collection. If the catalog has this name, it supplies the facts that the user leaves out.
+        name: name of the collection. If the catalog has this name, the catalog supplies the facts that the user leaves
+            out.
         net: architecture and arguments of the members.
         layouts: layouts of the members.
         user_facts: the user's facts: title, dataset, classes, preprocessing, licence and citation.
-        like: name of a collection of the catalog with the same images, whose image facts are copied.
+        like: name of a collection of the catalog with the same images, whose facts on the images are copied.
 
     Raises:
         CollectionNotFound: `like` is not in the catalog.
@@ -442,12 +443,12 @@ def _facts_of_listing(listing: Listing) -> dict[str, Any]:
 def keep_earlier_facts(
     description: Description, user_facts: Mapping[str, Any], like: str | None, target: FolderSource
 ) -> Description:
-    """Return a description with the earlier facts of the folder for facts that the user does not give now.
+    """Return a description in which facts that the user leaves out come from the folder's earlier description.
 
     Args:
         description: the new description.
-        given, like: the same arguments as in `make_description`.
-        target: the folder.
+        user_facts, like: the same arguments as in `make_description`.
+        target: the folder of the source.
     """
     path = target.description_path(description.name)
     if not path.is_file() or not target.manifest_path(description.name).is_file():
@@ -458,11 +459,11 @@ def keep_earlier_facts(
 def with_earlier_facts(
     description: Description, user_facts: Mapping[str, Any], like: str | None, old_description: Description
 ) -> Description:
-    """Return a description with the facts of an earlier one, except those that the user gives now.
+    """Return a description with the facts of an earlier description, except facts that the user supplies now.
 
     Args:
         description: the new description.
-        given, like: the same arguments as in `make_description`.
+        user_facts, like: the same arguments as in `make_description`.
         old_description: the earlier description, whose facts may have been edited by hand.
     """
     replaced_facts = {*user_facts, *(IMAGE_FACTS if like is not None else ())}

@@ -185,8 +185,8 @@ class ComputedPredictions(Predictions):
 
     Args:
         members: members that made the predictions.
-        inside: the images.
-        values: logits of shape (member, input, class).
+        data: images on which the predictions were made.
+        logits: logits of shape (member, input, class).
         labels: labels of shape (input,); None for images without labels.
     """
 
@@ -237,7 +237,7 @@ def compute_predictions(
 
     Args:
         members: members whose networks are run.
-        data: the images.
+        data: images on which the members are run.
         device: torch device on which the members run, in float32.
         labelled: whether the images need labels.
 

@@ -1,6 +1,6 @@
 """A page: parts with figures, tables and notes, put into one HTML file that needs nothing else.
 
-Text that is not `Markup` is escaped. The same parts give the same bytes.
+Text that is not `Markup` is escaped. Pages with the same parts have the same bytes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class MemberRange:
     Args:
         name: name of the member's file, which may contain the member's number.
         path: path in the source of the file that holds the member's bytes.
-        offset: offset in that file of the member's first tensor.
+        offset: position in bytes of the member's first tensor in the file at `path`.
         header: safetensors header of the member, which lists its tensors.
     """
 
@@ -41,7 +41,7 @@ class MemberRange:
 
 @dataclass(frozen=True)
 class MemberGroup:
-    """Members that are numbered together: those of one archive or one folder.
+    """Members that are numbered together: the members of one archive or one folder.
 
     Args:
         members: the byte range of each member.
@@ -122,7 +122,7 @@ def archive_group(archive_path: str, index: Index) -> MemberGroup:
 def rows_of_groups(
     groups: Sequence[MemberGroup], identify_net: IdentifyNet
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Make the manifest of groups of members; ids and result are like those of `rows_of_archives`.
+    """Make the manifest of groups of members; ids and result are as in `rows_of_archives`.
 
     Args:
         groups: groups of members, in the collection's order.

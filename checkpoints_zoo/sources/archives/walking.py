@@ -91,7 +91,7 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     """
     contents = Contents(index.name)
     try:
-        read_exactly = _reader_of(window, entry.start, index.name)
+        read_exactly = _reader_of_piece(window, entry.start, index.name)
         file = header_at(read_exactly, entry.start, index.size, index.name)
         member = file and contents.add(file, read_exactly)
     except DamagedError:
@@ -104,7 +104,7 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     )
 
 
-def _reader_of(piece: bytes, piece_offset: int, archive: str) -> ReadExactly:
+def _reader_of_piece(piece: bytes, piece_offset: int, archive: str) -> ReadExactly:
     """Return a function (offset, length) -> bytes of an archive that reads from one piece in memory; the piece starts
     at offset `piece_offset` of the archive."""
 
@@ -307,7 +307,7 @@ def _resembles_first(
     header_number: int,
 ) -> bool:
     """Say whether a sampled piece of an archive starts with a member that has the same header as the first member."""
-    read_exactly = _reader_of(piece, piece_offset, stream_reader.name)
+    read_exactly = _reader_of_piece(piece, piece_offset, stream_reader.name)
     try:
         file = header_at(read_exactly, piece_offset, stream_reader.size, stream_reader.name)
         entry = file and contents.add(file, read_exactly)
