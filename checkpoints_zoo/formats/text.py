@@ -97,7 +97,7 @@ def yaml_string(text: str, largest_length: int = LONGEST_LINE) -> str:
 def count_with_noun(number: int, noun: str) -> str:
     """Write a number with its noun in singular or plural ("3 members"); return the text.
 
-    >>> counted(1, "member"), counted(1024, "member")
+    >>> count_with_noun(1, "member"), count_with_noun(1024, "member")
     ('1 member', '1,024 members')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -210,9 +210,9 @@ def align_columns(rows: Sequence[Sequence[str]], right_aligned: Container[int] =
 
     Args:
         rows: text cells of each row; all rows have the same number of cells, and the first row is the header.
-        right: positions of the columns that are aligned to the right.
+        right_aligned: positions of the columns that are aligned to the right.
 
-    >>> print(align_columns([["name", "members"], ["a", "64"]], right={1}))
+    >>> print(align_columns([["name", "members"], ["a", "64"]], right_aligned={1}))
     name  members
     a          64
     """

@@ -171,7 +171,7 @@ def train_into(
         out: folder of the source.
         engine: engine that trains the members.
         say: function that is called with lines of text on the progress.
-        progress: function that is called after every epoch of a stack, if this process trains it.
+        progress: function that is called after every epoch of a stack that this process trains.
         log: function that is called with a line of JSON for each finished member.
 
     Raises:

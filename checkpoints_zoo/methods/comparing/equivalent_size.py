@@ -50,7 +50,7 @@ class FigureCurve:
         The size is 0 if a single member has a better figure, and infinity if the value is at the limit or beyond it.
         For sizes above the number of members, the distance from the limit is proportional to 1/k.
 
-        >>> curve = Curve((1, 2, 4), (0.9, 0.5, 0.3), 0.1)  # 0.1 + 0.8/k
+        >>> curve = FigureCurve((1, 2, 4), (0.9, 0.5, 0.3), 0.1)  # 0.1 + 0.8/k
         >>> curve.size_of(0.5), round(curve.size_of(0.4), 3), round(curve.size_of(0.2), 3), curve.size_of(1.0)
         (2.0, 2.667, 8.0, 0.0)
         """

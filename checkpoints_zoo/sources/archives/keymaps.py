@@ -104,7 +104,7 @@ class KeyMap:
         """Translate the stored name and shape of a tensor into our name and shape; return both. A name that is ours
         already stays unchanged.
 
-        >>> UPSTREAM["resnet20-frn-silu"].ours("layer2.0.shortcut.1.gamma", (1, 32, 1, 1))
+        >>> KEY_MAPS["resnet20-frn-silu"].translate_to_ours("layer2.0.shortcut.1.gamma", (1, 32, 1, 1))
         ('layer2.0.downsample.1.weight', (32,))
         """
         parts, leaves = dict(self.parts), dict(self.leaves)
@@ -117,7 +117,7 @@ class KeyMap:
     def translate_to_stored(self, our_name: str, shape: Shape) -> tuple[str, Shape]:
         """Translate our name and shape of a tensor into torch-uncertainty's name and shape; return both.
 
-        >>> UPSTREAM["resnet18"].stored("layer2.0.downsample.1.weight", (128,))
+        >>> KEY_MAPS["resnet18"].translate_to_stored("layer2.0.downsample.1.weight", (128,))
         ('layer2.0.shortcut.1.weight', (128,))
         """
         parts, leaves = ({ours: stored for stored, ours in rule} for rule in (self.parts, self.leaves))
