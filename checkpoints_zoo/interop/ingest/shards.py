@@ -110,7 +110,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     report, total = measuring.progress_reporter(say, name, sum(map(len, missing.values()))), 0
     for (key, number), group in missing.items():
         for row in _write_shard(reader, group, number, key, layouts[key], target):
-            finished_rows[row["member"]] = _with_figures(row, finished_rows.get(row["member"]))
+            finished_rows[row["member"]] = _fill_from_earlier_row(row, finished_rows.get(row["member"]))
         _write_manifest(list(finished_rows.values()), description, target)
         _remove_old_shards(target, name, number, finished_rows.values())
         for row in group:
@@ -121,7 +121,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
 
 
-def _with_figures(row: Row, earlier: Row | None) -> Row:
+def _fill_from_earlier_row(row: Row, earlier: Row | None) -> Row:
     """Fill the missing values of a row, such as figures, from an earlier row of the same weights; return the row."""
     if earlier is None or earlier["sha256"] != row["sha256"]:
         return row

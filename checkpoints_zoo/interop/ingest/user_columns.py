@@ -78,23 +78,23 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
     return rows
 
 
-def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
+def columns_of_files(file_table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
     """Check a table of columns by file; return member -> column -> value.
 
     Args:
-        table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
+        file_table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
         files: path -> member.
 
     Raises:
         UsageError: a file without a row, a row without a file, or a column or value as in `columns_of_members`.
     """
-    check_names({name for row in table.values() for name in row})
+    check_names({name for row in file_table.values() for name in row})
     names = [path.rpartition("/")[2] for path in files]
     counts = Counter(names)
     unique_names = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
     rows: dict[int, Row] = {}
     unknown = []
-    for file, values in table.items():
+    for file, values in file_table.items():
         path = file if file in files else unique_names.get(file)
         if path is None or files[path] in rows:
             unknown.append(file)
@@ -139,7 +139,7 @@ def read_csv(path: Path) -> dict[str, Row]:
     return rows_by_file(rows, f"file {path}")
 
 
-def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Row]:
+def rows_by_file(rows: Iterable[Mapping[str, Any]], table_label: str) -> dict[str, Row]:
     """Return the rows of a table by file.
 
     Raises:
@@ -149,26 +149,26 @@ def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Ro
     for row in rows:
         name = str(row[FILE_COLUMN])
         if name in table:
-            raise FormatError(source, expected="each file once", found=f"{name} twice")
+            raise FormatError(table_label, expected="each file once", found=f"{name} twice")
         table[name] = {column: None if value == "" else value for column, value in row.items() if column != FILE_COLUMN}
     return table
 
 
-def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
+def make_reader(file_table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
     """Return the function that maps a table's columns to members.
 
     Args:
-        table: file -> column -> value.
+        file_table: file -> column -> value.
         measured: whether test figures are measured; if so, the table may not contain them.
 
     Raises:
         UsageError: unknown columns.
     """
-    names = {name for row in table.values() for name in row}
+    names = {name for row in file_table.values() for name in row}
     check_names(names)
     if measured:
         check_unmeasured(names)
-    return lambda files: columns_of_files(table, files)
+    return lambda files: columns_of_files(file_table, files)
 
 
 def check_names(column_names: Iterable[str]) -> None:

@@ -265,7 +265,7 @@ def tensors_of_header(header: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
     return {name: (dtype, shape) for name, dtype, shape in header.tensors}
 
 
-def names_in_order(sampled_names: Mapping[int, str], member_count: int, archive: str) -> list[str] | None:
+def predict_file_names(sampled_names: Mapping[int, str], member_count: int, archive: str) -> list[str] | None:
     """Predict the names of all members from a few sampled names, in numeric or alphabetic order; return them, None if
     neither order fits.
 
@@ -274,7 +274,7 @@ def names_in_order(sampled_names: Mapping[int, str], member_count: int, archive:
         member_count: number of members in the archive.
         archive: name of the archive; a number in it may be the number of the first member.
 
-    >>> names_in_order({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
+    >>> predict_file_names({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
     """
     matches = [_LAST_NUMBER.fullmatch(name) for name in sampled_names.values()]
@@ -303,14 +303,16 @@ def names_in_order(sampled_names: Mapping[int, str], member_count: int, archive:
     return None
 
 
-def numbers_of(file_names: Sequence[str]) -> list[int]:
+def numbers_from_file_names(file_names: Sequence[str]) -> list[int]:
     """Give each member of an archive a different number, read from its name; return the numbers.
 
     The number is the last whole number in the file's name, or in its path, if all members then have different numbers;
     else the number is the member's position.
 
-    >>> numbers_of(["net/version_7.safetensors", "net/version_3.safetensors"]), numbers_of(["a", "b"])
-    ([7, 3], [0, 1])
+    >>> numbers_from_file_names(["net/version_7.safetensors", "net/version_3.safetensors"])
+    [7, 3]
+    >>> numbers_from_file_names(["a", "b"])
+    [0, 1]
     """
     for texts_with_number in ([name.rpartition("/")[2] for name in file_names], file_names):
         matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in texts_with_number]

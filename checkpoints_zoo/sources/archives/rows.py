@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
-from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of_header
+from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_from_file_names, tensors_of_header
 from checkpoints_zoo.sources.archives.keymaps import RecognisedNetwork, recognise, tensor_shapes
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def rows_of_groups(
     shared_columns = {key: _shared_columns(net, majority, layouts) for key, net in net_of_header.items()}
     for group in groups:
         names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
-        numbers = list(group.numbers) or numbers_of(names)
+        numbers = list(group.numbers) or numbers_from_file_names(names)
         if used_numbers & set(numbers):
             number_shift = max(used_numbers) + 1 - min(numbers)
             numbers = [number + number_shift for number in numbers]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.shard_files import guess_kind
-from checkpoints_zoo.sources.archives.contents import LARGEST_HEADER, Contents, Entry, Index, names_in_order
+from checkpoints_zoo.sources.archives.contents import LARGEST_HEADER, Contents, Entry, Index, predict_file_names
 from checkpoints_zoo.sources.archives.tar import (
     BLOCK_BYTES,
     LARGEST_EXTRA_BYTES,
@@ -284,7 +284,7 @@ def _predict_index(stream_reader: _BufferedReader) -> Index | None:
         ):
             return None
     sampled_names = dict(zip((0, 1, *sampled_positions), (e.name for e in contents.entries), strict=True))
-    names = names_in_order(sampled_names, count, stream_reader.name)
+    names = predict_file_names(sampled_names, count, stream_reader.name)
     if names is None:
         return None
     entries = tuple(
