@@ -97,21 +97,26 @@ class Columns:
         return image, self._choose_column(self.label, "ClassLabel", "label", column_kinds, data_name)
 
     def _choose_column(
-        self, column_name: str | None, kind: str, default: str, column_kinds: Mapping[str, str], data_name: str
+        self,
+        column_name: str | None,
+        required_kind: str,
+        default_name: str,
+        column_kinds: Mapping[str, str],
+        data_name: str,
     ) -> str | None:
         if column_name is not None:
             if column_name not in column_kinds:
                 raise UsageError(data_name, expected=f"a column {column_name!r}", found=_list_columns(column_kinds))
             return column_name
-        columns_of_kind = [column for column, column_kind in column_kinds.items() if column_kind == kind]
+        columns_of_kind = [column for column, column_kind in column_kinds.items() if column_kind == required_kind]
         if len(columns_of_kind) > 1:
             raise UsageError(
                 data_name,
-                expected=f"one column of kind {kind}",
+                expected=f"one column of kind {required_kind}",
                 found=_list_columns(columns_of_kind),
-                do=f'Choose one: `zoo.images.of(…, {default}="{columns_of_kind[0]}")`',
+                do=f'Choose one: `zoo.images.of(…, {default_name}="{columns_of_kind[0]}")`',
             )
-        return columns_of_kind[0] if columns_of_kind else default if default in column_kinds else None
+        return columns_of_kind[0] if columns_of_kind else default_name if default_name in column_kinds else None
 
 
 def _list_columns(columns: Iterable[str]) -> str:
@@ -288,9 +293,9 @@ class ImageBuffer:
             raise FormatError(self.data_name, expected="one image or more", found="none")
         return torch.from_numpy(self.array[: self.count])
 
-    def _check_size(self, size: tuple[int, ...], image_name: str) -> None:
-        if self.array is not None and size != self.array.shape[2:]:
-            (height, width), (expected_height, expected_width) = size, self.array.shape[2:]
+    def _check_size(self, image_size: tuple[int, ...], image_name: str) -> None:
+        if self.array is not None and image_size != self.array.shape[2:]:
+            (height, width), (expected_height, expected_width) = image_size, self.array.shape[2:]
             others = ", as the images before it" if self.count else ""
             raise FormatError(
                 image_name,
@@ -320,16 +325,16 @@ class ImageBuffer:
         self.array[self.count : end] = images
         self.count = end
 
-    def _allocate(self, count: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        needed = count * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    def _allocate(self, image_count: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        needed = image_count * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if (free := free_if_short(needed)) is not None:
             raise TooLargeError(
-                f"{count:,} images of {self.data_name}",
+                f"{image_count:,} images of {self.data_name}",
                 expected=f"at most {free:,} bytes, the memory that is free",
                 found=f"{needed:,}",
                 do="Give fewer of them, or a smaller `size` to `zoo.images.of`",
             )
-        return np.empty((count, *shape), dtype)
+        return np.empty((image_count, *shape), dtype)
 
 
 @contextmanager

@@ -79,8 +79,16 @@ class Problem:
             device: device to compute on.
 
         Raises:
-            UsageError: the recipe has no weight decay and so no prior, or too many images are held out.
+            UsageError: the recipe has no weight decay and so no prior, or varied fields and so no single posterior; or
+                too many images are held out.
         """
+        if recipe.varied:
+            raise UsageError(
+                f"varied of recipe {recipe.name!r}",
+                expected="no varied fields: a posterior has one prior for all members",
+                found=", ".join(recipe.varied),
+                do="Take the recipe of one member: recipe.of_member(0)",
+            )
         if not recipe.weight_decay > 0:
             raise UsageError(
                 f"weight_decay of recipe {recipe.name!r}",

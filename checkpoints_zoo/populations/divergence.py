@@ -244,9 +244,9 @@ def find_embedding(classes: int) -> Embedding:
     Args:
         classes: number of classes, whose probabilities sum to one.
     """
-    highest_exponent = math.ceil(math.log2(classes / TOLERANCE))
+    highest_scale_exponent = math.ceil(math.log2(classes / TOLERANCE))
     # The scales s run from s·p near 0 to s·p above 0 for the smallest probability; the two ends count double.
-    s = 2.0 ** np.arange(-20, highest_exponent + 1)
+    s = 2.0 ** np.arange(-20, highest_scale_exponent + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
 
@@ -254,7 +254,7 @@ def find_embedding(classes: int) -> Embedding:
         values: Array = -np.expm1(-np.outer(p, s)) * np.sqrt(width) / 2
         return values
 
-    octaves = highest_exponent + 8
+    octaves = highest_scale_exponent + 8
     rows = np.arange((octaves << TABLE_BITS) + 2)
     table_probs = 2.0 ** ((rows >> TABLE_BITS) - octaves) * (1 + (rows & ((1 << TABLE_BITS) - 1)) / (1 << TABLE_BITS))
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)

@@ -222,7 +222,8 @@ class Predictions:
 
         Raises:
             MemberNotFound: the set has no predictions for one of the ids.
-            DamagedError, SourceNotFound: the bytes do not match the rows.
+            DamagedError, SourceNotFound: a file of logits is missing, differs from the manifest, or has logits that are
+                not finite.
             NetworkError, AccessError: the source is on the Hub and can't be read.
         """
         if ids is None:
@@ -255,10 +256,10 @@ class Predictions:
         """Read the member at one position; return its logits (input, class) in float32 on the CPU."""
         return self._read([self._locations[at]], 0, self.shape[1])[0].float()
 
-    def _read(self, locations: Sequence[Location], start: int, end: int) -> Tensor:
+    def _read(self, locations: Sequence[Location], first_input: int, end_input: int) -> Tensor:
         """Read some inputs of members; return their logits (member, input, class) in the stored dtype."""
         classes = self.shape[2]
-        stored = torch.empty(len(locations), end - start, classes, dtype=self.dtype)
+        stored = torch.empty(len(locations), end_input - first_input, classes, dtype=self.dtype)
         if not stored.numel():
             return stored
         rows = stored.view(len(stored), -1).view(torch.uint8).numpy()
@@ -269,10 +270,10 @@ class Predictions:
                     files.close()
                     opened = {location.path: files.enter_context(self._open(location))}
                 dtype = TORCH_DTYPES[location.layout.tensors[0].dtype]
-                offset = location.offset + location.layout.tensors[0].offset + start * classes * dtype.itemsize
+                offset = location.offset + location.layout.tensors[0].offset + first_input * classes * dtype.itemsize
                 if dtype == self.dtype:
                     read_at(opened[location.path], location, offset, row.data)
-                else:  # The dtype of these members is narrower than that of others in the set.
+                else:  # This member's logits have a narrower dtype than the logits of other members.
                     narrow = torch.empty(logits.shape, dtype=dtype)
                     read_at(opened[location.path], location, offset, narrow.view(-1).view(torch.uint8).numpy().data)
                     logits.copy_(narrow)
@@ -447,16 +448,16 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
     return rows
 
 
-def weights_mismatch(name: str, member: int, row_hash: str | None, used_hash: str) -> UsageError:
+def weights_mismatch(predictions_name: str, member: int, row_hash: str | None, used_hash: str) -> UsageError:
     """Return the error for predictions that were made with other weights than a member's."""
     hash_advice = "`zoo-cli import --hash` fills the hashes of a collection that has none"
     return UsageError(
-        f"predictions {name} of member {member}",
+        f"predictions {predictions_name} of member {member}",
         expected=f"made with weights of sha256 {row_hash[:16]}…"
         if row_hash
         else "the hash of its weights in its manifest",
         found=f"made with {used_hash[:16]}…" if row_hash else "null, so that the two can't be compared",
         do="Predict again, under another name or after deleting the set" if row_hash else hash_advice,
-        collection=name.partition("/")[0],
+        collection=predictions_name.partition("/")[0],
         member=member,
     )

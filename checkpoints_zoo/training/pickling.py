@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.recipe import Recipe, run_module
+from checkpoints_zoo.training.recipe import MAPPING_FIELDS, Recipe, run_module
 
 FUNCTION_FIELDS = ("build", "images")
 
@@ -38,7 +38,7 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
         UsageError: a function of the recipe is defined inside another one, where other processes can't find it.
     """
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTION_FIELDS}
-    values["arguments"] = dict(recipe.arguments)
+    values |= {name: dict(values[name]) for name in MAPPING_FIELDS}
     functions = {name: getattr(recipe, name) for name in FUNCTION_FIELDS}
     function_places = {
         name: _locate_function(recipe.name, name, function)

@@ -185,6 +185,8 @@ def train_stack(
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
+    test_data = recipe.split("test") if recipe.eval_every else None  # A member's own recipe would load images again.
+    recipe = recipe.of_member(stack[0])
     _check_memory(recipe, stack)
     state, earlier_s = initial_state(recipe, members).to(device), 0.0
     if state_path is not None and state_path.exists():
@@ -196,8 +198,8 @@ def train_stack(
                 write_state(state_path, state, key, earlier_s + time.monotonic() - start_time)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
-            if recipe.eval_every and epoch % recipe.eval_every == 0:
-                accuracies = measure_accuracies(recipe, state, data, recipe.split("test"))
+            if test_data is not None and epoch % recipe.eval_every == 0:
+                accuracies = measure_accuracies(recipe, state, data, test_data)
                 accuracy = accuracies[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
     seconds_per_member = (earlier_s + time.monotonic() - start_time) / len(stack)

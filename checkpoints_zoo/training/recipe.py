@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -46,8 +47,9 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
-    "images": None, "beta2": 0.999, "epsilon": 1e-8,
+    "images": None, "beta2": 0.999, "epsilon": 1e-8, "varied": {},
 }  # fmt: skip
+MAPPING_FIELDS = ("arguments", "varied")
 STORAGE_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 _ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
@@ -61,6 +63,8 @@ _ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
+# Fields that may differ from member to member: each has a column in the manifest.
+VARIABLE_FIELDS = ("optimizer", "lr", "momentum", "weight_decay", "batch_size", "schedule", "augmentation")
 # Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: training
 # would never end, or memory would be full.
 _WHOLE_NUMBER_RANGES = {
@@ -123,6 +127,8 @@ class Recipe:
         made_from: name of the original recipe and the fields that were set, for the manifest; "" if the recipe is no
             variant.
         title, licence: title and licence of the collection, for its description.
+        varied: name of a field -> values of which each member has one, in place of the field's own value; see
+            `of_member`. The fields of `VARIABLE_FIELDS` can be varied, with a stack width of 1.
 
     Raises:
         UsageError: a value is out of range, or a name is unknown.
@@ -169,9 +175,11 @@ class Recipe:
     licence: str = "Apache-2.0"
     beta2: float = 0.999
     epsilon: float = 1e-8
+    varied: Mapping[str, tuple[Any, ...]] = dataclass_field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
+        for name in MAPPING_FIELDS:
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         catalog.check_name(self.name)
         if self.build is None:
             known_architectures = tuple(architectures.ARCHITECTURES)
@@ -225,6 +233,47 @@ class Recipe:
         self._check(
             "channels_last", not self.channels_last or self.stack_width == 1, "a stack_width of 1 to go with it"
         )
+        if self.varied and self.stack_width != 1:
+            raise UsageError(
+                f"stack_width of recipe {self.name!r}",
+                expected="1 with `varied`: the members of a stack have one learning rate, and the like",
+                found=str(self.stack_width),
+                do="Set stack_width to 1",
+            )
+        for name, values in self.varied.items():
+            self._check_varied(name, values)
+
+    def _check_varied(self, name: str, values: object) -> None:
+        """Check that a field can be varied, and that its values are values that the field may have."""
+        label = f"varied.{name} of recipe {self.name!r}"
+        if name not in VARIABLE_FIELDS:
+            raise UsageError(label, expected=f"one of the fields {', '.join(VARIABLE_FIELDS)}", found=repr(name))
+        if not isinstance(values, tuple) or not values:
+            raise UsageError(label, expected="a tuple of one or more values", found=repr(values))
+        for value in values:
+            try:
+                replace(self, varied={}, **{name: value})
+            except UsageError as error:
+                raise UsageError(label, expected="values for this field", found=f"{value!r}: {error}") from error
+
+    def of_member(self, member: int) -> Recipe:
+        """Return the recipe by which a member is trained: each varied field has the member's value.
+
+        The value has the position `derive_seed(member, "varied FIELD")` modulo the number of values. The collection's
+        recipe and its hash stay those of the rows; without varied fields this recipe is returned.
+
+        Args:
+            member: id of the member, which is its seed as well.
+
+        >>> from checkpoints_zoo.training.recipes import mlp_digits
+        >>> recipe = replace(mlp_digits(), stack_width=1, varied={"lr": (0.01, 0.1)})
+        >>> [recipe.of_member(member).lr for member in range(4)]
+        [0.1, 0.01, 0.1, 0.1]
+        """
+        if not self.varied:
+            return self
+        values = {name: v[derive_seed(member, f"varied {name}") % len(v)] for name, v in self.varied.items()}
+        return replace(self, varied={}, **values)
 
     def _check(self, field: str, is_allowed: bool, expected: str) -> None:
         if not is_allowed:
@@ -297,7 +346,8 @@ class Recipe:
             values["build"] = _code_hash(self.name, self.build)
         if self.images is not None:
             values["images"] = {name: data.fingerprint for name, data in self._custom_images.items()}
-        return {**values, "arguments": dict(self.arguments), "preprocess": self.preprocess.to_json()}
+        values |= {name: dict(values[name]) for name in MAPPING_FIELDS if name in values}
+        return {**values, "preprocess": self.preprocess.to_json()}
 
     @cached_property
     def hash(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest_name
-from checkpoints_zoo.training.recipe import UNHASHED_FIELDS, Recipe, run_module, user_code
+from checkpoints_zoo.training.recipe import MAPPING_FIELDS, UNHASHED_FIELDS, Recipe, run_module, user_code
 
 _FILE_CONTENTS = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
 _TYPE_DESCRIPTIONS = {
@@ -90,10 +90,11 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
 
     Args:
         recipe: recipe whose fields are set.
-        changes: texts "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
+        changes: texts "FIELD=VALUE"; or "arguments.NAME=VALUE" or "varied.FIELD=[VALUES]" with a JSON value.
 
     Raises:
-        UsageError: a field is unknown (the error names the nearest), or a value has another type or is out of range.
+        UsageError: a field is unknown (the error names the nearest), or a value has another type or is out of range,
+            or the recipe varies the field.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> variant = vary_recipe(convnet_digits(), ["lr=0.1", "epochs=5"])
@@ -103,9 +104,16 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     values: dict[str, Any] = {}
     for change in changes:
         field, value = _parse_change(change)
-        if field.startswith("arguments."):
-            argument = field.removeprefix("arguments.")
-            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: value}
+        mapping, dot, key = field.partition(".")
+        if dot:
+            values[mapping] = {**values.get(mapping, getattr(recipe, mapping)), key: value}
+        elif field in recipe.varied:
+            raise UsageError(
+                f"field {field!r} of recipe {recipe.name!r}",
+                expected="a field with one value for all members",
+                found=f"one that `varied` sets to {', '.join(map(str, recipe.varied[field]))}",
+                do=f"Set varied.{field}=[VALUE]",
+            )
         else:
             values[field] = value
     variant = dataclasses.replace(recipe, **values)
@@ -131,8 +139,8 @@ recipe 'convnet-digits' has. Leave it out.
         if field in seen_fields:
             raise UsageError(f"--set {change}", expected="each field once", found=f"{field} twice")
         seen_fields.add(field)
-        argument = field.removeprefix("arguments.")
-        current_value = getattr(recipe, field) if argument == field else recipe.arguments.get(argument)
+        mapping, dot, key = field.partition(".")
+        current_value = getattr(recipe, mapping).get(key) if dot else getattr(recipe, field)
         if type(value) is type(current_value) and value == current_value:
             raise UsageError(
                 f"--set {change}",
@@ -147,7 +155,8 @@ def _parse_change(change: str) -> tuple[str, Any]:
     field, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
-    return field, _parse_json(field, text) if field.startswith("arguments.") else _parse_field(field, text)
+    mapping, dot, _ = field.partition(".")
+    return field, _parse_json(field, text) if dot and mapping in MAPPING_FIELDS else _parse_field(field, text)
 
 
 def _parse_field(field: str, value_text: str) -> Any:
@@ -158,7 +167,7 @@ def _parse_field(field: str, value_text: str) -> Any:
         if f.type in _TYPE_DESCRIPTIONS and f.name not in _FIXED_FIELDS
     }
     if field not in field_types:
-        known_fields = [*field_types, "arguments.NAME"]
+        known_fields = [*field_types, "arguments.NAME", "varied.FIELD"]
         # Other common names of fields: "learning_rate" means lr, and "wd" means weight_decay.
         suggestions = [
             name for name in known_fields if _initials_of_words(field) == name or _initials_of_words(name) == field
@@ -207,9 +216,9 @@ def _describe_variant(base: Recipe, variant: Recipe) -> str:
         base_value, variant_value = getattr(base, field.name), getattr(variant, field.name)
         if field.name in UNHASHED_FIELDS or base_value == variant_value:
             continue
-        if field.name == "arguments":
+        if field.name in MAPPING_FIELDS:
             settings |= {
-                f"arguments.{n}": _argument_text(v)
+                f"{field.name}.{n}": _argument_text(v)
                 for n, v in variant_value.items()
                 if n not in base_value or base_value[n] != v
             }

@@ -45,6 +45,30 @@ def convnet_digits() -> Recipe:
     )
 
 
+def convnet_digits_varied() -> Recipe:
+    """Return the recipe of 60 of the same convnets as `convnet_digits`, whose settings differ, with 4 snapshots each.
+
+    The collection is for learning on weights: accuracies differ, and so do the settings that can be predicted.
+    """
+    # The values are spread around those of convnet-digits: some members end at half the accuracy, none diverge.
+    return replace(
+        convnet_digits(),
+        name="convnet-digits-varied",
+        title="Small ReLU convnets without normalisation, trained with various settings, on handwritten digits",
+        snapshots=(1, 4, 12),
+        storage="float16",
+        stack_width=1,
+        save_every=8,
+        members=60,
+        varied={
+            "lr": (0.015, 0.03, 0.06),
+            "momentum": (0.5, 0.8, 0.9),
+            "weight_decay": (0.0, 1e-4, 1e-3, 1e-2),
+            "batch_size": (32, 64, 128),
+        },
+    )
+
+
 def resnet8_digits() -> Recipe:
     """Return the recipe of 16 small residual networks with batch norm, on handwritten digits."""
     # On held-out images: accuracy 0.991, ensemble 0.992. With 15 epochs, half the weight decay or half the learning
@@ -236,6 +260,7 @@ def optunet_mnist() -> Recipe:
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "convnet-digits": convnet_digits,
+    "convnet-digits-varied": convnet_digits_varied,
     "resnet8-digits": resnet8_digits,
     "mlp-digits": mlp_digits,
     "resnet20-frn-silu-cifar10": resnet20_frn_silu_cifar10,

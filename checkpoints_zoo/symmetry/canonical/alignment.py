@@ -113,7 +113,8 @@ def match_weights(
 def match_mean(
     table: Table, params: Mapping[str, Tensor], *, seed: int = 0, most: int = 100
 ) -> tuple[Matching, dict[str, Tensor]]:
-    """Match each member to the mean of the others; return the permutations, and the mean of the permuted members.
+    """Match each member to the mean of the other members; return the permutations, and the mean of the permuted
+    members.
 
     Each pass visits the members in random order. In the first pass, the first member stays, and each later member is
     matched to the mean of the members before it. After that, each member is matched to the mean of all others, until
@@ -129,7 +130,7 @@ def match_mean(
 
     Returns:
         The matching, with the sweeps and visits of all passes, and with the mean of the other members as reference of
-        the objective; and the mean, name -> (*shape) in float32 or wider. Integer tensors are those of the first
+        the objective; and the mean, name -> (*shape) in float32 or wider. Integer tensors are copied from the first
         member.
 
     Raises:
@@ -156,7 +157,8 @@ def match_mean(
 def _match_to_means(
     table: Table, params: Mapping[str, Tensor], members: int, seed: int, most: int
 ) -> tuple[list[MemberMatch], list[float]]:
-    """Match each member to the mean of the others, until nothing changes; return the matches and the objectives."""
+    """Match each member to the mean of the other members, until nothing changes; return the matches and the
+    objectives."""
     wide, generator = compute_dtype(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}

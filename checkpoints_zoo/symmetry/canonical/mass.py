@@ -18,7 +18,7 @@ from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance_scale
 from checkpoints_zoo.symmetry.canonical.monomials import BIAS_ROLES, WEIGHT_ROLES, Block, Monomials, collect_monomials
 from checkpoints_zoo.symmetry.table import Table
 
-# Largest number of entries of the members that are balanced at once, so that they fit into the cache.
+# Largest number of weights that are balanced at once, so that the weights fit into the cache.
 _ENTRIES_AT_ONCE = {"cpu": 1 << 22}
 _ENTRIES_AT_ONCE_ON_GPU = 1 << 27
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = (
@@ -36,19 +36,19 @@ class MinimalMass:
         ids: ids of the members.
         before: (member), the mass before the minimisation, without the unbounded part.
         after: (member), the minimal mass, without the unbounded part.
-        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. No
-            scales reach the minimum unless the unbounded mass is 0, see `attained`.
+        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include this
+            mass. No scales reach the minimum unless the unbounded mass is 0, see `attained`.
         residual: (member), how far the scales are from the minimum (the certificate). At the minimum, the mass that
             grows with the factor of a unit equals the mass that shrinks with it. The residual is the sum of the
-            differences over units, as a share of the sum of these masses.
+            differences over units, as a share of the sum of all growing and shrinking masses.
         converged: (member), whether the search ended before the largest number of sweeps, as the mass no longer fell.
         sweeps: (member), number of sweeps.
         history: (sweep, member), `before`, then the mass after each sweep.
         scales: scale -> (member, value), for `symmetry.rescale`. All other scales are 1.
         degenerate: scale -> units that can shrink without limit in every member: rows before a batch norm, and units
-            that only such rows balance. The scales of these units stay 1.
+            that only such rows balance. The scales of units that can shrink without limit stay 1.
         dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
-            inputs or outputs are 0. The scales of these units stay 1.
+            inputs or outputs are 0. The scales of units without inputs or outputs stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
     """
 
@@ -72,7 +72,8 @@ class MinimalMass:
 
     @property
     def attained(self) -> Tensor:
-        """Whether some scales reach the minimum, (member); if not, the mass only comes arbitrarily close to it."""
+        """Whether some scales reach the minimum, (member); if not, the mass only comes arbitrarily close to the
+        minimum."""
         return self.unbounded == 0
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ def minimal_mass(
         hold: names of scales that stay 1.
         approximate: whether to change approximate scales as well. Approximate scales keep the network's function only
             if the norms have eps = 0.
-        same: names that share a tensor with an earlier name. Each tensor counts once.
+        same: names that share a tensor with an earlier name. A tensor with several names counts once.
         tolerance: share of the mass that ends the search. The search for a member ends if its last sweep removed less,
             and all further sweeps together would remove less.
         most: the largest number of sweeps.
@@ -302,7 +303,7 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
         monomials: the mass. It is changed.
     """
     balancer = Balancer(monomials)
-    masses = _grow_and_shrink(balancer)
+    masses = _growing_and_shrinking_mass(balancer)
     had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in masses.items()}
     mass, unbounded_units = torch.zeros_like(monomials.constant), _unbounded_units(masses)
     while unbounded_units:
@@ -314,7 +315,7 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
                     units = units if part.units is None else units[:, part.units]
                     block.mass.masked_fill_(units if axis == 0 else units.mT, 0.0)
         mass += before - _total_mass(monomials)
-        masses = _grow_and_shrink(balancer)
+        masses = _growing_and_shrinking_mass(balancer)
         unbounded_units = _unbounded_units(masses)
     has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in masses.items()}
     return UnboundedMass(
@@ -328,7 +329,7 @@ def unit_weights(monomials: Monomials) -> Monomials:
     return Monomials(monomials.sizes, blocks, monomials.constant[:1])
 
 
-def _grow_and_shrink(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
+def _growing_and_shrinking_mass(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
     uses = balancer.uses.items()
     return {
         name: balancer.grow_and_shrink(name, [balancer.sum_monomials(use) for use in scale_uses])

@@ -27,7 +27,8 @@ class UnitNorm(NamedTuple):
         tensors: rescaled parameters, name -> (member, *shape).
         scales: scale -> float64 (member, value), the applied factors.
         unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. The factor of
-            such a row is 1, so that members which differ only in scales of such rows stay different.
+            a row that is 0 or too small is 1, so that members which differ only in the scales of such rows stay
+            different.
     """
 
     tensors: dict[str, Tensor]

@@ -1,7 +1,7 @@
 """Rules of layers with kernels and of norms. A kernel opens a permutation group and a scale on its output axis.
 
-Kernels are (out, in, *window), as in torch. The sum over inputs joins the input axis of a kernel with the axis that it
-reads; their scales are inverse to each other (Laurent et al. 2024, arXiv 2310.08287).
+Kernels are (out, in, *window), as in torch. The sum over inputs joins the input axis of a kernel with the axis that the
+kernel reads; the scales of both axes are inverse to each other (Laurent et al. 2024, arXiv 2310.08287).
 """
 
 from __future__ import annotations
@@ -230,13 +230,13 @@ def apply_affine(step: Step, axis: Axis, gain: Labelled | None, *offsets: Labell
     return axis
 
 
-def _channel_axis(value: Labelled) -> Axis:
+def _channel_axis(norm_tensor: Labelled) -> Axis:
     """Return the channel axis of a tensor of a norm, (channel) or (1, channel, 1, 1)."""
-    if len(value.axes) == 1:
-        return value.axes[0]
-    for axis in (value.axes[0], *value.axes[2:]):
+    if len(norm_tensor.axes) == 1:
+        return norm_tensor.axes[0]
+    for axis in (norm_tensor.axes[0], *norm_tensor.axes[2:]):
         pin_scale(axis)
-    return value.axes[1]
+    return norm_tensor.axes[1]
 
 
 def batch_norm(
@@ -296,10 +296,10 @@ def group_norm(step: Step, x: Labelled, groups: int, gain: Labelled | None, offs
     return Labelled((x.axes[0], apply_affine(step, channels, gain, offset), *x.axes[2:]))
 
 
-def layer_norm(step: Step, x: Labelled, count: int, gain: Labelled | None, offset: Labelled | None) -> Labelled:
-    """Rule of layer norm (Ba et al. 2016): normalise over the last `count` axes together."""
+def layer_norm(step: Step, x: Labelled, axis_count: int, gain: Labelled | None, offset: Labelled | None) -> Labelled:
+    """Rule of layer norm (Ba et al. 2016): normalise over the last `axis_count` axes together."""
     rank = len(x.axes)
-    return axes_norm(step, x, range(rank - count, rank), gain, offset)
+    return axes_norm(step, x, range(rank - axis_count, rank), gain, offset)
 
 
 def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | None, offset: Labelled | None) -> Labelled:
@@ -307,7 +307,7 @@ def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | Non
 
     Args:
         axes: numbers of the axes, in rising order.
-        gain, offset: gain and offset of the norm, with the shape of these axes.
+        gain, offset: gain and offset of the norm, with the shape of the normalised axes.
     """
     if len(axes) > 1:
         for i in axes:

@@ -1,9 +1,9 @@
 """Scale factors and signs of a traced network: vectors of unknown numbers, with equations between their products.
 
 A scale is a product of powers of factors. Each equation is linear in the logarithms of the factors, and replaces one
-factor by a product of others. The factors that remain can be chosen freely. The same holds for signs, whose powers
-count modulo 2. A product contains both kinds: since scales are positive, an equation of products is one equation of
-scales and one of signs.
+factor by a product of others. The factors that remain can be chosen freely. Signs have equations too, and the powers of
+signs count modulo 2. A product contains both kinds: since scales are positive, an equation of products is one equation
+of scales and one of signs.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def _replace_factor(product: Product) -> None:
         factor.writers = sorted({*factor.writers, *replaced_factor.writers})
 
 
-def tie_values(factor: Factor, count: int) -> None:
-    """Make a factor constant on each of `count` equally long blocks of its run."""
-    factor.count = math.gcd(factor.count, count)
+def tie_values(factor: Factor, block_count: int) -> None:
+    """Make a factor constant on each of `block_count` equally long blocks of its run."""
+    factor.count = math.gcd(factor.count, block_count)
 
 
 def factor_of_part(factor: Factor, start: Fraction, stop: Fraction) -> Factor:

@@ -165,8 +165,8 @@ def take_index(step: Step, x: Labelled, index: Any) -> Labelled:
     return Labelled((*axes, *rest))
 
 
-def _slice_axis(step: Step, axis: Axis, part: slice) -> Axis:
-    places = range(*part.indices(axis_length(axis)))
+def _slice_axis(step: Step, axis: Axis, entries: slice) -> Axis:
+    places = range(*entries.indices(axis_length(axis)))
     if len(places) == axis_length(axis):
         return axis
     if is_fixed(axis):
