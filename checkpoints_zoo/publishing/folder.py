@@ -221,8 +221,9 @@ def _check_rows(collection: LocalCollection) -> None:
         )
 
 
-def _format_keys(keys: Sequence[tuple[int, int | None]]) -> str:
-    return f"{format_ids(keys[:100])}{f' and {len(keys) - 100:,} more' if len(keys) > 100 else ''}"
+def _format_keys(snapshot_keys: Sequence[tuple[int, int | None]]) -> str:
+    more = f" and {len(snapshot_keys) - 100:,} more" if len(snapshot_keys) > 100 else ""
+    return f"{format_ids(snapshot_keys[:100])}{more}"
 
 
 def _unpublished_files(root: Path, inside: str, published: set[str], folders: set[str]) -> Iterator[str]:
@@ -306,9 +307,9 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
     )
 
 
-def _member_problems(name: str, location: Location, expected_hash: str, finite: bool) -> list[Problem]:
+def _member_problems(collection: str, location: Location, expected_hash: str, finite: bool) -> list[Problem]:
     problems, _ = shard_files.check_bytes(location, expected_hash, finite)
-    return [Problem(name, location.member, kind, text) for kind, text in problems]
+    return [Problem(collection, location.member, kind, text) for kind, text in problems]
 
 
 def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
