@@ -219,7 +219,7 @@ class Collection:
         return self[len(self) - 1 - self.ids[::-1].index(id)]
 
     def _select(self, positions: list[int], view: View | None = None) -> Collection:
-        """Return the members at the given positions as a collection, with this view or another one."""
+        """Return the members at the given positions as a collection, with this view or another view."""
         rows = self.rows if positions == list(range(len(self))) else manifest.take_rows(self.rows, positions)
         view = self._view if view is None else view
         selected = Collection(
@@ -515,7 +515,8 @@ class Collection:
 
         Raises:
             SymmetryError: the symmetries of the architecture can't be derived.
-            SelectionError, UsageError, LayoutError: there are no members, or no architecture has their tensors.
+            SelectionError, UsageError, LayoutError: there are no members, or no architecture has the tensors of the
+                members.
         """
         preprocess = self.preprocess
         return symmetries(self._skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
@@ -538,9 +539,9 @@ class Collection:
                 None changes no scales.
             permute: key by which the units of each layer are sorted in descending order: their "first" weight, their
                 largest weight ("max") or their norm ("norm"); None changes no order.
-            streams: whether to sort the units of residual streams too, or inner channels only.
+            streams: whether to sort the units of residual streams too, or only the units of inner channels.
             approximate: whether to scale rows before norms without running statistics as well, which changes the
-                function by the order of their eps.
+                network's function by the order of the norms' eps.
 
         Raises:
             UsageError: `scale` or `permute` has an unknown value, or permute="norm" although scaling makes all norms
@@ -768,7 +769,8 @@ def load(
             whenever their file in the cache has changed.
 
     Raises:
-        CollectionNotFound, SourceNotFound: there is no such collection or source; the error names the nearest ones.
+        CollectionNotFound, SourceNotFound: there is no such collection or source; the error names the most similar
+            names.
         SelectionError, MemberNotFound: the collection lacks the requested members.
         FormatError, DamagedError: the manifest does not follow the format.
         NetworkError, AccessError: the source is on the Hub and can't be reached or may not be read.

@@ -53,10 +53,10 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     Args:
         locations: locations of the members' bytes.
         view: steps that change the weights as they are read.
-        keys: (id, epoch) of each member.
+        member_keys: (id, epoch) of each member.
         table: symmetry table of the network; None for a view that changes nothing.
         labels: labels of the members, (member, label), float64.
-        names: names of the labels.
+        label_names: names of the labels.
         dtype: dtype of the weight vectors.
     """
 

@@ -122,8 +122,8 @@ def check_equivalence(
 
     Args:
         a, b: the two sets of parameters: each a state dict, a stacked state dict (member, *shape), a Member, a
-            Collection, or a module, of which only the tensors are used; both have equally many members. Counters may be
-            missing.
+            Collection, or a module, of which only the tensors are used; both sets have equally many members. Counters
+            may be missing.
         module: module that computes the function; None to use the module of `a`, if `a` is a Member, a Collection or a
             module.
         inputs: one batch of inputs, or a tuple of batches if the module takes several inputs; floating tensors become

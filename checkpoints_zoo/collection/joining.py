@@ -1,4 +1,4 @@
-"""Join members of several collections of one network into one selection; their bytes stay in their sources."""
+"""Join members of several collections of one network into one selection; no bytes of members are copied."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Read members from their files straight into stacked tensors, by offset.
 
 Members that are evenly spaced in one file become strided views of one memory map of the file. All other members are
-read in large pieces through one reused buffer and converted from there.
+read in large pieces into one reused buffer, and converted in the buffer.
 
 Axes of stacked tensors are (member, …), where … stands for the axes of one member's tensor.
 """
@@ -99,7 +99,7 @@ def stack(
 
 def read_ahead(read: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
     """Yield read(0), read(1), … up to `result_count` results; the next result is read while the caller uses the present
-    one."""
+    result."""
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
         future = reader.submit(read, 0)
         for number in range(result_count):
@@ -226,7 +226,7 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
         yield group
 
 
-def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
+def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
     """Read members of one layout into one buffer, and convert each tensor for all these members at once."""
     layout = group[0].layout
     if not layout.nbytes:
@@ -243,11 +243,11 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     for spec in specs:
         tensor = stored[spec.name]
         if tensor.nbytes:
-            _copy_converted(transfer.strided_view(raw, tensor, len(group), distance), rows[tensor.name])
-            check_finite({tensor.name: rows[tensor.name]}, group)
+            _copy_converted(transfer.strided_view(raw, tensor, len(group), distance), stacked_rows[tensor.name])
+            check_finite({tensor.name: stacked_rows[tensor.name]}, group)
 
 
-def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
+def _copy_tensors(location: Location, specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
     """Read a large member piece by piece and convert each piece into the stacked tensors."""
     stored = {tensor.name: tensor for tensor in location.layout.tensors}
     with location.path.open("rb", buffering=0) as file:
@@ -255,8 +255,8 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
             tensor = stored[spec.name]
             dtype = TORCH_DTYPES[tensor.dtype]
             elements = BUFFER_BYTES // dtype.itemsize
-            for piece in torch.split(rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
-                start = int(piece.storage_offset() - rows[tensor.name].storage_offset())
+            for piece in torch.split(stacked_rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
+                start = int(piece.storage_offset() - stacked_rows[tensor.name].storage_offset())
                 raw = reused_buffer(piece.numel() * dtype.itemsize)
                 read_at(file, location, location.offset + tensor.offset + start * dtype.itemsize, raw)
                 _copy_converted(torch.frombuffer(raw, dtype=dtype), piece)
@@ -321,7 +321,7 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
     """Check that all values are finite.
 
     Raises:
-        DamagedError: a value is not finite; the error names the first such member and tensor.
+        DamagedError: a value is not finite; the error names the first member and tensor with this value.
     """
     for name, tensor in stacked.items():
         if not tensor.is_floating_point() or not tensor.numel():

@@ -177,7 +177,8 @@ class View:
         return any(step.scales for step in self.steps)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        """Apply all steps to stacked members; return the members, and the symmetry that was applied to each."""
+        """Apply all steps to stacked members; return the changed members, and the symmetry that was applied to each
+        member."""
         applied_element = Element()
         for step in self.steps:
             params, element = step(table, member_keys, params)

@@ -194,7 +194,7 @@ class _Labels:
         self.values += label_values
 
     def finish(self) -> list[Any] | None:
-        """Return all labels, or None if no image has one."""
+        """Return all labels, or None if no image has a label."""
         if self.values and self.unlabelled:
             raise UsageError(
                 self.data_name,

@@ -55,12 +55,12 @@ def of(
             another iterable of images or (image, label), one by one or in batches; ImageData.
         classes: class names in the order of the label numbers, if the data has no class names.
         renamed: old class name -> new class name, for the classes to rename.
-        name: a name for the images; None derives one from their place.
+        name: a name for the images; None derives a name from the place of the images.
         split: the split to read if the place has several, "test" by default; for tensors, a name for their split.
         size: (height, width) to which Pillow resizes every image, bilinearly; None for no resizing.
         channels: 1 converts images to grey, 3 repeats grey images in three channels; None changes nothing.
         channels_last: whether tensors of images have the axes (input, height, width, channel).
-        image, label: names of the columns of images and labels, if the data's own columns leave a choice.
+        image, label: names of the columns of images and labels, needed if several columns are possible.
 
     Raises:
         UsageError: the name is unknown, images or labels have the wrong type, or an argument does not apply to this

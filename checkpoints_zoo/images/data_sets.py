@@ -52,8 +52,8 @@ class HubSet:
         image, label: columns.
         splits: "test" and "train" -> name of this split in the repo.
         some_grey: whether some images are stored in grey although the data set has three channels.
-        repo_names: our class name -> class name in the repo, for names that differ.
-        names_sorted: whether the repo's labels number the sorted class names, not the names in our order.
+        repo_names: class name in this package -> class name in the repo, for names that differ.
+        names_sorted: whether the repo's labels number the sorted class names, not the names in this package's order.
     """
 
     name: str
@@ -231,7 +231,8 @@ def digits(split: str) -> ImageData:
 
 
 def photo_patches() -> ImageData:
-    """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 of each, without labels.
+    """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 patches of each photograph, without
+    labels.
 
     The patches of a photograph are numbered row by row and ranked by the sha256 of "photos|<file>|<index>".
     """
@@ -266,7 +267,7 @@ def read_from_hub(set_name: str, split: str) -> ImageData:
         AccessError: the user's login may not read the repo.
         NetworkError: the Hub gave no answer; or offline mode is on, and the split is not in the cache.
         DamagedError: the bytes that arrived do not have the announced hash; the bytes are deleted.
-        FormatError: the content of the repo is not the expected one.
+        FormatError: the repo has other content than expected.
     """
     hub_set = HUB_SETS[set_name]
     repo = hub.resolve_address(f"{hub.ADDRESS_SCHEME}datasets/{hub_set.repo}")

@@ -1,6 +1,7 @@
 """Reading of images at a place: a folder of images, Parquet files, or a data set on the Hub.
 
-Classes and files of a folder have the order of torchvision's ImageFolder: sorted folder names, then the paths in each.
+Classes and files of a folder have the order of torchvision's ImageFolder: sorted folder names, then the sorted paths in
+each folder.
 """
 
 from __future__ import annotations

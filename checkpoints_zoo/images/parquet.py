@@ -47,7 +47,7 @@ def _file_kind(path: Path) -> str:
 
 
 def _file_name(path: Path, data_name: str) -> str:
-    """Return a name for a file in error texts, which also names the data that the file belongs to."""
+    """Return a name for a file in error texts: the file's name, and the name of the data that the file belongs to."""
     return data_name if data_name.endswith(path.name) else f"{path.name} of {data_name}"
 
 

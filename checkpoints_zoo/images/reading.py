@@ -77,7 +77,7 @@ class Columns:
     label: str | None = None
 
     def choose_columns(self, column_kinds: Mapping[str, str], data_name: str) -> tuple[str, str | None]:
-        """Choose a column of images and one of labels; return their names, None for no labels.
+        """Choose a column of images and a column of labels; return the names of both columns, None for no labels.
 
         Args:
             column_kinds: column name -> kind as the data says it: "Image", "ClassLabel", or anything else.
@@ -124,7 +124,7 @@ def _list_columns(columns: Iterable[str]) -> str:
 
 
 def choose_split(splits: Iterable[str], requested_split: str | None, data_name: str) -> str:
-    """Return the requested split of a place; without a request, the only one, or "test".
+    """Return the requested split of a place; without a request, return the only split, or "test".
 
     Args:
         splits: the names of the place's splits.
@@ -132,7 +132,7 @@ def choose_split(splits: Iterable[str], requested_split: str | None, data_name: 
         data_name: name of the data in error texts.
 
     Raises:
-        UsageError: there is no split of the requested name, or none called "test".
+        UsageError: there is no split of the requested name, or several splits and no split called "test".
     """
     names = sorted(set(splits))
     if requested_split is None and len(names) == 1:
@@ -174,7 +174,7 @@ class ImageBuffer:
         announced_count: announced number of images.
         data_name: name of the images in error texts.
         shape: (channels, height, width) that every image must have; None for the first image's size.
-        allowed_modes: Pillow's modes that images may have, () for all that have exact pixels.
+        allowed_modes: Pillow's modes that images may have, () for all modes that have exact pixels.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class ImageBuffer:
             image_name, upright, mode: the same arguments as in `add_picture`.
 
         Raises:
-            FormatError: the bytes are no image or a damaged one, or `add_picture` refuses the image.
+            FormatError: the bytes are no image or a damaged image, or `add_picture` refuses the image.
             SourceNotFound: the file can't be read.
         """
         try:
@@ -266,7 +266,7 @@ class ImageBuffer:
 
         Raises:
             UsageError: images should be resized or recoloured but have other channels than 1 or 3.
-            FormatError: the images have another size than earlier ones.
+            FormatError: the images have another size than earlier images.
         """
         fits = self.pixel_format.size in (None, images.shape[2:]) and self.pixel_format.channels in (
             None,
@@ -348,7 +348,7 @@ def _complete_images() -> Iterator[None]:
 
 
 def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:
-    """Return an image in mode L or RGB with the same pixels; refuse modes for which that is not exact."""
+    """Return an image in mode L or RGB with the same pixels; refuse modes that have no exact equivalent in L or RGB."""
     if image.mode == "1":
         return image.convert("L")
     if image.mode == "P" and "transparency" not in image.info:

@@ -112,7 +112,7 @@ def build_skeleton(build: Build, layout: Layout, collection_name: str) -> nn.Mod
         collection_name: name of the collection, for errors.
 
     Raises:
-        LayoutError: the module's tensors differ from the layout's by name or shape.
+        LayoutError: the module's tensors differ in name or shape from the tensors of the layout.
         UsageError: `build` is not a function, or does not return a module.
     """
     module = build_module(build, collection_name)
@@ -252,8 +252,8 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """Map each name of a state dict to the first name of the same tensor, the one in `named_parameters()`; return the
-    map.
+    """Map each name of a state dict to the first name of the same tensor, which is the name in `named_parameters()`;
+    return the map.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> net[1].weight = net[0].weight

@@ -84,7 +84,7 @@ def read_set(source: Source, collection: str, set_name: str) -> PredictionSet:
             source.
         AccessError, NetworkError: the source is on the Hub and can't be read.
     """
-    folder = set_folder(collection, set_name)
+    folder = folder_of_set(collection, set_name)
     manifest_path, description_path = (
         _find_file(source, f"{folder}/{file}", collection, set_name) for file in (MANIFEST_FILE, DESCRIPTION_FILE)
     )
@@ -114,7 +114,7 @@ def _find_file(source: Source, path_in_source: str, collection: str, set_name: s
         # If the whole repo or the commit is missing, and not only this file, the error is raised unchanged.
         if error.path not in (path_in_source, str(source.root / path_in_source)):
             raise
-        known = ", ".join(set_names(source, collection)) or "none"
+        known = ", ".join(list_set_names(source, collection)) or "none"
         beside = path_in_source.endswith(DESCRIPTION_FILE)
         raise SourceNotFound(
             f"predictions {set_name!r} of {collection}",
@@ -132,7 +132,8 @@ def _find_file(source: Source, path_in_source: str, collection: str, set_name: s
 def _read_checked(
     manifest_path: Path, description_path: Path, stamps: tuple[tuple[int, ...], ...]
 ) -> tuple[SetDescription, pa.Table]:
-    """Read and check the manifest and the description of a set; unchanged files are read only once."""
+    """Read and check the manifest and the description of a set; files that did not change since an earlier call are not
+    read again."""
     facts = SetDescription.from_json(catalog.read_json(description_path), description_path)
     rows = manifest.read_manifest(manifest_path, SCHEMA)
     manifest.check_rows(rows, facts, manifest_path)
@@ -157,7 +158,7 @@ def _check_hashes(hashes: Sequence[str], manifest_path: Path) -> None:
             )
 
 
-def set_names(source: Source, collection: str) -> list[str]:
+def list_set_names(source: Source, collection: str) -> list[str]:
     """Return the names of a collection's sets of predictions in a source.
 
     Raises:
@@ -190,7 +191,7 @@ def find_source(source: str | Path | Source) -> Source:
         raise
 
 
-def set_folder(collection: str, set_name: str) -> str:
+def folder_of_set(collection: str, set_name: str) -> str:
     """Check the names of a collection and a set; return the set's folder in its source."""
     return f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}/{check_set_name(set_name)}"
 
@@ -302,7 +303,7 @@ class SetDescription:
         return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
 
 
-def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
+def logits_layout(inputs: int, classes: int, dtype: str = "F16") -> Layout:
     """Return the layout of one member's logits, (input, class)."""
     return Layout.of([(LOGITS_TENSOR, dtype, (inputs, classes))])
 
@@ -313,10 +314,11 @@ def weight_hashes(rows: pa.Table) -> dict[Key, str | None]:
     return {(member, epoch): digest for member, epoch, digest in zip(*columns, strict=True)}
 
 
-def find_problems(
+def find_set_problems(
     stored: PredictionSet, known_hashes: Mapping[Key, str | None] | None, check_finite: bool = True
 ) -> list[Problem]:
-    """Check a set's bytes against its rows, and its rows against the members' manifest; return the problems.
+    """Check the bytes of a set of predictions against the set's manifest, and the set's manifest against the members'
+    manifest; return the problems.
 
     Args:
         stored: the set of predictions to check; missing bytes are fetched from the Hub together.
@@ -346,7 +348,8 @@ def find_problems(
 
 
 def find_changed_weights(stored: PredictionSet, known_hashes: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
-    """Compare a set's rows with the members' manifest; yield (member, problem) where the weights differ."""
+    """Compare the manifest of a set of predictions with the members' manifest; yield (member, problem) where the
+    weights differ."""
     columns = [stored.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256")]
     for member, epoch, used_hash in zip(*columns, strict=True):
         if problem := _describe_weights_mismatch(known_hashes, (member, epoch), used_hash):

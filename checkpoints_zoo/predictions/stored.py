@@ -78,7 +78,7 @@ def cite_weights(label: str, commit: str, collection: str, rows: pa.Table) -> st
 def check_same(predictions: Predictions, members: Predictions | Members) -> Predictions:
     """Check that predictions have the same members, with the same weights, in the same order; return the predictions.
 
-    Weights are compared by their content hashes; if a manifest has none, by the names of the collections.
+    Weights are compared by their content hashes; if a manifest has no hashes, by the names of the collections.
 
     Raises:
         UsageError: the predictions are of other members, or were made with other weights.
@@ -106,7 +106,8 @@ def check_same(predictions: Predictions, members: Predictions | Members) -> Pred
 
 
 def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
-    """Return (member, epoch, content hash of the weights) of each member; the hash is "" if the manifest has none."""
+    """Return (member, epoch, content hash of the weights) of each member; the hash is "" if the manifest has no hash
+    for the member."""
     if isinstance(members, Predictions):
         return members.keys
     hashes = members.rows.column("sha256").to_pylist()
@@ -152,7 +153,7 @@ class Predictions:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the stored logits; the widest one if members have different dtypes."""
+        """The dtype of the stored logits; the widest dtype if members have different dtypes."""
         widest: torch.dtype = max(
             (TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize
         )
@@ -170,7 +171,7 @@ class Predictions:
 
     @cached_property
     def labels(self) -> Tensor | None:
-        """The inputs' labels as positions in `classes`, (input,) int64; None if the images have none."""
+        """The inputs' labels as positions in `classes`, (input,) int64; None if the images have no labels."""
         return None if self.facts.labels is None else torch.tensor(self.facts.labels)
 
     @cached_property
@@ -374,7 +375,8 @@ class Blocks:
 
 
 def check_members(description: SetDescription, members: Members) -> None:
-    """Check that a set has the members' classes, in the order of their logits, and their preprocessing.
+    """Check that a set of predictions has the classes of the members, in the order of the logits, and the members'
+    preprocessing.
 
     Raises:
         UsageError: the set has other classes or another preprocessing.

@@ -22,7 +22,13 @@ from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import pack_member
 from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.predictions.prediction_sets import (
+    LOGITS_TENSOR,
+    SCHEMA,
+    PredictionSet,
+    SetDescription,
+    logits_layout,
+)
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
 from checkpoints_zoo.sources import hub
@@ -31,7 +37,7 @@ from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
 GROUP_BYTES = 2**27  # Number of bytes of float32 logits that are held in memory before they are written.
 JOB_MEMBERS = 16  # Number of members in one job on a CPU, where a member's logits depend on no other member.
-LEAST_JOBS = 16  # Smallest number of jobs, if there are that many members.
+LEAST_JOBS = 16  # Smallest number of jobs, if there are at least as many members.
 
 Key = tuple[int, int]
 PackedLogits = tuple[int, bytearray]  # Position of a member, and the bytes of its logits as they are stored.
@@ -96,7 +102,7 @@ def predict(
         for device_name in [device] if devices is None else devices:
             check_device(device_name)
     root = _output_folder(members, out)
-    folder = root / prediction_sets.set_folder(members.name, set_name)
+    folder = root / prediction_sets.folder_of_set(members.name, set_name)
     description = _describe_set(members, data_set, set_name, dtype)
     with disk.translate_write_errors(folder), disk.hold_lock(folder / ".lock", _locked_error(folder)):
         existing_set = (
@@ -159,7 +165,7 @@ def _describe_set(members: Members, data: ImageData, set_name: str, dtype: torch
         fingerprint=data.fingerprint, inputs=len(data), classes=classes,
         preprocessing=dict(members.description.preprocessing), computed=str(dtype).removeprefix("torch."),
         view="; ".join(str(step) for step in members._view.steps), version=version("checkpoints-zoo"), citation="",
-        layouts={LOGITS_TENSOR: layout_of(len(data), len(classes))}, labels=labels,
+        layouts={LOGITS_TENSOR: logits_layout(len(data), len(classes))}, labels=labels,
     )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def count_members(table: Table, params: Mapping[str, Tensor]) -> int | None:
     return next(iter(counts), None)
 
 
-def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
+def count_stacked_members(table: Table, params: Mapping[str, Tensor]) -> int:
     """Check stacked tensors against a table; return the number of members.
 
     Raises:
@@ -139,7 +139,7 @@ def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
     return members
 
 
-def check_single(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
+def check_unstacked(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
     """Check that tensors have no member axis.
 
     Args:

@@ -135,7 +135,7 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
 
 
 def inverse(table: Table, element: Element) -> Element:
-    """Return the symmetry that undoes another, up to rounding."""
+    """Return the symmetry that undoes a given symmetry, up to rounding."""
     inverses = {name: p.argsort(-1) for name, p in element.permutations.items()}
     scales = {
         n: permute_scale(table.scales[n], table, s.reciprocal(), element.permutations)

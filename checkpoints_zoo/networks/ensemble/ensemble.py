@@ -1,6 +1,7 @@
 """Members as one module, which maps a batch of inputs to logits (member, batch, class).
 
-Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while one is used.
+Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while the present chunk is
+used.
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ class Stream:
 
     Args:
         read: function (positions, device, dtype) -> stacked tensors of the members at consecutive positions.
-        count: the number of members.
+        member_count: the number of members.
         chunk: the number of members that are read at a time.
         device, dtype: device and dtype of the stacked tensors.
     """
@@ -332,8 +333,8 @@ class Stream:
         self.read, self.count, self.chunk = read, member_count, chunk
         self.device, self.dtype = device, dtype
 
-    def use_chunks(self, use: Callable[[range, StackedTensors], T]) -> Iterator[T]:
-        """Read the members chunk by chunk; yield the result of the function `use` for each chunk.
+    def use_chunks(self, function: Callable[[range, StackedTensors], T]) -> Iterator[T]:
+        """Read the members chunk by chunk; yield the result of `function` for each chunk.
 
         If memory runs out, a warning is given and the remaining chunks are half as large.
         """
@@ -346,7 +347,7 @@ class Stream:
                     stacked = next_read.result()
                     if after := self._chunk_positions(part.stop):
                         next_part = reader.submit(self._read_chunk, after)
-                    made = use(part, stacked)
+                    made = function(part, stacked)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or len(part) == 1:
                         raise

@@ -173,7 +173,7 @@ class Runner:
         return choice, program
 
     def program(self, inputs: Tensor) -> Program | None:
-        """Return the network's program; None if the network has none, or if the program's logits differ from the
+        """Return the network's program; None if the network has no program, or if the program's logits differ from the
         module's."""
         program = self.trials.program(self.skeleton, inputs.dim())
         return program if program is not None and self.trials.is_correct("program", self, inputs) else None
@@ -453,7 +453,7 @@ class Trials:
         Args:
             execution: the way of running members that is tested, "program" or "vmap".
             runner: runner that has the members.
-            inputs: only their shape and dtype matter.
+            inputs: a batch of inputs, of which only the shape and dtype matter.
         """
         autocast = torch.is_autocast_enabled(runner.device.type)
         key = (execution, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
@@ -483,7 +483,7 @@ class Trials:
             random_inputs = inputs[:_TRIAL_INPUT_COUNT]
             expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
         if not all(torch.isfinite(logits).all() for logits in expected):
-            return None  # The module itself fails, so there is nothing to compare with.
+            return None  # The module itself fails, so there are no logits to compare with.
         try:
             if execution == "program":
                 program = self.programs[inputs.dim()]

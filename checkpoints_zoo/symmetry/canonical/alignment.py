@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
-from checkpoints_zoo.symmetry.applying import check_element, check_single, count_stacked, permute
+from checkpoints_zoo.symmetry.applying import check_element, check_unstacked, count_stacked_members, permute
 from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, matched_tensors
 from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
@@ -91,8 +91,8 @@ def match_weights(
     >>> match_weights(table, stacked, weights).permutations["0"].tolist()
     [[1, 0]]
     """
-    members = count_stacked(table, params)
-    check_single(table, reference, "reference")
+    members = count_stacked_members(table, params)
+    check_unstacked(table, reference, "reference")
     begin = dict(start or {})
     check_element(table, Element(begin), members)
     _check_sweep_limit(most)
@@ -117,9 +117,9 @@ def match_mean(
     members.
 
     Each pass visits the members in random order. In the first pass, the first member stays, and each later member is
-    matched to the mean of the members before it. After that, each member is matched to the mean of all others, until
-    nothing changes. The sum of the inner products of all pairs never falls. The result depends on the seed and on the
-    order of the members.
+    matched to the mean of the members before it. In each later pass, each member is matched to the mean of all other
+    members, until nothing changes. The sum of the inner products of all pairs of members never falls. The result
+    depends on the seed and on the order of the members.
 
     Args:
         table: the network's symmetry table.
@@ -137,7 +137,7 @@ def match_mean(
         LayoutError, DamagedError: for the same reasons as in `match_weights`.
         UsageError: for the same reasons as in `match_weights`, and if there are no members.
     """
-    members = count_stacked(table, params)
+    members = count_stacked_members(table, params)
     _check_sweep_limit(most)
     if not members:
         raise UsageError("members", expected="at least one", found="none")

@@ -61,7 +61,7 @@ class _ScaleUse:
         along: powers of all scales along the same axis of the block, including this scale.
         across: powers of all scales along the axis of the block that this scale does not multiply.
         power: exponent of the scale along this axis.
-        units: see `ScalePower`.
+        units: (cell), index of the scale's value in each cell; None: cell c has value c.
     """
 
     block: int
@@ -174,7 +174,7 @@ class Balancer:
 
         Args:
             is_frozen: (member), whether to keep the scales of a member; None: no member is frozen.
-            totals: sum (member) of each block; the sums are updated. None: the sums are not needed.
+            totals: sum (member) of each block, updated in place; None if the sums are not needed.
         """
         changes = []
         for name, uses in self.uses.items():

@@ -51,7 +51,7 @@ class Matcher:
 
     Args:
         table: the network's symmetry table.
-        reference: parameters of the reference, name -> (*shape): all tensors that count, in one dtype.
+        reference: parameters of the reference, name -> (*shape): all tensors that the matching compares, in one dtype.
         name_in_errors: name of the reference in error texts.
 
     Raises:
@@ -134,7 +134,7 @@ class Matcher:
 
 
 def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> dict[str, Tensor]:
-    """Return the tensors that count in the matching: all permuted tensors except statistics and integers."""
+    """Return the tensors that the matching compares: all permuted tensors except statistics and integers."""
     result = {}
     for name, axes in table.tensors.items():
         if not axes.moves or axes.role in STATISTIC_ROLES:
@@ -210,9 +210,9 @@ def best_move(
 ) -> tuple[Permutations, float]:
     """Return the best permutations of a group and of its descendants, and the gain.
 
-    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
-    is found for each pair of an old and a new place of the block. If a grouped kernel connects two groups, the order of
-    the later group is chosen for the best order of the earlier group.
+    The blocks of the group stay in place. For groups with blocks that the visited group moves, the best order inside a
+    block is found for each pair of an old and a new place of the block. If a grouped kernel connects two groups, the
+    order of the later group is chosen for the best order of the earlier group.
 
     Args:
         products: inner products of the reference and the matched network.
@@ -271,10 +271,11 @@ class _Subtree:
 
 
 def best_orders(gains: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]:
-    """Return for each new and old place of a block the best sum inside, (new, old), and its order, (new, old, unit).
+    """Return for each new and old place of a block the largest sum of gains inside the block, (new, old), and the order
+    of units with this sum, (new, old, unit).
 
     Args:
-        gains: gains (new unit, old unit).
+        gains: gain of each move of an old unit to a new place, (new unit, old unit).
         blocks: number of blocks of the units.
     """
     width = len(gains) // blocks

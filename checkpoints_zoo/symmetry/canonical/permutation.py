@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import count_stacked, permute
+from checkpoints_zoo.symmetry.applying import count_stacked_members, permute
 from checkpoints_zoo.symmetry.canonical.refining import Colours, Orders, Search
 from checkpoints_zoo.symmetry.canonical.slices import (
     Members,
@@ -63,8 +63,8 @@ def sort_units(
             "max" (largest) weight, or L2 "norm" in float64.
         streams: whether to sort the units of residual streams as well.
         tolerance: two values count as equal if their difference is at most this share of the larger value. A tolerance
-            is needed for rescaled tensors, whose equal units differ by rounding errors. The tensors are then the same
-            within the tolerance, not bit for bit.
+            is needed for rescaled tensors, whose equal units differ by rounding errors. With a tolerance, permuted
+            networks give tensors that are equal within the tolerance, not bit for bit.
 
     Raises:
         UsageError: the key is unknown, or the tensors have no member axis.
@@ -80,7 +80,7 @@ def sort_units(
     """
     if key not in SORTING_KEYS:
         raise UsageError("key", expected=" or ".join(map(repr, SORTING_KEYS)), found=repr(key))
-    count = count_stacked(table, params) if params else None
+    count = count_stacked_members(table, params) if params else None
     free = _sortable_groups(table, streams)
     moving = {n: a for n, a in table.tensors.items() if any(move.group in free for move in a.moves)}
     for name in moving:
@@ -235,7 +235,8 @@ class Keys:
             the other order.
         exact_keys: function (members (unit), units (unit)) -> keys, whole numbers (unit); None if `approximate_keys`
             holds the keys.
-        tolerance: largest difference of equal keys, as a share of the larger one, see `slices.number_close_values`.
+        tolerance: largest difference of keys that count as equal, as a share of the larger key, see
+            `slices.number_close_values`.
     """
 
     approximate_keys: Tensor

@@ -144,8 +144,8 @@ def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
 def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
     """Return the old position of each entry of an axis, (entry).
 
-    The input axis of a grouped kernel has only one block's inputs. For this axis, return the old position of every
-    input of all blocks, (input).
+    For the input axis of a grouped kernel, which has only one block's inputs, return the old position of every input of
+    all blocks, (input).
     """
     moves = [move for move in axes.moves if move.axis == axis]
     if any(move.within for move in moves):
@@ -154,7 +154,7 @@ def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
 
 
 class Reference:
-    """The network that other networks are matched to, with precomputed parts.
+    """The network that other networks are matched to, prepared for inner products.
 
     Args:
         table: the network's symmetry table.
@@ -211,7 +211,7 @@ class Products:
     """The gains of the groups of one network. Products are cached and updated after permutations.
 
     Args:
-        reference: the network to match.
+        reference: the network that other networks are matched to.
         tensors: parameters of the network to match, name -> (*shape), like the tensors of the reference.
     """
 

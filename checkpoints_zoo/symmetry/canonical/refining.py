@@ -35,8 +35,8 @@ class Search:
     Args:
         member: the member, with the order of the units that are sorted so far.
         turn: groups that are ordered together, movers first.
-        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The function's
-            second argument says whether to try only the first of several units of one colour.
+        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The second argument
+            of `sort_rest` says whether to try only the first of several units of one colour.
         order_counter: counter of the orders tried, shared by all searches for the member.
     """
 
@@ -105,7 +105,7 @@ class Search:
         return False
 
     def _orbit(self, group: str, unit: int, separated_units: tuple[tuple[str, int], ...]) -> set[int]:
-        """Return the orbit of a unit under the known symmetries that fix the units of a prefix."""
+        """Return the orbit of a unit under the known symmetries that keep all separated units in place."""
         symmetries = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in separated_units)]
         orbit = new = {unit}
         while new:
@@ -323,7 +323,7 @@ def _sort_by_colour(member: Members, turn: Sequence[str], colours: Colours) -> M
 
 def _compare_tensors(tensors: list[Tensor], other_tensors: list[Tensor], tolerance: float) -> int:
     """Compare two members by the first entry that differs; return 1 if `tensors` has the larger entry, -1 if the
-    smaller, 0 if all are equal."""
+    smaller, 0 if all entries are equal."""
     for a, b in zip(tensors, other_tensors, strict=True):
         is_different = ~are_close(a, b, tolerance) if tolerance else a != b
         if bool(is_different.any()):

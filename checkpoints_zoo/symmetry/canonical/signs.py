@@ -12,10 +12,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.applying import count_stacked, flip_tensor
+from checkpoints_zoo.symmetry.applying import count_stacked_members, flip_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Sign, Table
 
-_TOLERANCE = 2.0**-16  # Entries that differ from the largest by at most this share count as equally large.
+_TOLERANCE = 2.0**-16  # Entries that differ from the largest entry by at most this share count as equally large.
 _DECIDING_ROLES = (
     "gain",
     "weight",
@@ -41,7 +41,7 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
         UsageError: the tensors have no member axis.
     """
     tensors, signs, waiting = dict(params), dict[str, Tensor](), dict(table.signs)
-    members = count_stacked(table, params) if params else 0
+    members = count_stacked_members(table, params) if params else 0
     while waiting:
         sign, deciding_tensors = _next_sign(table, waiting)
         del waiting[sign.name]

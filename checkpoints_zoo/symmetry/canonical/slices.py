@@ -222,7 +222,7 @@ class Slices:
         return -self._add_eps(values) if self.members.tolerance else ~ordered_bits(values)
 
     def _add_eps(self, values: Tensor) -> Tensor:
-        """Return values in float64, plus the eps if the tensor is a running variance."""
+        """Return values in float64. The eps of the norm is added to a running variance."""
         return values.double() + self.axes.shift
 
     def differ(self, members: Tensor, units: Tensor, other_units: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ class Slices:
     def _positions_on_other_axis(
         self, axis: int, member_index: Tensor, unit_index: Tensor, row: Tensor, index: Tensor
     ) -> Tensor:
-        """Return the positions of a slice's entries on another axis, before that axis is permuted."""
+        """Return the positions of a slice's entries on one of the tensor's other axes, before the axis is permuted."""
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
@@ -280,8 +280,8 @@ class Slices:
         return order[member_index, block, index] % self.axes.shape[1]
 
     def _order_on_axis(self, axis: int) -> tuple[Tensor | None, Move | None]:
-        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None if the entries
-        keep their order."""
+        """Return the order of entries on one of the tensor's other axes, (member, entry) or (member, block, entry);
+        None if the entries keep their order."""
         moves = [m for m in self.axes.moves if m.axis == axis and m.group in self.members.order]
         if not moves:
             return None, None

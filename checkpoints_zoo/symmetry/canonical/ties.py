@@ -109,8 +109,8 @@ def are_alone(cells: Cells) -> Tensor:
 def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> Tensor:
     """Break ties by the slices of units, and write the order; return whether a member has ties left, (member).
 
-    Slices with a known order of entries come first, then slices whose entries are sorted because their order is not
-    known yet. Units that can swap places without a change of any tensor count as ordered.
+    Slices with a known order of entries come first, then slices whose entries have no known order and are therefore
+    sorted. Units that can swap places without a change of any tensor count as ordered.
 
     Args:
         cells: cells of two or more units.

@@ -1,8 +1,8 @@
 """Labels of the axes of a traced network: runs of units that one permutation moves, with their scales.
 
 An axis is a sequence of segments. One permutation moves the units of a segment (`Space`), and a product of powers of
-factors multiplies its entries (see `scales`). If two axes are joined, or one is pinned, their spaces change at once. As
-in union-find, a joined space refers to the space that replaces it.
+factors multiplies its entries (see `scales`). If two axes are joined, or an axis is pinned, the spaces of the axes
+change at once. As in union-find, a joined space refers to the space that replaces it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Space:
 
     Args:
         size: number of units.
-        serial: serial number. If two spaces are joined, the older one stays.
+        serial: serial number. If two spaces are joined, the older space stays.
         name: name of the layer that opened the space.
         pinned: whether the units must keep their order.
         blocks: the space whose units are blocks of equally many consecutive units of this space; None: no blocks.

@@ -44,10 +44,10 @@ _NAMES_BY_RULE: dict[Rule, str] = {
     elementwise.multiply: "mul multiply",
     elementwise.divide: "div divide true_divide",
     elementwise.raise_to: "pow",
-    elementwise.power_of(2): "square",
-    elementwise.power_of(0.5): "sqrt",
-    elementwise.power_of(-0.5): "rsqrt",
-    elementwise.power_of(-1): "reciprocal",
+    elementwise.power_rule(2): "square",
+    elementwise.power_rule(0.5): "sqrt",
+    elementwise.power_rule(-0.5): "rsqrt",
+    elementwise.power_rule(-1): "reciprocal",
     elementwise.reduce_axes: "mean sum",
     elementwise.take_extreme: "amax amin",
     elementwise.pad: "pad",
@@ -150,7 +150,8 @@ ATTRIBUTE_RULES: dict[str, Rule] = {
 
 
 def layer_rule(layer: nn.Module) -> LayerRule | None:
-    """Return the rule of a layer: the rule of the class that defines its forward; None if there is none."""
+    """Return the rule of a layer, which is the rule of the class that defines the layer's `forward`; None if the class
+    has no rule."""
     layer_class = type(layer)
     for base in layer_class.__mro__:
         rule = LAYER_RULES.get(full_name(base))

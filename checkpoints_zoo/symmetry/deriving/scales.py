@@ -3,7 +3,7 @@
 A scale is a product of powers of factors. Each equation is linear in the logarithms of the factors, and replaces one
 factor by a product of others. The factors that remain can be chosen freely. Signs have equations too, and the powers of
 signs count modulo 2. A product contains both kinds: since scales are positive, an equation of products is one equation
-of scales and one of signs.
+of scales and one equation of signs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Factor:
         count: number of values of the factor.
         serial: serial number.
         name: name of the layer that opened the factor.
-        weak: whether there is no layer whose output is scaled by this factor alone. Equations replace weak factors
-            first.
+        weak: whether no layer has an output that this factor alone scales. Equations replace weak factors first.
         origin: (tensor name, axis) that the factor scales; None if the factor stands for a product of factors.
         norms: name of a layer that undoes the factor -> whether the layer undoes it exactly.
         writers: (serial number, tensor name, axis) of the tensors that the factor multiplies in the layer that opened
@@ -120,7 +119,7 @@ def tie_values(factor: Factor, block_count: int) -> None:
 
 
 def factor_of_part(factor: Factor, start: Fraction, stop: Fraction) -> Factor:
-    """Return the factor of a part of a run. Start and stop are fractions of the run."""
+    """Return the factor of a part of a run; `start` and `stop` are fractions of the run."""
     if stop - start == 1 or factor.count == 1:
         return factor
     if (factor.count * start).denominator > 1 or (factor.count * stop).denominator > 1:

@@ -182,7 +182,7 @@ class _LabelInterpreter(fx.Interpreter):
         return self.env[node] if self.labels[node] is None else self.labels[node]
 
     def _label_tensor(self, step: Step, tensor: Tensor) -> Labelled:
-        """Return the label of a parameter or buffer. Any tensor that is no parameter or buffer gets fixed axes."""
+        """Return the label of a parameter or buffer. A tensor that is no parameter or buffer gets fixed axes."""
         if id(tensor) not in self.state_names:
             return Labelled(tuple(step.fixed_axis(size) for size in tensor.shape))
         if id(tensor) not in self.states:
@@ -357,7 +357,7 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], labels_by_t
             movers.get(f),
             all(f.norms.values()),
             tuple(f.norms),
-            _writers_of(f),
+            _sorted_writers(f),
         )
         for f, name in factors.items()
     }
@@ -418,7 +418,7 @@ def _tie_unless_moved(factor: Factor, segment: Segment) -> None:
 
 
 def _space_moving_factor(factor: Factor, segment: Segment) -> Space | None:
-    """Return the space whose permutation also moves the values of a factor; None if there is none."""
+    """Return the space whose permutation also moves the values of a factor; None if there is no such space."""
     space: Space | None = segment.space
     while space is not None and factor.count > 1:
         if factor.count % space.size == 0:
@@ -429,10 +429,10 @@ def _space_moving_factor(factor: Factor, segment: Segment) -> Space | None:
 
 def _make_group(group_name: str, space: Space, space_names: Mapping[Space, str]) -> Group:
     outer = None if space.blocks is None else current_space(space.blocks)
-    writers = _writers_of(space)
+    writers = _sorted_writers(space)
     blocks, mover = (1, None) if outer is None else (outer.size, space_names.get(outer))
     return Group(group_name, space.size, blocks, mover, space.stream and len(writers) > 1, writers)
 
 
-def _writers_of(space_or_factor: Space | Factor) -> tuple[tuple[str, int], ...]:
+def _sorted_writers(space_or_factor: Space | Factor) -> tuple[tuple[str, int], ...]:
     return tuple((tensor, axis) for _, tensor, axis in sorted(set(space_or_factor.writers)))
