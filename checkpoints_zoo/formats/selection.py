@@ -94,7 +94,7 @@ class RowsInMemory:
 
 def select_rows(
     rows: pa.Table | Rows,
-    name: str,
+    collection: str,
     *,
     n: int | None = None,
     where: str | None = None,
@@ -110,7 +110,7 @@ def select_rows(
 
     Args:
         rows: the manifest, in memory or in a file.
-        name: name of the collection, for errors.
+        collection: name of the collection, for errors.
         n: number of rows to select: the first n rows, or with `sample` n rows drawn without replacement.
         where: an SQL condition on the manifest's columns that selected rows must meet.
         members: ids of the members to select, or a text of ids ("0-99,205,7@40").
@@ -125,14 +125,14 @@ def select_rows(
     if members is not None:
         if where is not None or sample is not None or snapshots:
             raise SelectionError(
-                f"selection of {name}",
+                f"selection of {collection}",
                 expected="`members` alone or with `n`",
                 found="`where`, `sample` or `snapshots`",
             )
-        positions = _find_positions(rows, name, parse_ids(members))
+        positions = _find_positions(rows, collection, parse_ids(members))
     else:
         enough = whole_number(n) if sample is None else None
-        positions = _matching_positions(rows, name, where, snapshots, enough)
+        positions = _matching_positions(rows, collection, where, snapshots, enough)
     if n is None and sample is None:
         return rows.take(positions)
     requested_n, n = n, whole_number(n)
@@ -140,16 +140,16 @@ def select_rows(
         found = "no n beside `sample`" if requested_n is None else f"n={requested_n!r}"
         condition_text = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
-            f"number of members of {name}",
+            f"number of members of {collection}",
             expected=f"n from 1 to {len(positions):,}, as many as there are{condition_text}",
             found=found,
-            collection=name,
+            collection=collection,
         )
     if sample is None:
         return rows.take(positions[:n])
     seed = whole_number(sample)
     if seed is None:
-        raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
+        raise SelectionError(f"sample of {collection}", expected="a whole number as seed", found=repr(sample))
     candidates = rows.read(("member", "epoch"))
     members_of_rows, epochs = (manifest.numpy_values(candidates.column(c))[positions] for c in ("member", "epoch"))
     ranked = (
@@ -160,12 +160,12 @@ def select_rows(
 
 
 def _matching_positions(
-    rows: Rows, name: str, where: str | None, snapshots: bool, enough: int | None
+    rows: Rows, collection: str, where: str | None, snapshots: bool, enough: int | None
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Find the rows that can be selected and meet a condition; return their positions, ascending.
 
     Args:
-        rows, name, where, snapshots: the same arguments as in `select_rows`.
+        rows, collection, where, snapshots: the same arguments as in `select_rows`.
         enough: number of rows after which the search may stop; None to find all.
     """
     condition = None if where is None else Condition.parse(where)
@@ -211,7 +211,7 @@ def _matching_positions(
     positions, table = candidates(all_groups)
     if not len(positions):
         raise SelectionError(
-            f"selection of {name}",
+            f"selection of {collection}",
             expected="rows that are final with status ok",
             found=f"none of {rows.num_rows}",
         )
@@ -235,7 +235,9 @@ def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dty
     return is_equal
 
 
-def _find_positions(rows: Rows, name: str, keys: Sequence[SnapshotKey]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _find_positions(
+    rows: Rows, collection: str, keys: Sequence[SnapshotKey]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Find the rows of (member, epoch) pairs; return their positions in the order of the pairs."""
     # A row is found by one number: its member, and its epoch + 1, or 0 for a final row. No row has the number -1.
     requested = np.array([(m << 32) + (0 if e is None else e + 1) if _fits(m, e) else -1 for m, e in keys])
@@ -259,14 +261,14 @@ def _find_positions(rows: Rows, name: str, keys: Sequence[SnapshotKey]) -> np.nd
         number = int(np.argmin(is_ok))
         member, epoch = keys[number]
         if not is_present[number]:
-            raise member_not_found(rows.read(("member", "epoch")), name, member, epoch)
+            raise member_not_found(rows.read(("member", "epoch")), collection, member, epoch)
         status, reason = (table.column(c)[int(in_table[number])].as_py() for c in ("status", "reason"))
         raise SelectionError(
-            f"member {member} of {name}",
+            f"member {member} of {collection}",
             expected="status ok",
             found=f"{status} ({reason or 'no reason given'})",
             do=f"""`where="member = {member} and status = '{status}'"` selects it nevertheless""",
-            collection=name,
+            collection=collection,
             member=member,
         )
     if (ends - starts > 1).any():  # The manifest has two rows of one snapshot: reading both raises the error.
@@ -277,7 +279,9 @@ def _find_positions(rows: Rows, name: str, keys: Sequence[SnapshotKey]) -> np.nd
     if is_repeated.any():
         repeated_key = keys[int(np.argmax(is_repeated))]
         raise SelectionError(
-            f"selection of {name}", expected="each member once", found=f"member {format_ids([repeated_key])} twice"
+            f"selection of {collection}",
+            expected="each member once",
+            found=f"member {format_ids([repeated_key])} twice",
         )
     positions_of_keys: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[in_table]
     return positions_of_keys
@@ -288,7 +292,7 @@ def _fits(member: int, epoch: int | None) -> bool:
     return 0 <= member < 2**31 and (epoch is None or epoch < 2**31)
 
 
-def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
+def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | None = None) -> MemberNotFound:
     """Return the error for an id that no row has."""
     ids_of_rows = manifest.numpy_values(rows.column("member"))
     present_ids = np.unique(ids_of_rows)
@@ -303,7 +307,7 @@ def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None =
         expected = f"an epoch among {_shorten_list(', '.join(map(str, epochs)), ', ')}"
         found = str(epoch)
     return MemberNotFound(
-        f"member {member!r} of {name}", expected=expected, found=found, collection=name,
+        f"member {member!r} of {collection}", expected=expected, found=found, collection=collection,
         member=member if type(member) is int else None,
     )  # fmt: skip
 
@@ -348,14 +352,14 @@ def parse_ids(members: str | Iterable[int]) -> list[SnapshotKey]:
     return keys
 
 
-def format_ids(keys: Sequence[SnapshotKey]) -> str:
+def format_ids(snapshot_keys: Sequence[SnapshotKey]) -> str:
     """Write (member, epoch) pairs as text that `parse_ids` reads; return it.
 
     >>> format_ids([(0, None), (1, None), (2, None), (9, None), (7, 40)])
     '0-2,9,7@40'
     """
     id_ranges: list[list[Any]] = []
-    for member, epoch in keys:
+    for member, epoch in snapshot_keys:
         if id_ranges and id_ranges[-1][2] == epoch and id_ranges[-1][1] + 1 == member:
             id_ranges[-1][1] = member
         else:
@@ -375,9 +379,9 @@ def check_digits(rows: pa.Table) -> str:
     return digest.hexdigest()[:8]
 
 
-def cite(source_label: str, commit: str, name: str, rows: pa.Table) -> str:
+def cite(source_label: str, commit: str, collection: str, rows: pa.Table) -> str:
     """Return the citation text of selected rows."""
-    return f"{source_label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
+    return f"{source_label}@{commit}/{collection}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
 
 
 @dataclass(frozen=True)
@@ -396,17 +400,17 @@ class Citation:
         return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
 
 
-def parse_citation(text: str) -> Citation | None:
+def parse_citation(citation: str) -> Citation | None:
     """Parse a citation; return its parts, or None if the text is a collection's plain name.
 
     Raises:
         SelectionError: the text contains `#` or `@` but is not a citation.
     """
-    if match := _CITATION.fullmatch(text):
+    if match := _CITATION.fullmatch(citation):
         return Citation(**match.groupdict())
-    if "#" in text or "@" in text:
+    if "#" in citation or "@" in citation:
         raise SelectionError(
-            f"citation {text[:120]!r}", expected="SOURCE@COMMIT/NAME#IDS~CHECK", found="another form",
+            f"citation {citation[:120]!r}", expected="SOURCE@COMMIT/NAME#IDS~CHECK", found="another form",
             do="Copy the whole citation, up to the eight digits after `~`",
         )  # fmt: skip
     return None

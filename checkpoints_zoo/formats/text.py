@@ -97,22 +97,22 @@ def yaml_string(text: str, largest_length: int = LONGEST_LINE) -> str:
 def count_with_noun(number: int, noun: str) -> str:
     """Write a number with its noun in singular or plural ("3 members"); return the text.
 
-    >>> counted(1, "member"), counted(1024, "member")
+    >>> count_with_noun(1, "member"), count_with_noun(1024, "member")
     ('1 member', '1,024 members')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_bytes(count: int) -> str:
+def format_bytes(nbytes: int) -> str:
     """Write a number of bytes; return the text.
 
     >>> format_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
     ('512 B', '936.4 kB', '23 GB')
     """
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} B"
 
 
 def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
@@ -210,9 +210,9 @@ def align_columns(rows: Sequence[Sequence[str]], right_aligned: Container[int] =
 
     Args:
         rows: text cells of each row; all rows have the same number of cells, and the first row is the header.
-        right: positions of the columns that are aligned to the right.
+        right_aligned: positions of the columns that are aligned to the right.
 
-    >>> print(align_columns([["name", "members"], ["a", "64"]], right={1}))
+    >>> print(align_columns([["name", "members"], ["a", "64"]], right_aligned={1}))
     name  members
     a          64
     """

@@ -373,23 +373,25 @@ def _duckdb_type(schema: pa.Schema, name: str) -> str:
     return "BIGINT" if pa.types.is_integer(arrow_type) else _DUCKDB_TYPE_OF_ARROW_TYPE.get(str(arrow_type), "")
 
 
-def _check_column(table: pa.Table, schema: pa.Schema, condition: str, name: str, handles_null: bool) -> None:
-    if name not in schema.names:
+def _check_column(table: pa.Table, schema: pa.Schema, condition: str, column_name: str, handles_null: bool) -> None:
+    if column_name not in schema.names:
         name_of_lowercase = {column.lower(): column for column in schema.names}
         suggestion = did_you_mean(
-            name.lower(), name_of_lowercase, cutoff=0.6, text_of_name=name_of_lowercase.__getitem__
+            column_name.lower(), name_of_lowercase, cutoff=0.6, text_of_name=name_of_lowercase.__getitem__
         )
         do = f"{suggestion} " if suggestion else ""
-        do += f"Text takes single quotes: {name!r}. " if f'"{name}"' in condition else ""
+        do += f"Text takes single quotes: {column_name!r}. " if f'"{column_name}"' in condition else ""
         do += "`Collection.manifest.columns` has all names"
-        raise _condition_error(condition, "names of columns", repr(name[:80]), do)
-    if not _duckdb_type(schema, name):
-        found = f"{name} of type {schema.field(name).type}"
+        raise _condition_error(condition, "names of columns", repr(column_name[:80]), do)
+    if not _duckdb_type(schema, column_name):
+        found = f"{column_name} of type {schema.field(column_name).type}"
         raise _condition_error(condition, "columns of numbers, text, true or false, or times", found)
-    if not handles_null and table.num_rows and table.column(name).null_count == table.num_rows:
-        import_option = {"sha256": "--hash"}.get(name, "--evaluate DATA" if name.startswith(("eval_", "test_")) else "")
+    if not handles_null and table.num_rows and table.column(column_name).null_count == table.num_rows:
+        import_option = {"sha256": "--hash"}.get(
+            column_name, "--evaluate DATA" if column_name.startswith(("eval_", "test_")) else ""
+        )
         do = f"`zoo-cli import SOURCE {import_option}` fills it" if import_option else "Choose rows by another column"
-        raise SelectionError(f"column {name} is null in every row of this source", do=do)
+        raise SelectionError(f"column {column_name} is null in every row of this source", do=do)
 
 
 def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: Sequence[str]) -> None:

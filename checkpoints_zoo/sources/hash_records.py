@@ -25,7 +25,7 @@ class HashRecord:
     Args:
         path: path of the file.
         record: path of the JSON file that holds the hashes.
-        check: whether recorded hashes are ignored, so that the file is hashed again.
+        ignore_recorded: whether recorded hashes are ignored, so that the file is hashed again.
 
     Attributes:
         hashes: name of a part of the file -> hash of the part; empty if the file has changed since the hashing.

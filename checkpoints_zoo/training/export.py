@@ -171,7 +171,7 @@ def train_into(
         out: folder of the source.
         engine: engine that trains the members.
         say: function that is called with lines of text on the progress.
-        progress: function that is called after every epoch of a stack, if this process trains it.
+        progress: function that is called after every epoch of a stack that this process trains.
         log: function that is called with a line of JSON for each finished member.
 
     Raises:
@@ -195,7 +195,9 @@ def train_into(
         if export.lost:
             say(f"{recipe.name}: the bytes of {len(export.lost)} members are gone; these are trained again")
         if missing_ids:
-            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time")
+            not_full = len(missing_ids) % recipe.stack_width
+            cost = "; a stack that is not full takes as long as a full one" if not_full else ""
+            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time{cost}")
         export.write_shards(complete_only=True)
         start_time, accuracies, done_count = time.monotonic(), list[float](), 0
 

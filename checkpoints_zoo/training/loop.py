@@ -1,8 +1,8 @@
 """The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
 A member's bits depend on its seed, the stack width, the build of torch, the kind of processor or GPU and, on a
-processor, the number of threads. The bits do not depend on the other members of the stack or on the position in the
-stack. cuDNN is set to deterministic algorithms; all other operations are deterministic.
+processor, the number of threads. A member's bits do not depend on the other members of the stack or on the position in
+the stack. cuDNN is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -187,14 +187,14 @@ def _draw_epoch(members: Sequence[int], epoch: int, image_count: int, views: int
 
     Returns:
         Order and views of the images in an epoch, both (member, input). If many members are trained on a GPU, drawing
-        these numbers takes as long as the epoch, so a second thread draws them.
+        orders and views takes as long as training an epoch, so a second thread draws both.
     """
     order = torch.stack([epoch_order(member, epoch, image_count) for member in members])
     return order, torch.stack([epoch_views(member, epoch, image_count, views) for member in members])
 
 
 def _use_channels_last(tensor: Tensor) -> Tensor:
-    """Return the stacked tensor of a single member; in the memory format channels_last if it is a kernel."""
+    """Return the stacked tensor of a single member; in the memory format channels_last if the tensor is a kernel."""
     return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
 
 

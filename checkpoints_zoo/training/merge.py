@@ -31,7 +31,8 @@ from checkpoints_zoo.training.shards import (
 )
 from checkpoints_zoo.training.state import read_description, reading_lock, recorded_hash, runs_folder, training_lock
 
-# Columns on the run that trained a member. Two runs that train the same member may differ in these columns.
+# Columns of the manifest about the run that trained a member. Two runs that train the same member may write different
+# values into these columns.
 RUN_COLUMNS = ("code_version", "torch_version", "device", "wall_time_s", "created")
 
 
@@ -51,7 +52,8 @@ def merge(
     names: Sequence[str] | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, int]:
-    """Merge the members of several folders into one source; return the number of members of each collection in it.
+    """Merge the members of several folders into one source; return the number of members of each collection in the
+    source.
 
     The result does not depend on the order of the folders. Finished members that are in no shard yet are merged too,
     and so are the members in `out`. If the process is killed, the same call continues; the earlier content of `out`
@@ -101,15 +103,15 @@ def merge(
         }
 
 
-def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callable[[str], object]) -> int:
+def _merge_collection(collection: str, folders: Sequence[Path], out: Path, say: Callable[[str], object]) -> int:
     """Merge one collection; return its number of members."""
-    target, pieces = folder_source(out), [_read_piece(name, folder) for folder in folders]
-    if name in _collection_names(out):
-        pieces.append(_read_piece(name, out))
+    target, pieces = folder_source(out), [_read_piece(collection, folder) for folder in folders]
+    if collection in _collection_names(out):
+        pieces.append(_read_piece(collection, out))
     description = _common_description(pieces)
-    _check_recipes(name, pieces)
-    snapshots = _choose_snapshots(name, pieces)
-    existing_rows = read_rows(target, name)
+    _check_recipes(collection, pieces)
+    snapshots = _choose_snapshots(collection, pieces)
+    existing_rows = read_rows(target, collection)
     new_snapshots = {
         key: snapshot
         for key, snapshot in snapshots.items()
@@ -118,11 +120,11 @@ def _merge_collection(name: str, folders: Sequence[Path], out: Path, say: Callab
     snapshots_per_member = max(Counter(member for member, _ in snapshots).values())
     with disk.translate_write_errors(out):
         for keys in write_shards(target, description, new_snapshots, snapshots_per_member):
-            say(f"{name}: {len(keys):,} snapshots in {out}")
+            say(f"{collection}: {len(keys):,} snapshots in {out}")
         for piece in pieces:
             if piece.folder == out and piece.staging is not None:
                 piece.staging.drop(piece.staging.rows)
-        remove_unnamed_shards(target, name)
+        remove_unnamed_shards(target, collection)
     return len({member for member, _ in snapshots})
 
 
@@ -132,26 +134,26 @@ def _collection_names(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "manifests").glob("*.parquet")} | staged_names
 
 
-def _read_piece(name: str, folder: Path) -> CollectionPiece:
+def _read_piece(collection: str, folder: Path) -> CollectionPiece:
     """Read the part of a collection in a folder, staged snapshots included."""
-    source, runs = folder_source(folder), runs_folder(folder, name)
-    rows = read_rows(source, name)
-    description = source.read_collection(name)[0] if rows else read_description(runs)
+    source, runs = folder_source(folder), runs_folder(folder, collection)
+    rows = read_rows(source, collection)
+    description = source.read_collection(collection)[0] if rows else read_description(runs)
     if len(description.layouts) != 1 or description.base:
         raise UsageError(
-            f"collection {name} in folder {folder}",
+            f"collection {collection} in folder {folder}",
             expected="a trained collection: one layout, and its bytes in the folder",
             found=f"{len(description.layouts)} layouts" if not description.base else f"bytes in {description.base}",
-            collection=name,
+            collection=collection,
             path=folder,
         )
     if missing := sorted(lost_members(source, rows.values())):
         raise DamagedError(
-            f"members {format_ids([(member, None) for member in missing])} of {name} in folder {folder}",
+            f"members {format_ids([(member, None) for member in missing])} of {collection} in folder {folder}",
             expected="their bytes in shards",
             found="rows in the manifest alone",
             do="Put the shards back, or train these members into that folder again",
-            collection=name,
+            collection=collection,
             path=folder,
         )
     stored_keys = [key for key, row in rows.items() if row["path"] is not None]
@@ -190,7 +192,7 @@ def _common_description(pieces: Sequence[CollectionPiece]) -> Description:
     return first.description
 
 
-def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
+def _check_recipes(collection: str, pieces: Sequence[CollectionPiece]) -> None:
     """Check that all members come from one recipe.
 
     Raises:
@@ -204,15 +206,15 @@ def _check_recipes(name: str, pieces: Sequence[CollectionPiece]) -> None:
             f"{recipe or 'none'} in {folder}" for recipe, folder in sorted(hashes.items(), key=str)
         )
         raise UsageError(
-            f"members of {name}",
+            f"members of {collection}",
             expected="one recipe hash in all rows",
             found=recipes_text,
             do="Name a changed recipe differently",
-            collection=name,
+            collection=collection,
         )
 
 
-def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[SnapshotKey, NewSnapshot]:
+def _choose_snapshots(collection: str, pieces: Sequence[CollectionPiece]) -> dict[SnapshotKey, NewSnapshot]:
     """Choose the oldest row of each snapshot; return the snapshots by member and epoch.
 
     Raises:
@@ -231,11 +233,11 @@ def _choose_snapshots(name: str, pieces: Sequence[CollectionPiece]) -> dict[Snap
             ]
             if (earlier.row["status"], earlier.row["sha256"]) != (snapshot.row["status"], snapshot.row["sha256"]):
                 raise UsageError(
-                    f"member {format_ids([(key[0], None if snapshot.row['final'] else key[1])])} of {name}",
+                    f"member {format_ids([(key[0], None if snapshot.row['final'] else key[1])])} of {collection}",
                     expected=f"the weights that it has in {earlier_folder}, {descriptions[0]}",
                     found=f"{descriptions[1]} in {piece.folder}",
                     do="Keep one of the two: the same recipe on another processor or torch may round differently",
-                    collection=name,
+                    collection=collection,
                     member=key[0],
                 )
             if _age_key(snapshot.row) < _age_key(earlier.row):

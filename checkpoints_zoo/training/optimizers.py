@@ -22,8 +22,8 @@ ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
 def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
     """Take one step of SGD in place, like torch.optim.SGD: coupled decay, momentum, Nesterov.
 
-    Sums and products are separate operations. A kernel that fuses them only at some positions would make a member's
-    last bits depend on its place in the stack.
+    Sums and products are separate operations. A GPU kernel that fuses a sum and a product only at some positions would
+    make a member's last bits depend on the member's position in the stack.
     """
     weights, velocity = list(params.values()), [momentum[name] for name in params]
     decayed_gradients = torch._foreach_add(
@@ -112,8 +112,8 @@ def scaled_step(
 ) -> None:
     """Take one step in place with gradients of a scaled loss; members whose gradients overflow skip the step.
 
-    An overflow halves the member's factor; 2,000 steps without overflow double it. torch.amp.GradScaler has
-    the same rule; here it is applied to each member separately.
+    An overflow halves the member's factor; 2,000 steps without overflow double it. torch.amp.GradScaler has the same
+    rule; here each member has its own factor.
     """
     factor = scaling["scale"].double().reciprocal().float()
     gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
@@ -131,9 +131,9 @@ def scaled_step(
     scaling["steps"] = steps * ~is_grown
 
 
-def _per_member(values: Tensor, tensor: Tensor) -> Tensor:
+def _per_member(member_values: Tensor, stacked_tensor: Tensor) -> Tensor:
     """Reshape values (member,) to broadcast against a stacked tensor."""
-    return values.view(-1, *[1] * (tensor.ndim - 1))
+    return member_values.view(-1, *[1] * (stacked_tensor.ndim - 1))
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -183,14 +183,14 @@ def _one_cycle_rate(highest_rate: float, unit: int, units: int) -> float:
     zero."""
     peak_unit = ONE_CYCLE_RISE * units - 1
     if unit <= peak_unit:
-        return _cosine_between(highest_rate / ONE_CYCLE_START, highest_rate, unit / peak_unit)
-    return _cosine_between(
+        return _interpolate_by_cosine(highest_rate / ONE_CYCLE_START, highest_rate, unit / peak_unit)
+    return _interpolate_by_cosine(
         highest_rate, highest_rate / ONE_CYCLE_START / ONE_CYCLE_END, (unit - peak_unit) / (units - 1 - peak_unit)
     )
 
 
-def _cosine_between(start: float, end: float, share: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+def _interpolate_by_cosine(start_rate: float, end_rate: float, share: float) -> float:
+    return end_rate + (start_rate - end_rate) * (1 + math.cos(math.pi * share)) / 2
 
 
 def update_averages(
@@ -199,8 +199,8 @@ def update_averages(
     """Update the averages of the weights in place, after a step.
 
     Sources: "ema", the exponential moving average of all weights and buffers after each step; "swa", the mean of the
-    weights after each epoch (Izmailov et al. 2018, algorithm 1). Both averages equal those of
-    torch.optim.swa_utils.AveragedModel.
+    weights after each epoch (Izmailov et al. 2018, algorithm 1). Averages of both kinds, "ema" and "swa", equal the
+    averages of torch.optim.swa_utils.AveragedModel.
 
     Args:
         recipe: recipe of the members; its `averaging` names the kind of average.
@@ -232,8 +232,8 @@ def _move_averages(tensors: Tensors, share: float, averages: Tensors) -> None:
 def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
     """Return the stacked weights and buffers to be stored: the averages, if the recipe has any.
 
-    After "swa" no member's running statistics fit the averaged weights; they are estimated again on the training
-    images.
+    After "swa" no member's running statistics fit the averaged weights, so running statistics are estimated again on
+    the training images.
 
     Args:
         recipe: recipe of the members.

@@ -24,7 +24,7 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.sources.source import FolderSource
 from checkpoints_zoo.training.population import TrainedMember
-from checkpoints_zoo.training.recipe import STORAGE_DTYPES, Recipe, initial_seed
+from checkpoints_zoo.training.recipe import STORAGE_DTYPES, VARIABLE_FIELDS, Recipe, initial_seed
 from checkpoints_zoo.training.seeds import derive_seed, deterministic
 
 SnapshotKey = tuple[int, int]  # Member and epoch.
@@ -146,6 +146,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
         fingerprint: fingerprint of the images of the training split.
     """
     run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
+    member_recipe = recipe.of_member(trained.member)
     return {
         **dict.fromkeys(SCHEMA.names),
         "member": trained.member,
@@ -159,8 +160,7 @@ def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprin
         **{f"seed_{purpose}": derive_seed(trained.seed, purpose) for purpose in ("order", "augment")},
         "run_id": run_id,
         "split": split_of_run(run_id),
-        **{n: getattr(recipe, n) for n in ("epochs", "optimizer", "lr", "momentum", "weight_decay", "batch_size",
-                                           "schedule", "augmentation", "precision", "stack_width")},
+        **{n: getattr(member_recipe, n) for n in ("epochs", *VARIABLE_FIELDS, "precision", "stack_width")},
         "recipe": recipe.made_from or recipe.name,
         "recipe_hash": recipe.hash,
         "data_fingerprint": fingerprint,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.training.recipe import Recipe, run_module
+from checkpoints_zoo.training.recipe import MAPPING_FIELDS, Recipe, run_module
 
 FUNCTION_FIELDS = ("build", "images")
 
@@ -38,7 +38,7 @@ def serialize_recipe(recipe: Recipe) -> SentRecipe:
         UsageError: a function of the recipe is defined inside another one, where other processes can't find it.
     """
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe) if field.name not in FUNCTION_FIELDS}
-    values["arguments"] = dict(recipe.arguments)
+    values |= {name: dict(values[name]) for name in MAPPING_FIELDS}
     functions = {name: getattr(recipe, name) for name in FUNCTION_FIELDS}
     function_places = {
         name: _locate_function(recipe.name, name, function)
@@ -105,21 +105,21 @@ def rebuild_recipe(serialized: SentRecipe) -> Recipe:
     return recipe
 
 
-def _find_function(path: str, module: str, name: str) -> Any:
+def _find_function(path: str, module: str, function_name: str) -> Any:
     """Return a function of a file."""
     value: Any = _import_file(Path(path), module)
-    for part in name.split("."):
+    for part in function_name.split("."):
         value = getattr(value, part, None)
     return value
 
 
-def _import_file(path: Path, name: str) -> object:
+def _import_file(path: Path, module_name: str) -> object:
     """Import a file under a module's name, unless it is imported already; return the module."""
-    # A script runs as the main program under both of these names. Other processes import the script under the second
-    # name, so that its main guard does not run.
-    names = ("__main__", "__mp_main__") if name == "__main__" else (name,)
-    for candidate in names:
+    # The module of a script is `__main__` in the process that starts, and `__mp_main__` in the processes that
+    # multiprocessing starts. Other processes import the script as `__mp_main__`, so that its main guard does not run.
+    module_names = ("__main__", "__mp_main__") if module_name == "__main__" else (module_name,)
+    for candidate in module_names:
         known_file = getattr(sys.modules.get(candidate), "__file__", None)
         if known_file is not None and Path(known_file).resolve() == path.resolve():
             return sys.modules[candidate]
-    return run_module(path, names[-1])
+    return run_module(path, module_names[-1])

@@ -50,7 +50,7 @@ class TrainedMember:
         state: parameters and buffers by name, in float32, without `num_batches_tracked`.
         train_loss: mean training loss over the steps of the last epoch, nats.
         wall_time_s: the member's share of the seconds that its stack took, interrupted runs included.
-        snapshots: epoch -> parameters and buffers by name, in the form of `state`.
+        snapshots: epoch -> parameters and buffers by name, as in `state`.
         device: name of the device on which the member was trained.
     """
 
@@ -69,7 +69,8 @@ class TrainedMember:
 class Progress:
     """Progress of a stack: members, epochs done, epochs in all, and the mean loss of the last epoch in nats.
 
-    `accuracy` is the members' mean on the test split in 0..1, if the recipe measures it after this epoch.
+    `accuracy` is the members' mean accuracy on the test split in 0..1; None if the recipe does not measure accuracy
+    after this epoch.
     """
 
     members: tuple[int, ...]
@@ -98,7 +99,7 @@ def train_members(
         ids: ids of the members that `out` does not have yet, each once.
         out: folder of the source; states are saved in its folder `.training`.
         finish: function that gets a stack's members and writes them to disk before it returns.
-        progress: function that is called after every epoch of a stack, if this process trains it.
+        progress: function that is called after every epoch of a stack that this process trains.
         engine: engine that runs the stacks, each as a job.
         prepare: function that is called by the worker with the trained members of a stack; `finish` gets its result.
             None passes the members unchanged.
@@ -168,7 +169,7 @@ def train_stack(
     recipe: Recipe,
     stack: tuple[int, ...],
     data: images.ImageData,
-    path: Path | None = None,
+    state_path: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (it can't be changed)
 ) -> list[TrainedMember]:
@@ -178,25 +179,27 @@ def train_stack(
         recipe: recipe by which the members are trained.
         stack: ids of the members, at most the recipe's stack width.
         data: images of the training split.
-        path: path of the saved state; None saves no states.
+        state_path: path of the saved state; None saves no states.
         progress: function called after every epoch.
         device: torch device to train on.
     """
     members = stack + stack[-1:] * (recipe.stack_width - len(stack))
     key = RunKey(recipe.hash, stack, str(torch.__version__))
+    test_data = recipe.split("test") if recipe.eval_every else None  # A member's own recipe would load images again.
+    recipe = recipe.of_member(stack[0])
     _check_memory(recipe, stack)
     state, earlier_s = initial_state(recipe, members).to(device), 0.0
-    if path is not None and path.exists():
-        earlier_s = _resume_state(path, key, state)
+    if state_path is not None and state_path.exists():
+        earlier_s = _resume_state(state_path, key, state)
     start_time = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
-        if path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
-            with translate_write_errors(path.parent):
-                write_state(path, state, key, earlier_s + time.monotonic() - start_time)
+        if state_path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
+            with translate_write_errors(state_path.parent):
+                write_state(state_path, state, key, earlier_s + time.monotonic() - start_time)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
-            if recipe.eval_every and epoch % recipe.eval_every == 0:
-                accuracies = measure_accuracies(recipe, state, data, recipe.split("test"))
+            if test_data is not None and epoch % recipe.eval_every == 0:
+                accuracies = measure_accuracies(recipe, state, data, test_data)
                 accuracy = accuracies[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
     seconds_per_member = (earlier_s + time.monotonic() - start_time) / len(stack)
@@ -220,16 +223,18 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
         )
 
 
-def _resume_state(path: Path, key: RunKey, new_state: StackState) -> float:
+def _resume_state(state_path: Path, run_key: RunKey, new_state: StackState) -> float:
     """Load a saved state into a new state; return the seconds of training so far, and print why a state can't be
     used."""
     try:
-        state, found_key, earlier_s = read_state(path)
-        if found_key != key or not adopt_state(new_state, state):
-            raise DamagedError(f"training state {path.name}", expected=f"a state of {key}", found=f"one of {found_key}")
+        state, found_key, earlier_s = read_state(state_path)
+        if found_key != run_key or not adopt_state(new_state, state):
+            raise DamagedError(
+                f"training state {state_path.name}", expected=f"a state of {run_key}", found=f"one of {found_key}"
+            )
     except DamagedError as error:
         print(f"{error} The state is deleted, and its members are trained from the start.", file=sys.stderr)
-        path.unlink()
+        state_path.unlink()
         return 0.0
     return earlier_s
 
@@ -238,13 +243,13 @@ def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, seconds_per_member: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
-    names = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
+    trained_names = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
     final_tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors, reason = _member_tensors(names, final_tensors, position), ""
+        tensors, reason = _member_tensors(trained_names, final_tensors, position), ""
         snapshots = {
-            epoch: _member_tensors(names, tensors_of_epoch, position)
+            epoch: _member_tensors(trained_names, tensors_of_epoch, position)
             for epoch, tensors_of_epoch in state.snapshots.items()
         }
         step = int(state.failed_step[position])
@@ -276,17 +281,17 @@ def _split_stack(
     return trained
 
 
-def _is_finite_when_stored(recipe: Recipe, name: str, tensor: Tensor) -> bool:
+def _is_finite_when_stored(recipe: Recipe, tensor_name: str, tensor: Tensor) -> bool:
     """Return whether a tensor stays finite in the dtype of its storage."""
-    is_cast = tensor.is_floating_point() and not is_statistic(name)
+    is_cast = tensor.is_floating_point() and not is_statistic(tensor_name)
     return bool((tensor.to(STORAGE_DTYPES[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
-def _member_tensors(names: Mapping[str, str], stacked: Tensors, position: int) -> dict[str, Tensor]:
+def _member_tensors(trained_names: Mapping[str, str], stacked_tensors: Tensors, position: int) -> dict[str, Tensor]:
     """Return copies on the CPU of a member's tensors in a stack, except counters."""
     return {
-        name: stacked[trained_name][position].detach().cpu().contiguous().clone()
-        for name, trained_name in names.items()
+        name: stacked_tensors[trained_name][position].detach().cpu().contiguous().clone()
+        for name, trained_name in trained_names.items()
         if name.rpartition(".")[2] != "num_batches_tracked"
     }
 

@@ -1,7 +1,7 @@
 """Recipes: everything that determines the training of a member, except its seed, which is the member's id.
 
-A recipe may hold functions of the user, which build the network and load the images. Exceptions of these functions
-become errors that name the line in the user's file.
+A recipe may hold functions of the user, which build the network and load the images. An exception in a user's function
+becomes an error that names the line in the user's file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -46,8 +47,9 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "init_seed": None, "init_permutation": 0, "build": None, "milestones": (), "gamma": 0.1, "schedule_unit": "step",
     "warmup_epochs": 0, "label_smoothing": 0.0, "channels_last": False, "compile": False, "averaging": "none",
     "averaging_decay": 0.999, "averaging_start": 0, "snapshots": (), "members": 1, "eval_every": 0, "made_from": "",
-    "images": None, "beta2": 0.999, "epsilon": 1e-8,
+    "images": None, "beta2": 0.999, "epsilon": 1e-8, "varied": {},
 }  # fmt: skip
+MAPPING_FIELDS = ("arguments", "varied")
 STORAGE_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 _ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "augmentation": tuple(AUGMENTATIONS),
@@ -61,6 +63,8 @@ _ALLOWED_VALUES: dict[str, tuple[Any, ...]] = {
     "channels_last": (False, True),
     "compile": (False, True),
 }
+# Fields that may differ from member to member: each has a column in the manifest.
+VARIABLE_FIELDS = ("optimizer", "lr", "momentum", "weight_decay", "batch_size", "schedule", "augmentation")
 # Fields with whole numbers: the smallest and the largest allowed value. Larger numbers are typing errors: training
 # would never end, or memory would be full.
 _WHOLE_NUMBER_RANGES = {
@@ -83,12 +87,11 @@ class Recipe:
         preprocess: preprocessing that turns pixels into inputs; its statistics come from the training split.
         epochs: number of passes over the training split; an incomplete last batch is dropped.
         batch_size: number of images per member in each step.
-        lr: highest learning rate; `schedule` "cosine" brings the rate to 0, "cosine-restarts" does so again from each
-            of the
-            `milestones` to the next, "multistep" multiplies the rate by `gamma` at each of them, "one-cycle" raises the
-            rate first, "constant" keeps the rate. See `checkpoints_zoo.training.optimizers`.
-        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. The decay is on all parameters: "sgd"
-            and "adam" add it to the gradient, "adamw" shrinks the weights directly.
+        lr: highest learning rate; `schedule` "cosine" brings the rate to 0, "cosine-restarts" brings the rate from `lr`
+            to 0 again between two `milestones`, "multistep" multiplies the rate by `gamma` at each of the `milestones`,
+            "one-cycle" raises the rate first, "constant" keeps the rate. See `checkpoints_zoo.training.optimizers`.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim.SGD, Adam and AdamW. Weight decay is on all parameters:
+            "sgd" and "adam" add the decay to the gradient, "adamw" shrinks the weights.
         momentum, nesterov, weight_decay: settings of the optimizer; the momentum of Adam is the first of torch's
             `betas`.
         beta2, epsilon: settings of Adam: the second of torch's `betas`, and `eps`.
@@ -97,7 +100,7 @@ class Recipe:
             loss.
         storage: dtype of the stored weights; normalisation statistics are always float32.
         stack_width: number of members trained at once; 1 trains one after another. A member's last bits depend on the
-            width, so it is part of the recipe, and short stacks are filled up.
+            stack width, so the width is part of the recipe, and short stacks are filled up.
         save_every: number of epochs between two saved states.
         init_seed: seed of the initialisation that all members share; None initialises each from its own seed.
         init_permutation: number of transpositions of units, drawn from the member's seed and applied between
@@ -112,7 +115,7 @@ class Recipe:
         warmup_epochs: number of epochs at the start in which the rate rises to `lr`.
         label_smoothing: share of the target that is spread evenly over all classes.
         channels_last: whether images and kernels have this memory format on a GPU; needs a stack width of 1.
-        compile: whether torch.compile is used; it changes the last bits of the weights.
+        compile: whether torch.compile is used; torch.compile changes the last bits of the weights.
         averaging: kind of average of the weights. "ema" averages weights and buffers after each step, with factor
             `averaging_decay`; "swa" averages the weights of all epochs equally and estimates batch norm's statistics
             again. The averaged weights are stored.
@@ -124,6 +127,8 @@ class Recipe:
         made_from: name of the original recipe and the fields that were set, for the manifest; "" if the recipe is no
             variant.
         title, licence: title and licence of the collection, for its description.
+        varied: name of a field -> values of which each member has one, in place of the field's own value; see
+            `of_member`. The fields of `VARIABLE_FIELDS` can be varied, with a stack width of 1.
 
     Raises:
         UsageError: a value is out of range, or a name is unknown.
@@ -170,9 +175,11 @@ class Recipe:
     licence: str = "Apache-2.0"
     beta2: float = 0.999
     epsilon: float = 1e-8
+    varied: Mapping[str, tuple[Any, ...]] = dataclass_field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", MappingProxyType(dict(self.arguments)))
+        for name in MAPPING_FIELDS:
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         catalog.check_name(self.name)
         if self.build is None:
             known_architectures = tuple(architectures.ARCHITECTURES)
@@ -226,6 +233,47 @@ class Recipe:
         self._check(
             "channels_last", not self.channels_last or self.stack_width == 1, "a stack_width of 1 to go with it"
         )
+        if self.varied and self.stack_width != 1:
+            raise UsageError(
+                f"stack_width of recipe {self.name!r}",
+                expected="1 with `varied`: the members of a stack have one learning rate, and the like",
+                found=str(self.stack_width),
+                do="Set stack_width to 1",
+            )
+        for name, values in self.varied.items():
+            self._check_varied(name, values)
+
+    def _check_varied(self, name: str, values: object) -> None:
+        """Check that a field can be varied, and that its values are values that the field may have."""
+        label = f"varied.{name} of recipe {self.name!r}"
+        if name not in VARIABLE_FIELDS:
+            raise UsageError(label, expected=f"one of the fields {', '.join(VARIABLE_FIELDS)}", found=repr(name))
+        if not isinstance(values, tuple) or not values:
+            raise UsageError(label, expected="a tuple of one or more values", found=repr(values))
+        for value in values:
+            try:
+                replace(self, varied={}, **{name: value})
+            except UsageError as error:
+                raise UsageError(label, expected="values for this field", found=f"{value!r}: {error}") from error
+
+    def of_member(self, member: int) -> Recipe:
+        """Return the recipe by which a member is trained: each varied field has the member's value.
+
+        The value has the position `derive_seed(member, "varied FIELD")` modulo the number of values. The collection's
+        recipe and its hash stay those of the rows; without varied fields this recipe is returned.
+
+        Args:
+            member: id of the member, which is its seed as well.
+
+        >>> from checkpoints_zoo.training.recipes import mlp_digits
+        >>> recipe = replace(mlp_digits(), stack_width=1, varied={"lr": (0.01, 0.1)})
+        >>> [recipe.of_member(member).lr for member in range(4)]
+        [0.1, 0.01, 0.1, 0.1]
+        """
+        if not self.varied:
+            return self
+        values = {name: v[derive_seed(member, f"varied {name}") % len(v)] for name, v in self.varied.items()}
+        return replace(self, varied={}, **values)
 
     def _check(self, field: str, is_allowed: bool, expected: str) -> None:
         if not is_allowed:
@@ -286,7 +334,8 @@ class Recipe:
             return self.module()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON; fields in `_LATER_DEFAULTS` only if they differ from the default."""
+        """Return the fields as a dict for JSON; a field in `_LATER_DEFAULTS` is left out if it has the default
+        value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values = {
             name: value
@@ -297,7 +346,8 @@ class Recipe:
             values["build"] = _code_hash(self.name, self.build)
         if self.images is not None:
             values["images"] = {name: data.fingerprint for name, data in self._custom_images.items()}
-        return {**values, "arguments": dict(self.arguments), "preprocess": self.preprocess.to_json()}
+        values |= {name: dict(values[name]) for name in MAPPING_FIELDS if name in values}
+        return {**values, "preprocess": self.preprocess.to_json()}
 
     @cached_property
     def hash(self) -> str:
@@ -314,20 +364,20 @@ def _is_whole(value: object, smallest: int, largest: float = math.inf) -> bool:
     return type(value) is int and smallest <= value <= largest
 
 
-def _are_epochs(value: object, smallest: int, end: float) -> bool:
+def _are_epochs(epochs: object, smallest: int, end_epoch: float) -> bool:
     """Return whether a value is a tuple of whole numbers in [smallest, end), each larger than the one before."""
-    if not isinstance(value, tuple) or not all(_is_whole(epoch, smallest) and epoch < end for epoch in value):
+    if not isinstance(epochs, tuple) or not all(_is_whole(epoch, smallest) and epoch < end_epoch for epoch in epochs):
         return False
-    return all(one < other for one, other in itertools.pairwise(value))
+    return all(one < other for one, other in itertools.pairwise(epochs))
 
 
-def _code_hash(name: str, build: Callable[..., nn.Module]) -> str:
+def _code_hash(recipe_name: str, build: Callable[..., nn.Module]) -> str:
     """Return a function's name and the hash of its file."""
     code = getattr(getattr(build, "__init__", None) if isinstance(build, type) else build, "__code__", None)
     path = Path(code.co_filename) if code is not None else None
     if path is None or not path.is_file():
         raise UsageError(
-            f"build of recipe {name!r}",
+            f"build of recipe {recipe_name!r}",
             expected="a function or class written in Python, in a file",
             found=repr(build)[:80],
             do="Write it into a file: the recipe's hash covers its text",
@@ -340,14 +390,14 @@ def initial_seed(recipe: Recipe, member: int) -> int:
     return derive_seed(member if recipe.init_seed is None else recipe.init_seed, "init")
 
 
-def is_image_name(text: str) -> bool:
+def is_image_name(name: str) -> bool:
     """Return whether a text is a valid name for your own images, as `zoo.images.of(…, name=…)` takes it.
 
     >>> is_image_name("my-flowers"), is_image_name("digits")
     (True, False)
     """
     try:
-        return image_data_name(text, "") == text
+        return image_data_name(name, "") == name
     except UsageError:
         return False
 
@@ -403,8 +453,8 @@ def load_images(
     return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, splits, strict=True)}
 
 
-def _is_image_data(data: object) -> bool:
-    return isinstance(data, ImageData) and not isinstance(data, Prepared)
+def _is_image_data(result: object) -> bool:
+    return isinstance(result, ImageData) and not isinstance(result, Prepared)
 
 
 @contextmanager
@@ -423,26 +473,27 @@ def user_code(label: str, expected: str) -> Iterator[None]:
         raise UsageError(label, expected=expected, found=error_line(error)) from error
 
 
-def run_module(path: Path, name: str) -> ModuleType:
+def run_module(path: Path, module_name: str) -> ModuleType:
     """Run a Python file as a module; return the module, which is imported under the name from then on.
 
     Raises:
         UsageError: the file is not valid Python.
     """
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"recipe file {path}", expected="a Python file", found="another one")
-    module, previous = importlib.util.module_from_spec(spec), sys.modules.get(name)
-    sys.modules[name] = module  # Dataclasses and pickle look the module up there.
+    module, previous = importlib.util.module_from_spec(spec), sys.modules.get(module_name)
+    sys.modules[module_name] = module  # Dataclasses and pickle look the module up there.
     try:
         with warnings.catch_warnings():
-            # A recipe file of 0.1 can't be edited, since its text is hashed: a deprecation warning must never stop it.
+            # A recipe file for version 0.1 can't be edited, since its text is hashed: no deprecation warning may stop
+            # the file.
             warnings.filterwarnings("default", r"training\.recipe is ", DeprecationWarning)
             spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        del sys.modules[module_name]
         if previous is not None:
-            sys.modules[name] = previous
+            sys.modules[module_name] = previous
         raise
     return module
 

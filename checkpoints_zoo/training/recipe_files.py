@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest_name
-from checkpoints_zoo.training.recipe import UNHASHED_FIELDS, Recipe, run_module, user_code
+from checkpoints_zoo.training.recipe import MAPPING_FIELDS, UNHASHED_FIELDS, Recipe, run_module, user_code
 
 _FILE_CONTENTS = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
 _TYPE_DESCRIPTIONS = {
@@ -25,12 +25,12 @@ _TYPE_DESCRIPTIONS = {
 _FIXED_FIELDS = ("made_from", "split_rule")
 
 
-def is_recipe_file(text: str) -> bool:
+def is_recipe_file(recipe_option: str) -> bool:
     """Return whether a recipe on the command line is a file: FILE.py, or FILE.py:NAME."""
-    return text.endswith(".py") or ".py:" in text
+    return recipe_option.endswith(".py") or ".py:" in recipe_option
 
 
-def read_recipe(text: str) -> Recipe:
+def read_recipe(path_and_name: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
     The file is code that is executed, so the user must trust it. The file defines `RECIPE` or `RECIPES`; with several
@@ -39,12 +39,12 @@ def read_recipe(text: str) -> Recipe:
     `Recipe`. The recipe's `build` may be a function of the file.
 
     Args:
-        text: path of the file, and ":NAME" if the file has several recipes.
+        path_and_name: path of the file, and ":NAME" if the file has several recipes.
 
     Raises:
-        UsageError: there is no such file, or no such recipe in it.
+        UsageError: the file does not exist, or has no recipe of that name.
     """
-    path, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "")
+    path, _, name = path_and_name.rpartition(":") if not path_and_name.endswith(".py") else (path_and_name, "", "")
     recipes = read_recipes(Path(path))
     if not name and len(recipes) == 1:
         return next(iter(recipes.values()))
@@ -61,7 +61,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     """Run a user's file, and return all its recipes by name.
 
     Raises:
-        UsageError: there is no such file, or no recipe in it.
+        UsageError: the file does not exist, or has no recipe.
     """
     if not path.is_file():
         raise UsageError(f"recipe file {path}", expected="a Python file", found="no such file")
@@ -90,10 +90,11 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
 
     Args:
         recipe: recipe whose fields are set.
-        changes: texts "FIELD=VALUE", or "arguments.NAME=VALUE" with a JSON value.
+        changes: texts "FIELD=VALUE"; or "arguments.NAME=VALUE" or "varied.FIELD=[VALUES]" with a JSON value.
 
     Raises:
-        UsageError: a field is unknown (the error names the nearest), or a value has another type or is out of range.
+        UsageError: a field is unknown (the error names the nearest), or a value has another type or is out of range,
+            or the recipe varies the field.
 
     >>> from checkpoints_zoo.training.recipes import convnet_digits
     >>> variant = vary_recipe(convnet_digits(), ["lr=0.1", "epochs=5"])
@@ -103,9 +104,16 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     values: dict[str, Any] = {}
     for change in changes:
         field, value = _parse_change(change)
-        if field.startswith("arguments."):
-            argument = field.removeprefix("arguments.")
-            values["arguments"] = {**values.get("arguments", recipe.arguments), argument: value}
+        mapping, dot, key = field.partition(".")
+        if dot:
+            values[mapping] = {**values.get(mapping, getattr(recipe, mapping)), key: value}
+        elif field in recipe.varied:
+            raise UsageError(
+                f"field {field!r} of recipe {recipe.name!r}",
+                expected="a field with one value for all members",
+                found=f"one that `varied` sets to {', '.join(map(str, recipe.varied[field]))}",
+                do=f"Set varied.{field}=[VALUE]",
+            )
         else:
             values[field] = value
     variant = dataclasses.replace(recipe, **values)
@@ -131,8 +139,8 @@ recipe 'convnet-digits' has. Leave it out.
         if field in seen_fields:
             raise UsageError(f"--set {change}", expected="each field once", found=f"{field} twice")
         seen_fields.add(field)
-        argument = field.removeprefix("arguments.")
-        current_value = getattr(recipe, field) if argument == field else recipe.arguments.get(argument)
+        mapping, dot, key = field.partition(".")
+        current_value = getattr(recipe, mapping).get(key) if dot else getattr(recipe, field)
         if type(value) is type(current_value) and value == current_value:
             raise UsageError(
                 f"--set {change}",
@@ -147,10 +155,11 @@ def _parse_change(change: str) -> tuple[str, Any]:
     field, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
-    return field, _parse_json(field, text) if field.startswith("arguments.") else _parse_field(field, text)
+    mapping, dot, _ = field.partition(".")
+    return field, _parse_json(field, text) if dot and mapping in MAPPING_FIELDS else _parse_field(field, text)
 
 
-def _parse_field(field: str, text: str) -> Any:
+def _parse_field(field: str, value_text: str) -> Any:
     """Parse the text of a field by the field's type; return the value."""
     field_types = {
         f.name: str(f.type)
@@ -158,7 +167,7 @@ def _parse_field(field: str, text: str) -> Any:
         if f.type in _TYPE_DESCRIPTIONS and f.name not in _FIXED_FIELDS
     }
     if field not in field_types:
-        known_fields = [*field_types, "arguments.NAME"]
+        known_fields = [*field_types, "arguments.NAME", "varied.FIELD"]
         # Other common names of fields: "learning_rate" means lr, and "wd" means weight_decay.
         suggestions = [
             name for name in known_fields if _initials_of_words(field) == name or _initials_of_words(name) == field
@@ -173,17 +182,17 @@ def _parse_field(field: str, text: str) -> Any:
     field_type = field_types[field]
     try:
         if field_type == "str":
-            return text
+            return value_text
         if field_type == "bool":
-            return {"true": True, "false": False}[text.lower()]
+            return {"true": True, "false": False}[value_text.lower()]
         if field_type == "tuple[int, ...]":
-            return () if text == "none" else tuple(int(part) for part in text.split(","))
-        if field_type == "int | None" and text == "none":
+            return () if value_text == "none" else tuple(int(part) for part in value_text.split(","))
+        if field_type == "int | None" and value_text == "none":
             return None
-        return float(text) if field_type == "float" else int(text)
+        return float(value_text) if field_type == "float" else int(value_text)
     except (ValueError, KeyError) as error:
         raise UsageError(
-            f"field {field!r} of a recipe", expected=_TYPE_DESCRIPTIONS[field_type], found=repr(text)
+            f"field {field!r} of a recipe", expected=_TYPE_DESCRIPTIONS[field_type], found=repr(value_text)
         ) from error
 
 
@@ -191,11 +200,11 @@ def _initials_of_words(field: str) -> str:
     return "".join(part[:1] for part in field.split("_"))
 
 
-def _parse_json(field: str, text: str) -> Any:
+def _parse_json(field: str, json_text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = json.loads(json_text)
     except ValueError as error:
-        raise UsageError(f"field {field!r} of a recipe", expected="a JSON value", found=repr(text)) from error
+        raise UsageError(f"field {field!r} of a recipe", expected="a JSON value", found=repr(json_text)) from error
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -207,9 +216,9 @@ def _describe_variant(base: Recipe, variant: Recipe) -> str:
         base_value, variant_value = getattr(base, field.name), getattr(variant, field.name)
         if field.name in UNHASHED_FIELDS or base_value == variant_value:
             continue
-        if field.name == "arguments":
+        if field.name in MAPPING_FIELDS:
             settings |= {
-                f"arguments.{n}": _argument_text(v)
+                f"{field.name}.{n}": _argument_text(v)
                 for n, v in variant_value.items()
                 if n not in base_value or base_value[n] != v
             }
@@ -218,14 +227,14 @@ def _describe_variant(base: Recipe, variant: Recipe) -> str:
     return " ".join([base_name, *(f"{name}={value}" for name, value in sorted(settings.items()))])
 
 
-def _field_text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    if value is None:
+def _field_text(field_value: object) -> str:
+    if isinstance(field_value, tuple):
+        return ",".join(map(str, field_value)) or "none"
+    if field_value is None:
         return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(field_value).lower() if isinstance(field_value, bool) else str(field_value)
 
 
-def _argument_text(value: object) -> str:
+def _argument_text(argument: object) -> str:
     """Return an argument as JSON without spaces: `made_from` is split at spaces."""
-    return json.dumps(value, separators=(",", ":")).replace(" ", "\\u0020")
+    return json.dumps(argument, separators=(",", ":")).replace(" ", "\\u0020")

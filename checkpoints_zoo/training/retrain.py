@@ -43,11 +43,11 @@ def retrain(
     engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
     say: Callable[[str], object] = lambda text: None,
 ) -> list[RetrainResult]:
-    """Train some members again from their rows and compare them; return the results.
+    """Train some members again from their rows; return the results of the comparison with the stored members.
 
-    If torch's version, the device and the number of threads are those of the row, bytes are compared. Otherwise the
-    difference of the test accuracies must be within its 99 % interval, as a difference of two shares
-    (Agresti and Caffo 2000, The American Statistician 54).
+    If torch's version, the device and the number of threads are as in the member's row, bytes are compared. With
+    another version, device or number of threads, the difference of the two test accuracies must be within its 99 %
+    interval, as a difference of two shares (Agresti and Caffo 2000, The American Statistician 54).
 
     Args:
         members: collection that this package has trained.
@@ -90,7 +90,7 @@ def retrain(
     return [_compare_rows(row, retrained_snapshots[row["member"]].row, inputs) for row in rows]
 
 
-def _recipe_of_row(name: str, row: ManifestRow) -> Recipe:
+def _recipe_of_row(collection: str, row: ManifestRow) -> Recipe:
     """Return the package's recipe that a row names, with the fields that the row sets.
 
     Rows are data from anybody, so no file that a row names is run. A recipe from a file must be passed by the caller.
@@ -98,7 +98,7 @@ def _recipe_of_row(name: str, row: ManifestRow) -> Recipe:
     base, *changes = (row["recipe"] or "").split(" ")
     if RECIPE_ALIASES.get(base, base) not in RECIPES:
         raise UsageError(
-            f"recipe of {name}",
+            f"recipe of {collection}",
             expected=f"one of the package's in its rows ({', '.join(RECIPES)})",
             found=repr(base)[:80] if base else "none",
             do="If you trust its code, give its file: --recipe FILE.py",

@@ -46,14 +46,14 @@ def write_shards(
     snapshots.
 
     Which members share a shard depends on their ids alone. Snapshots that exist already are replaced; rows of members
-    whose bytes are lost are left out. Shards that no row names any more stay, since another process may be reading
-    them; see `remove_unnamed_shards`.
+    whose bytes are lost are left out. Shards that no row of the manifest names any more stay, since another process may
+    be reading these shards; see `remove_unnamed_shards`.
 
     Args:
         source: source in a folder.
         description: description of the collection, with one layout.
         new_snapshots: snapshots to add; all snapshots of a member come together.
-        snapshots: number of snapshots of a member; it determines how many members share a shard.
+        snapshots: number of snapshots of a member, which determines how many members share a shard.
         complete_only: whether to write only shards whose members are all finished.
 
     Raises:
@@ -91,7 +91,7 @@ def write_shards(
 
 def _write_shard(
     source: FolderSource,
-    name: str,
+    collection: str,
     shard: PlannedShard,
     layout: Layout,
     shard_rows: Mapping[SnapshotKey, ManifestRow],
@@ -110,17 +110,17 @@ def _write_shard(
         else:
             row = shard_rows[k]
             locations.append(Location(k[0], piece.prefix, source.local_path(row["path"]), row["offset"], layout))
-    path = write_planned(source.root / "shards" / name, shard, locations, name)
+    path = write_planned(source.root / "shards" / collection, shard, locations, collection)
     for folder in (path.parent, path.parent.parent):  # The shard must be complete before the manifest names it.
         disk.sync_folder(folder)
     record_locations(shard, path.relative_to(source.root).as_posix())
 
 
-def read_rows(source: FolderSource, name: str) -> dict[SnapshotKey, ManifestRow]:
+def read_rows(source: FolderSource, collection: str) -> dict[SnapshotKey, ManifestRow]:
     """Return the rows of a collection in a source by member and epoch; {} if there is no manifest."""
-    if not source.manifest_path(name).exists():
+    if not source.manifest_path(collection).exists():
         return {}
-    return {member_and_epoch(row): row for row in source.read_collection(name)[1].to_pylist()}
+    return {member_and_epoch(row): row for row in source.read_collection(collection)[1].to_pylist()}
 
 
 def lost_members(source: FolderSource, rows: Iterable[ManifestRow]) -> set[int]:
@@ -140,13 +140,13 @@ def lost_members(source: FolderSource, rows: Iterable[ManifestRow]) -> set[int]:
     return lost_ids
 
 
-def remove_unnamed_shards(source: FolderSource, name: str) -> None:
+def remove_unnamed_shards(source: FolderSource, collection: str) -> None:
     """Remove shards that no row names any more, and temporary files of killed runs."""
-    named_paths = {row["path"] for row in read_rows(source, name).values()}
-    for path in (source.root / "shards" / name).glob("*"):
+    named_paths = {row["path"] for row in read_rows(source, collection).values()}
+    for path in (source.root / "shards" / collection).glob("*"):
         if path.suffix == ".tmp" or path.relative_to(source.root).as_posix() not in named_paths:
             path.unlink()
-    for path in (source.root / "manifests").glob(f".{name}.*.tmp"):
+    for path in (source.root / "manifests").glob(f".{collection}.*.tmp"):
         path.unlink()
 
 
@@ -162,7 +162,7 @@ class Staging:
         folder: folder of the staged files; only this object writes into it.
         layout: layout of the snapshots' bytes.
         recipe_hash: hash of the recipe by which the members were trained.
-        readonly: whether to keep incomplete files and files of another recipe; otherwise they are deleted.
+        readonly: whether to keep incomplete files and files of another recipe; False deletes such files.
     """
 
     def __init__(self, folder: Path, layout: Layout, recipe_hash: str, *, readonly: bool = False) -> None:
@@ -185,8 +185,8 @@ class Staging:
             if path not in expected_paths:
                 path.unlink()
 
-    def _load_row(self, values: dict[str, object]) -> None:
-        row, digest = dict.fromkeys(SCHEMA.names) | values["row"], values["bytes"]  # type: ignore[operator]
+    def _load_row(self, row_and_digest: dict[str, object]) -> None:
+        row, digest = dict.fromkeys(SCHEMA.names) | row_and_digest["row"], row_and_digest["bytes"]  # type: ignore[operator]
         row["created"] = datetime.fromisoformat(row["created"])
         if row["recipe_hash"] != self.recipe_hash:
             raise ValueError("the row is of another recipe")
@@ -206,14 +206,14 @@ class Staging:
         """Return the ids of the finished members."""
         return {key[0] for key, row in self.rows.items() if row["final"]}
 
-    def _file_name(self, key: SnapshotKey) -> str:
-        return f"{key[0]:06d}@{key[1]}"
+    def _file_name(self, snapshot_key: SnapshotKey) -> str:
+        return f"{snapshot_key[0]:06d}@{snapshot_key[1]}"
 
-    def _json_path(self, key: SnapshotKey) -> Path:
-        return self.folder / f"{self._file_name(key)}.json"
+    def _json_path(self, snapshot_key: SnapshotKey) -> Path:
+        return self.folder / f"{self._file_name(snapshot_key)}.json"
 
-    def _tensors_path(self, key: SnapshotKey) -> Path:
-        return self.folder / f"{self._file_name(key)}-{self._digests[key]}.safetensors"
+    def _tensors_path(self, snapshot_key: SnapshotKey) -> Path:
+        return self.folder / f"{self._file_name(snapshot_key)}-{self._digests[snapshot_key]}.safetensors"
 
     def location(self, key: SnapshotKey) -> Location:
         """Return the location of a snapshot's bytes."""
@@ -233,9 +233,9 @@ class Staging:
             self.rows[key], self._digests[key] = dict(snapshot.row), digest
         disk.sync_folder(self.folder)
 
-    def drop(self, keys: Iterable[SnapshotKey]) -> None:
+    def drop(self, snapshot_keys: Iterable[SnapshotKey]) -> None:
         """Delete staged snapshots that are in a shard now; their row files are deleted first."""
-        for key in list(keys):
+        for key in list(snapshot_keys):
             self._json_path(key).unlink()
             if self._digests[key] is not None:
                 self._tensors_path(key).unlink()

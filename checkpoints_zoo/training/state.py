@@ -48,21 +48,21 @@ class RunKey:
     torch_version: str
 
 
-def write_state(path: Path, state: StackState, key: RunKey, wall_time_s: float) -> None:
+def write_state(path: Path, state: StackState, run_key: RunKey, wall_time_s: float) -> None:
     """Write a state; after a kill at any moment `path` holds the complete old state or the complete new one.
 
     Args:
         path: path of the state file, in an existing folder.
         state: training state of the stacked members.
-        key: key that identifies the run of the state.
+        run_key: key that identifies the run of the state.
         wall_time_s: seconds of training so far, interrupted runs included.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in _named_tensors(state).items()}
     metadata = {
         "format": _FORMAT_VERSION,
-        "recipe_hash": key.recipe_hash,
-        "members": key.members,
-        "torch_version": key.torch_version,
+        "recipe_hash": run_key.recipe_hash,
+        "members": run_key.members,
+        "torch_version": run_key.torch_version,
         "epoch": state.epoch,
         "wall_time_s": wall_time_s,
         "sha256": _digest(tensors),
@@ -117,7 +117,8 @@ def adopt_state(new_state: StackState, saved: StackState) -> bool:
     """Copy a saved state into a new state, which keeps its own memory format and device.
 
     Returns:
-        Whether both states have tensors of the same names, shapes and dtypes. If they differ, nothing is copied.
+        Whether both states have tensors of the same names, shapes and dtypes. If names, shapes or dtypes differ,
+        nothing is copied.
     """
     new_tensors, saved_tensors = _named_tensors(new_state, initial_only=True), _named_tensors(saved, initial_only=True)
     if new_tensors.keys() != saved_tensors.keys() or any(
@@ -214,15 +215,16 @@ def training_lock(out: Path) -> Iterator[None]:
             held_paths.remove(path)
 
 
-def runs_folder(out: Path, name: str) -> Path:
+def runs_folder(out: Path, collection: str) -> Path:
     """Return the folder of a collection's runs."""
-    return out / ".training" / name
+    return out / ".training" / collection
 
 
 def claim_folder(out: Path, recipe: Recipe) -> Path:
     """Return the folder of a recipe's runs, with the recipe recorded in it; refuse another recipe of this name.
 
-    If the folder has no states or members of a recorded recipe, that recipe is replaced: it may have had a mistake.
+    If the folder records another recipe but holds no states or members, the new recipe replaces the recorded recipe,
+        which may have had a mistake.
 
     Raises:
         UsageError: the folder holds states or members of another recipe.
@@ -250,7 +252,7 @@ def write_description(folder: Path, description: Description) -> None:
 
 
 def read_description(folder: Path) -> Description:
-    """Read the description that `write_description` wrote; return it.
+    """Read the collection's description that `write_description` wrote; return it.
 
     Raises:
         FormatError: the file breaks the format.
@@ -287,7 +289,7 @@ def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
 def divide_into_stacks(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list[tuple[int, ...]]:
     """Divide ids into stacks: stacks with a saved state keep their members; the other ids follow in order.
 
-    A stack with a saved state may hold members that are finished already; they are trained to the same bytes again.
+    A stack with a saved state may hold finished members; finished members are trained to the same bytes again.
 
     Args:
         folder: folder of the recipe's runs.

@@ -165,7 +165,7 @@ def test_bounds_stay_within_the_range_of_the_figure(report: Report) -> None:
     for figures in (*report.curve.values(), report.member):
         for name, interval in figures.items():
             if interval.low is not None and interval.high is not None:
-                assert 0 <= interval.low <= interval.value <= interval.high <= FIGURES[name].largest
+                assert 0 <= interval.low <= interval.value <= interval.high <= FIGURES[name].highest_value
 
 
 def test_one_member_has_figures_without_bounds() -> None:

@@ -149,9 +149,9 @@ def test_every_figure_of_the_ensemble_and_of_each_member(name: str, stored: Stor
             assert x.value == pytest.approx(np.mean([y[figure][0] for y in each]), abs=1e-5), figure
     for figures in (report.ensemble, report.member, report.limits, *report.curve.values()):
         for figure, x in figures.items():
-            assert math.isnan(x.value) or 0 <= x.value <= FIGURES[figure].largest, figure
+            assert math.isnan(x.value) or 0 <= x.value <= FIGURES[figure].highest_value, figure
             if x.low is not None and x.high is not None:
-                assert 0 <= x.low <= x.value <= x.high <= FIGURES[figure].largest, figure
+                assert 0 <= x.low <= x.value <= x.high <= FIGURES[figure].highest_value, figure
 
 
 @pytest.mark.slow

@@ -416,7 +416,7 @@ def test_a_tie_of_the_label_and_a_class_stays_a_tie() -> None:
 
 
 def test_the_range_of_the_figure_is_that_of_the_metric() -> None:
-    assert (SCALED_FIGURES[TEMPERATURE].least, SCALED_FIGURES[TEMPERATURE].largest) == (
+    assert (SCALED_FIGURES[TEMPERATURE].lowest_value, SCALED_FIGURES[TEMPERATURE].highest_value) == (
         scaling.LOWEST_TEMPERATURE,
         scaling.HIGHEST_TEMPERATURE,
     )

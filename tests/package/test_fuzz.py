@@ -26,6 +26,18 @@ def test_a_thousand_mutated_files_and_hostile_strings_break_nothing(tmp_path: Pa
     assert json.loads(done.stdout.splitlines()[-1])["cases"] == 2000
 
 
+@pytest.mark.slow
+def test_hostile_strings_of_a_source_break_no_command(tmp_path: Path) -> None:
+    """Case 1 of the reported ones: a part of the cases of `python -m tests.hostile_strings`, drawn by a seed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_strings", "--share", "0.0005"],
+        cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 200
+
+
 def test_a_fault_is_seen(tmp_path: Path) -> None:
     report, outside = fuzz.Report(), tmp_path / "outside"
 
