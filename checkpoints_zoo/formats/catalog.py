@@ -47,7 +47,7 @@ class Archives:
 
     @classmethod
     def from_json(cls, values: Any, path: Path) -> Archives:
-        """Read and check the catalog's JSON on archives; return the object.
+        """Read and check the part of the catalog's JSON that describes archives; return it as an object.
 
         Raises:
             FormatError: a key of the JSON object is missing, or its value has another type.
