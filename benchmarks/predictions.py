@@ -46,7 +46,7 @@ def drawn(members: int, labels: torch.Tensor, classes: int, signal: float, seed:
 
 def write(root: Path, name: str, members: int, inputs: int, classes: int, signal: float, seed: int) -> None:
     """Write a set of stored predictions."""
-    folder, layout = root / prediction_sets.set_folder(NAME, name), prediction_sets.layout_of(inputs, classes)
+    folder, layout = root / prediction_sets.folder_of_set(NAME, name), prediction_sets.logits_layout(inputs, classes)
     labels = torch.randint(classes, (inputs,), generator=torch.Generator().manual_seed(seed))
     rows: list[dict[str, Any]] = []
     size, logits = shard_files.members_per_shard(layout), drawn(members, labels, classes, signal, seed)

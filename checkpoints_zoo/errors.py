@@ -63,10 +63,11 @@ class ZooError(Exception):
 
 
 def _explain_lookalikes(text: str) -> str:
-    """Return a sentence that names words of a text which look equal but consist of different characters; "" if none do.
+    """Return a sentence that names words of a text which look equal but consist of different characters; "" if there
+    are no such words.
 
-    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change file names from one form to
-    the other.
+    Unicode has two forms of "é": one character, or "e" and an accent. Some systems change the form of "é" in file
+    names.
     """
     if text.isascii():
         return ""

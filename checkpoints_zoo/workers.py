@@ -148,9 +148,9 @@ class Processes:
     """Runs jobs in worker processes. The processes start as jobs arrive, take further jobs, and stop after the last
     job.
 
-    Workers import the main script only if it defines the work function or the class of a job's argument. Such a script
-    needs `if __name__ == "__main__":` around its calls. Without this line, and for code from standard input or a
-    notebook, the jobs run in this process, and there is a warning.
+    Workers import the main script only if it defines the work function or the class of a job's argument. An imported
+    main script needs `if __name__ == "__main__":` around its calls. Without this line, and for code from standard input
+    or a notebook, the jobs run in this process, and there is a warning.
 
     Args:
         workers: number of worker processes that run at a time.
@@ -698,7 +698,7 @@ def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict
         if main and any(_refers_to_main(raw) for raw in (work, argument)):
             _import_main(main)
         function = _load_work(work)
-        if "torch" in sys.modules:  # Only if the work function has imported torch.
+        if "torch" in sys.modules:  # True only if the work function has imported torch.
             sys.modules["torch"].set_num_threads(threads)
         value = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
         # Use the standard pickle module: torch's own pickling would share memory, which is lost when the worker ends.

@@ -60,10 +60,10 @@ def _source_rows(source: Source, errors: list[ZooError]) -> Iterator[dict[str, A
 
 
 def _row(
-    name: str, members: int, architecture: str, dataset: str, size: int, licence: str, source: str
+    collection: str, members: int, architecture: str, dataset: str, nbytes: int, licence: str, source: str
 ) -> dict[str, Any]:
     return {
-        "name": name, "members": members, "architecture": architecture, "dataset": dataset, "bytes": size,
+        "name": collection, "members": members, "architecture": architecture, "dataset": dataset, "bytes": nbytes,
         "licence": licence, "source": source,
     }  # fmt: skip
 

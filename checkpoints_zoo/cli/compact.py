@@ -122,20 +122,20 @@ def _compare_with_hmc(
     out.data(json.loads(result.to_json()), result.to_text())
 
 
-def _gaussians_table(result: Compact) -> str:
-    columns = {name: result.table[name] for name in ("members", "q_d", "q_r")}
+def _gaussians_table(comparison: Compact) -> str:
+    columns = {name: comparison.table[name] for name in ("members", "q_d", "q_r")}
     rows = [
         {"": label} | {name: as_text(column[key], scale) if key in column else "-" for name, column in columns.items()}
         for key, (label, scale) in ROW_LABELS.items()
     ]
-    gain_text = f"Alignment changes the accuracy of the mean by {as_text(result.gain, 100)} points."
+    gain_text = f"Alignment changes the accuracy of the mean by {as_text(comparison.gain, 100)} points."
     return f"{table(rows, right_aligned=list(columns))}\n\n{gain_text}"
 
 
-def _halves_table(result: Compact) -> str:
-    if not result.held_out:
+def _halves_table(comparison: Compact) -> str:
+    if not comparison.held_out:
         return ""
-    columns = {name: result.held_out[name] for name in ("members", "q_d", "q_r")}
+    columns = {name: comparison.held_out[name] for name in ("members", "q_d", "q_r")}
     rows = [
         {"one half against the other": ROW_LABELS[key][0]}
         | {name: as_text(column[key]) for name, column in columns.items()}
@@ -144,19 +144,21 @@ def _halves_table(result: Compact) -> str:
     return table(rows, right_aligned=list(columns))
 
 
-def _explanation_text(result: Compact) -> str:
+def _explanation_text(comparison: Compact) -> str:
     lines = [
-        f"Measured now on {result.data.split(' ')[0]}, {result.inputs:,} inputs; {result.samples} samples of each,"
-        f" aligned to {result.to}."
+        f"Measured now on {comparison.data.split(' ')[0]}, {comparison.inputs:,} inputs; "
+        f"{comparison.samples} samples of each, aligned to {comparison.to}."
     ]
-    if result.statistics:
-        source = result.statistics.split(" ")[0]
-        lines.append(f"Running statistics of means and samples: from {result.statistics_images:,} images of {source}.")
+    if comparison.statistics:
+        source = comparison.statistics.split(" ")[0]
+        lines.append(
+            f"Running statistics of means and samples: from {comparison.statistics_images:,} images of {source}."
+        )
     lines.append(
         "Agreement and total variation compare the averaged predictions of the members, or of samples, with the"
         " ensemble's."
     )
-    if result.held_out:
+    if comparison.held_out:
         lines.append("[ ]: 95 % jackknife intervals over members; for halves, the range of 95 % of the splits.")
     else:
         lines.append("There are no intervals for fewer than 3 members.")

@@ -55,16 +55,19 @@ def command(
     out.data(json.loads(result.to_json()), _figures_table(result), _explanation_text(result))
 
 
-def _figures_table(result: PredictiveComparison) -> str:
+def _figures_table(comparison: PredictiveComparison) -> str:
     return table(
-        [{"": FIGURE_LABELS[name], "value": as_text(x)} for name, x in result.figures.items()], right_aligned=["value"]
+        [{"": FIGURE_LABELS[name], "value": as_text(x)} for name, x in comparison.figures.items()],
+        right_aligned=["value"],
     )
 
 
-def _explanation_text(result: PredictiveComparison) -> str:
-    first, second = result.members
-    data_text = f"Measured now on {result.data.split(' ')[0]}, {result.inputs:,} inputs: the mean probabilities of"
+def _explanation_text(comparison: PredictiveComparison) -> str:
+    first, second = comparison.members
+    data_text = (
+        f"Measured now on {comparison.data.split(' ')[0]}, {comparison.inputs:,} inputs: the mean probabilities of"
+    )
     intervals = "[ ]: 95 % jackknife intervals over the members of both."
-    if all(x.low is None for x in result.figures.values()):
+    if all(x.low is None for x in comparison.figures.values()):
         intervals = "There are no intervals for fewer than 3 members, or if both sets share a member."
     return f"{data_text} {first} members against those of {second}.\n{intervals}"

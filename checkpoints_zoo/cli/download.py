@@ -26,8 +26,9 @@ from checkpoints_zoo.sources.source import SelectedMembers
 def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output) -> None:
     """Fetch members to this machine, and no other bytes.
 
-    They are stored in the member cache, where `zoo.load` and `zoo-cli` find them, also offline. With --dest they are
-    copied into DIR too, which `--source DIR` reads and `zoo-cli publish DIR` publishes. An interrupted run continues.
+    The members are stored in the member cache, where `zoo.load` and `zoo-cli` find them, also offline. With --dest the
+    members are also copied into DIR, which `--source DIR` reads and `zoo-cli publish DIR` publishes. An interrupted run
+    continues.
     """
     selected = selection.find()
     rows_with_weights = selected.rows.filter(selected.rows.column("path").is_valid())

@@ -1,7 +1,8 @@
 """`zoo-cli`: the table of commands, the output to which all commands print, and the table of exit codes.
 
-A command parses its arguments, calls the library, and prints. Its file is imported when the command is run or its help
-is shown. It imports torch and pandas only if it needs weights, so that `zoo-cli --help` and `zoo-cli list` start fast.
+A command parses its arguments, calls the library, and prints. A command's file is imported when the command is run or
+its help is shown. The file imports torch and pandas only if the command needs weights, so that `zoo-cli --help` and
+`zoo-cli list` start fast.
 """
 
 from __future__ import annotations
@@ -258,15 +259,15 @@ def table(rows: Sequence[Mapping[str, Any]], right_aligned: Sequence[str] = ()) 
     return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
 
 
-def fact_lines(values: Mapping[str, Any]) -> str:
+def fact_lines(facts: Mapping[str, Any]) -> str:
     """Return a mapping as text, with one key and its value per line.
 
     >>> print(fact_lines({"name": "convnet-digits", "members": 64}))
     name     convnet-digits
     members  64
     """
-    width = max(map(len, values))
-    return "\n".join(f"{key.ljust(width)}  {cell_text(value)}".rstrip() for key, value in values.items())
+    width = max(map(len, facts))
+    return "\n".join(f"{key.ljust(width)}  {cell_text(value)}".rstrip() for key, value in facts.items())
 
 
 def cell_text(value: Any) -> str:

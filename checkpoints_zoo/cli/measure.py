@@ -101,8 +101,8 @@ class Measurement:
     def inputs(
         self, members: Collection, default_ood: str | None = None
     ) -> tuple[ImagesOrPredictions, ImagesOrPredictions, float | ImagesOrPredictions]:
-        """Return three data sets: in distribution, out of distribution, and held out. Each is a name, or stored
-        predictions with --stored.
+        """Return three data sets: in distribution, out of distribution, and held out. Each data set is a name, or with
+        --stored stored predictions.
 
         Args:
             members: members whose stored predictions are read.
@@ -116,8 +116,8 @@ class Measurement:
             return self.data, ood, self.held_out
         from checkpoints_zoo.predictions import predictions_of
 
-        def read(name: str) -> Predictions:
-            return predictions_of(members, name, source=self.stored)
+        def read(images_name: str) -> Predictions:
+            return predictions_of(members, images_name, source=self.stored)
 
         held_out = read(self.held_out) if isinstance(self.held_out, str) else self.held_out
         return read(self._prediction_set(members)), None if ood is None else read(ood), held_out

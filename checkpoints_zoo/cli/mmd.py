@@ -88,11 +88,11 @@ def command(
     out.data(json.loads(result.to_json()), _result_table(result), _explanation_text(result, halves=second is None))
 
 
-def load_other(selection: Selection, name: str, source: str | None) -> Collection:
+def load_other(selection: Selection, collection: str, source: str | None) -> Collection:
     """Return the members with which the selected members are compared."""
-    if parse_citation(name):
-        return Selection(name, None, None, None, None, source).load()
-    return replace(selection, name=name, source=source or selection.source).load()
+    if parse_citation(collection):
+        return Selection(collection, None, None, None, None, source).load()
+    return replace(selection, name=collection, source=source or selection.source).load()
 
 
 def _result_table(result: MMD | NS) -> str:

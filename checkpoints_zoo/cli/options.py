@@ -180,14 +180,14 @@ def parse_reference(context: click.Context, parameter: click.Parameter, value: s
     return int(value)
 
 
-def import_function(text: str) -> Callable[..., Any]:
+def import_function(reference: str) -> Callable[..., Any]:
     """Import a function that is named as MODULE:FUNCTION; return the function. The module's code runs. From now on
     modules are also searched for in the working folder.
 
     Raises:
         UsageError: there is no such function.
     """
-    module, _, name = text.partition(":")
+    module, _, name = reference.partition(":")
     if (current_folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, current_folder)  # the folder stays in sys.path, because worker processes search it as well
     try:
@@ -195,9 +195,9 @@ def import_function(text: str) -> Callable[..., Any]:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"architecture {text}", expected="MODULE:FUNCTION that can be imported from here",
+        raise UsageError(f"architecture {reference}", expected="MODULE:FUNCTION that can be imported from here",
                          found=str(error)) from error  # fmt: skip
     if not callable(function):
-        raise UsageError(f"architecture {text}", expected="a function", found=f"a {type(function).__name__}")
+        raise UsageError(f"architecture {reference}", expected="a function", found=f"a {type(function).__name__}")
     build: Callable[..., Any] = function
     return build

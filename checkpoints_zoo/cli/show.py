@@ -21,7 +21,7 @@ MAIN_COLUMNS = (
     "member", "epoch", "status", "reason", "method", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
-# Main columns of a table with their usual values; a column is left out if it has no others.
+# Main columns of a table with their usual values; a column with only usual values is left out.
 USUAL_VALUES = {"status": {"ok"}, "method": {"independent"}}
 SHARE_COLUMNS = ("train_accuracy", "test_accuracy")
 LARGEST_ROW_COUNT = 20
@@ -58,7 +58,7 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
 
 
 def _informative_columns(rows: pa.Table) -> list[str]:
-    """Return the main columns in which these rows have unusual values."""
+    """Return the main columns in which some of the rows have unusual values."""
     return [
         name
         for name in MAIN_COLUMNS
@@ -67,8 +67,8 @@ def _informative_columns(rows: pa.Table) -> list[str]:
     ]
 
 
-def _cell_value(name: str, value: Any) -> Any:
-    return percent(value) if name in SHARE_COLUMNS else value
+def _cell_value(column: str, value: Any) -> Any:
+    return percent(value) if column in SHARE_COLUMNS else value
 
 
 def _description_values(selected: SelectedMembers) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def _description_values(selected: SelectedMembers) -> dict[str, Any]:
     }
 
 
-def _check_columns(names: list[str], rows: pa.Table) -> list[str]:
+def _check_columns(column_names: list[str], rows: pa.Table) -> list[str]:
     """Check that the manifest has columns of these names; return the names."""
-    for name in names:
+    for name in column_names:
         if name not in rows.column_names:
             raise UsageError(
                 f"column {name!r}",
@@ -98,15 +98,15 @@ def _check_columns(names: list[str], rows: pa.Table) -> list[str]:
                 found="none such",
                 do=did_you_mean(name, rows.column_names, largest_count=3) or f"They are {', '.join(rows.column_names)}",
             )
-    return names
+    return column_names
 
 
-def _json_rows(rows: pa.Table, names: list[str]) -> list[dict[str, Any]]:
+def _json_rows(rows: pa.Table, column_names: list[str]) -> list[dict[str, Any]]:
     """Return rows as JSON values and datetimes."""
     import pyarrow as pa
 
     columns = {}
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(column_names):
         column = rows.column(name)
         if pa.types.is_timestamp(column.type):
             # Times are converted from seconds, because Arrow's own conversion needs a database of time zones.

@@ -189,7 +189,7 @@ def _mass_output(
         values["along"] = [asdict(step) for step in steps]
         blocks.append(f"Along training:\n{table([_epoch_row(step) for step in steps])}")
     if plot:
-        values["picture"] = mass_figure(masses, plot, name=members.name, epochs=epochs if along else None)
+        values["picture"] = mass_figure(masses, plot, collection_name=members.name, epochs=epochs if along else None)
         out.say(f"picture: {values['picture']}")
     return values, blocks
 
@@ -284,8 +284,8 @@ def align_command(
     out.data(values, *_alignment_blocks(result, lines))
 
 
-def _alignment_blocks(result: Alignment, lines: list[Barriers] | None) -> list[str]:
-    rows = result.rows()
+def _alignment_blocks(alignment: Alignment, lines: list[Barriers] | None) -> list[str]:
+    rows = alignment.rows()
     table_rows = [
         {"member": row["member"], "transpositions": row["transpositions"], "squared distance": row["before"],
          "aligned": row["after"],
@@ -294,9 +294,9 @@ def _alignment_blocks(result: Alignment, lines: list[Barriers] | None) -> list[s
     ]  # fmt: skip
     moved_rows = [row for row in rows if row["before"]]
     summary: dict[str, Any] = {
-        "aligned to": result.to,
-        "units": sum(result.sizes.values()),
-        "transpositions of a random permutation": round(result.expected, 1),
+        "aligned to": alignment.to,
+        "units": sum(alignment.sizes.values()),
+        "transpositions of a random permutation": round(alignment.expected, 1),
     }
     if moved_rows:
         summary |= {

@@ -132,7 +132,7 @@ def verify_command(
                 "impossible": dict(result.impossible),
             }
         )  # fmt: skip
-        for set_name in prediction_sets.set_names(members.source, collection) if is_whole_source else ():
+        for set_name in prediction_sets.list_set_names(members.source, collection) if is_whole_source else ():
             out.say(f"{collection}/{set_name}: checking predictions …")
             try:
                 found = verify_predictions(members, set_name, sample)
@@ -188,14 +188,15 @@ def _line_of(retrained: dict[str, Any]) -> str:
     return f"{subject}: {retrained['compared']} {agree}: {retrained['text']}"
 
 
-def _is_address(name: str) -> bool:
-    return name.startswith(hub.ADDRESS_SCHEME) and "#" not in name  # with "#" it is a citation, which selects members
+def _is_address(argument: str) -> bool:
+    # An address with "#" is a citation, which selects members.
+    return argument.startswith(hub.ADDRESS_SCHEME) and "#" not in argument
 
 
-def _is_folder(name: str) -> bool:
+def _is_folder(argument: str) -> bool:
     try:
-        return Path(name).is_dir()
-    except (OSError, ValueError):  # the text is too long for a path; it may be a citation
+        return Path(argument).is_dir()
+    except (OSError, ValueError):  # the argument, perhaps a citation, is too long for a path
         return False
 
 

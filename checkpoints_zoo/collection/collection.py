@@ -219,7 +219,7 @@ class Collection:
         return self[len(self) - 1 - self.ids[::-1].index(id)]
 
     def _select(self, positions: list[int], view: View | None = None) -> Collection:
-        """Return the members at the given positions as a collection, with this view or another one."""
+        """Return the members at the given positions as a collection, with this view or another view."""
         rows = self.rows if positions == list(range(len(self))) else manifest.take_rows(self.rows, positions)
         view = self._view if view is None else view
         selected = Collection(
@@ -301,7 +301,7 @@ class Collection:
 
         Args:
             dest: a folder that becomes a source, or a source to which these members are added, with shards, rows and
-                hashes. Other collections in it stay.
+                hashes. Other collections in the source stay.
 
         Raises:
             NetworkError, AccessError, StorageError: the members can't be read, or can't be stored.
@@ -346,7 +346,7 @@ class Collection:
             names: names of the tensors to read; None for all tensors.
 
         Raises:
-            DamagedError, LayoutError, SourceNotFound: the bytes do not match the manifest.
+            DamagedError, LayoutError, SourceNotFound: the bytes of a member do not match the manifest.
             TooLargeError: the tensors need more memory than is free; use `batches`.
         """
         return self._read(check_device(device), dtype, names, check=False)
@@ -355,7 +355,7 @@ class Collection:
         self,
         device: torch.device,
         dtype: torch.dtype | None,
-        names: Iterable[str] | None = None,
+        tensor_names: Iterable[str] | None = None,
         *,
         check: bool = True,
         locations: list[Location] | None = None,
@@ -363,14 +363,14 @@ class Collection:
         """Read stacked weights and apply the view's steps; return name -> (member, …).
 
         Args:
-            device, dtype, names: the same arguments as in `reading.stack`.
+            device, dtype, tensor_names: the same arguments as in `reading.stack`.
             check: whether to check that values are finite also if the tensors are views of a file.
             locations: locations of the members' bytes, if they are known already.
         """
         member_locations = self._locations() if locations is None else locations
         if not self._view.steps:
-            return reading.stack(member_locations, device, dtype, names, check=check)
-        selected = None if names is None else list(names)
+            return reading.stack(member_locations, device, dtype, tensor_names, check=check)
+        selected = None if tensor_names is None else list(tensor_names)
         return self._view.stack(self.symmetry_table, self._keys, member_locations, device, dtype, selected)
 
     def batches(
@@ -458,7 +458,7 @@ class Collection:
                 they fit.
 
         Raises:
-            DamagedError: a weight is not finite, or the bytes do not match the manifest.
+            DamagedError: a weight is not finite, or the bytes of a member do not match the manifest.
             TooLargeError: even one member needs more memory than is free.
             UsageError: the device, the execution or the chunk is not possible.
         """
@@ -515,7 +515,8 @@ class Collection:
 
         Raises:
             SymmetryError: the symmetries of the architecture can't be derived.
-            SelectionError, UsageError, LayoutError: there are no members, or no architecture has their tensors.
+            SelectionError, UsageError, LayoutError: there are no members, or no architecture has the tensors of the
+                members.
         """
         preprocess = self.preprocess
         return symmetries(self._skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
@@ -538,9 +539,9 @@ class Collection:
                 None changes no scales.
             permute: key by which the units of each layer are sorted in descending order: their "first" weight, their
                 largest weight ("max") or their norm ("norm"); None changes no order.
-            streams: whether to sort the units of residual streams too, or inner channels only.
+            streams: whether to sort the units of residual streams too, or only the units of inner channels.
             approximate: whether to scale rows before norms without running statistics as well, which changes the
-                function by the order of their eps.
+                network's function by the order of the norms' eps.
 
         Raises:
             UsageError: `scale` or `permute` has an unknown value, or permute="norm" although scaling makes all norms
@@ -625,8 +626,8 @@ class Collection:
         """Return the symmetry that this view applies to the member at a position: permutations (unit), scales (value),
         signs (value).
 
-        `zoo.symmetry.inverse` undoes it: `apply(table, weights, inverse(table, element))` gives the stored weights,
-        rescaled ones up to rounding. The symmetry table is `members.symmetry_table`.
+        `zoo.symmetry.inverse` undoes the symmetry: `apply(table, weights, inverse(table, element))` gives the stored
+        weights, rescaled weights up to rounding. The symmetry table is `members.symmetry_table`.
 
         Raises:
             MemberNotFound, UsageError: there is no member at the position.
@@ -763,12 +764,13 @@ def load(
         source: folder or address (hf://datasets/ORG/NAME[@REVISION]) to load from; None for the collection's source in
             the catalog.
         architecture: function that builds the module, for a network that the package lacks.
-        check: whether to compare the hash of each member with the manifest when the member is opened. Without it,
-            members of a folder are mapped and not hashed; members from the Hub are hashed when they arrive and whenever
-            their file in the cache has changed.
+        check: whether to compare the hash of each member with the manifest when the member is opened. Without the
+            check, members of a folder are mapped and not hashed; members from the Hub are hashed when they arrive and
+            whenever their file in the cache has changed.
 
     Raises:
-        CollectionNotFound, SourceNotFound: there is no such collection or source; the error names the nearest ones.
+        CollectionNotFound, SourceNotFound: there is no such collection or source; the error names the most similar
+            names.
         SelectionError, MemberNotFound: the collection lacks the requested members.
         FormatError, DamagedError: the manifest does not follow the format.
         NetworkError, AccessError: the source is on the Hub and can't be reached or may not be read.

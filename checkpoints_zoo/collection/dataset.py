@@ -17,20 +17,20 @@ from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.symmetry import Table
 
 
-def label_table(rows: pa.Table, names: Sequence[str], collection: str) -> Tensor:
+def label_table(rows: pa.Table, column_names: Sequence[str], collection: str) -> Tensor:
     """Take labels from a manifest's rows; return a float64 tensor (member, label).
 
     Args:
         rows: manifest rows of the members.
-        names: names of numeric columns of the manifest.
+        column_names: names of numeric columns of the manifest.
         collection: name of the collection, for error texts.
 
     Raises:
         UsageError: a name is no numeric column, or the column is null in a row.
     """
     numeric_columns = [field.name for field in rows.schema if str(field.type) in ("int32", "int64", "double", "bool")]
-    table = torch.empty(rows.num_rows, len(names), dtype=torch.float64)
-    for column, name in enumerate(names):
+    table = torch.empty(rows.num_rows, len(column_names), dtype=torch.float64)
+    for column, name in enumerate(column_names):
         if name not in numeric_columns:
             raise UsageError(
                 f"label {name!r}", expected=f"a numeric column ({', '.join(numeric_columns)})", found="none such"
@@ -53,10 +53,10 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     Args:
         locations: locations of the members' bytes.
         view: steps that change the weights as they are read.
-        keys: (id, epoch) of each member.
+        member_keys: (id, epoch) of each member.
         table: symmetry table of the network; None for a view that changes nothing.
         labels: labels of the members, (member, label), float64.
-        names: names of the labels.
+        label_names: names of the labels.
         dtype: dtype of the weight vectors.
     """
 
@@ -64,16 +64,16 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         self,
         locations: Sequence[Location],
         view: View,
-        keys: Sequence[Key],
+        member_keys: Sequence[Key],
         table: Table | None,
         labels: Tensor,
-        names: Sequence[str],
+        label_names: Sequence[str],
         dtype: torch.dtype,
     ) -> None:
         # The dataset holds only what it needs to read, so that it can be sent to other processes.
-        self.locations, self._view, self._keys, self._table = locations, view, keys, table
+        self.locations, self._view, self._keys, self._table = locations, view, member_keys, table
         self.labels = labels
-        self.label_names = tuple(names)
+        self.label_names = tuple(label_names)
         self.dtype = dtype
         shapes = self.locations[0].layout.shapes
         self.spans: dict[str, slice] = {}

@@ -42,12 +42,14 @@ _BATCH_BYTES = 1 << 28  # Number of bytes of a collection's members that are rea
 
 @dataclass(frozen=True)
 class Equivalence:
-    """How far two sets of parameters are from computing the same outputs; true if they are within the tolerance.
+    """How far two sets of parameters are from computing the same outputs; true if the difference is within the
+    tolerance.
 
     Args:
         ids: ids of the members; numbers from 0 if members have no ids.
         relative: (member, input), the largest difference between both outputs for an input, divided by the member's
-            largest output on any input. If a module has several outputs, each has such a ratio, and the largest counts.
+            largest output on any input. If a module has several outputs, each output has a ratio, and the largest ratio
+            counts.
         absolute: (member, input), the largest absolute difference between both outputs for an input.
         tolerance: the largest `relative` that counts as equal.
         eps: eps of the norms in this comparison; None if each norm kept its own eps.
@@ -120,8 +122,8 @@ def check_equivalence(
 
     Args:
         a, b: the two sets of parameters: each a state dict, a stacked state dict (member, *shape), a Member, a
-            Collection, or a module, of which only the tensors are used; both have equally many members. Counters may be
-            missing.
+            Collection, or a module, of which only the tensors are used; both sets have equally many members. Counters
+            may be missing.
         module: module that computes the function; None to use the module of `a`, if `a` is a Member, a Collection or a
             module.
         inputs: one batch of inputs, or a tuple of batches if the module takes several inputs; floating tensors become
@@ -229,9 +231,9 @@ class _ParameterSet(NamedTuple):
     stacked: bool
     parts: Callable[[], Iterator[TensorDict]]
 
-    def member_name(self, number: int) -> str:
+    def member_name(self, position: int) -> str:
         """Return a name for a member in error texts."""
-        return f"{self.name}, member {self.ids[number]}" if self.stacked else self.name
+        return f"{self.name}, member {self.ids[position]}" if self.stacked else self.name
 
     def states(self) -> Iterator[TensorDict]:
         """Yield each member's tensors by name; a tensor with several names is yielded under one of them.
@@ -245,29 +247,31 @@ class _ParameterSet(NamedTuple):
                 yield self._check_tensors({n: t[i] for n, t in part.items()}, self.member_name(number))
                 number += 1
 
-    def _check_tensors(self, state: TensorDict, name_in_errors: str) -> TensorDict:
-        for name, tensor in state.items():
+    def _check_tensors(self, member_tensors: TensorDict, name_in_errors: str) -> TensorDict:
+        for name, tensor in member_tensors.items():
             if not bool(tensor.isfinite().all()):
                 expected, found = "finite weights", "infinite ones or NaN"
                 raise DamagedError(f"tensor {name!r} of {name_in_errors}", expected=expected, found=found, tensor=name)
-        first_name_of = {name: first_name for name, first_name in first_names(self.module).items() if name in state}
+        first_name_of = {
+            name: first_name for name, first_name in first_names(self.module).items() if name in member_tensors
+        }
         for name, first_name in first_name_of.items():
-            if first_name != name and not torch.equal(state[first_name], state[name]):
+            if first_name != name and not torch.equal(member_tensors[first_name], member_tensors[name]):
                 raise LayoutError(
                     f"tensors {first_name!r} and {name!r} of {name_in_errors}",
                     expected="one value: they are one tensor of the module",
                     found="two",
                     tensor=name,
                 )
-        return {name: state[name] for name in first_name_of.values()}
+        return {name: member_tensors[name] for name in first_name_of.values()}
 
 
-def _to_parameter_set(parameters: Parameters, name: str, module: nn.Module | None) -> _ParameterSet:
+def _to_parameter_set(parameters: Parameters, argument_name: str, module: nn.Module | None) -> _ParameterSet:
     """Convert parameters of any form for the comparison; return them with the module that computes their function.
 
     Args:
         parameters: a state dict, a stacked state dict, a Member, a Collection, or a module.
-        name: name of the argument, "a" or "b", for error texts.
+        argument_name: name of the argument, "a" or "b", for error texts.
         module: module that computes the function; None for the module of the parameters themselves.
 
     Raises:
@@ -277,28 +281,28 @@ def _to_parameter_set(parameters: Parameters, name: str, module: nn.Module | Non
     if isinstance(parameters, Collection):
         size, module = parameters._members_within(_BATCH_BYTES), module or parameters._skeleton()
         return _ParameterSet(
-            name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size))
+            argument_name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size))
         )
     tensors: Any = parameters
     if isinstance(parameters, Member):
         tensors, module = parameters.state_dict(), module or parameters.model()
     elif isinstance(parameters, nn.Module):
-        check_module(parameters, name)
+        check_module(parameters, argument_name)
         tensors, module = parameters.state_dict(), module or parameters
     if not isinstance(tensors, Mapping) or not all(isinstance(t, Tensor) for t in tensors.values()):
         found = f"{type(tensors).__name__} of other things" if isinstance(tensors, Mapping) else type(tensors).__name__
-        raise UsageError(name, expected="a state dict, a Member, a Collection, or a module", found=found)
+        raise UsageError(argument_name, expected="a state dict, a Member, a Collection, or a module", found=found)
     if module is None:
         expected, found = "the module that computes the function", "None, and a dict of tensors"
         raise UsageError("module", expected=expected, found=found)
     state = {n: t.detach() for n, t in tensors.items() if not is_counter(n)}
-    count = _count_members(state, module, name)
+    count = _count_members(state, module, argument_name)
     ids = tuple(range(count)) if count else (parameters.id if isinstance(parameters, Member) else 0,)
     stacked = state if count else {n: t[None] for n, t in state.items()}
-    return _ParameterSet(name, module, ids, bool(count), lambda: iter([stacked]))
+    return _ParameterSet(argument_name, module, ids, bool(count), lambda: iter([stacked]))
 
 
-def _count_members(state: Mapping[str, Tensor], module: nn.Module, argument_name: str) -> int | None:
+def _count_members(tensors: Mapping[str, Tensor], module: nn.Module, argument_name: str) -> int | None:
     """Check the tensors' names and shapes against a module; return the number of stacked members, None without a member
     axis.
 
@@ -307,7 +311,7 @@ def _count_members(state: Mapping[str, Tensor], module: nn.Module, argument_name
         UsageError: no members.
     """
     expected = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
-    shapes = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
+    shapes = {n: tuple(t.shape) for n, t in tensors.items() if not is_counter(n)}
     shared_names = [n for n in expected if n in shapes]
     is_stacked = bool(shared_names) and all(len(shapes[n]) == len(expected[n]) + 1 for n in shared_names)
     counts = {shapes[n][0]: n for n in shared_names} if is_stacked else {}
@@ -371,7 +375,7 @@ class _ModuleRun:
             )
         return tuple(changed)
 
-    def check_module(self, state: TensorDict) -> None:
+    def check_module(self, member_tensors: TensorDict) -> None:
         """Run the module twice and watch every operation; record the layers that compute in a narrower dtype.
 
         Raises:
@@ -379,17 +383,17 @@ class _ModuleRun:
                 process the inputs in float64.
         """
         watcher = _OperationWatcher(self.original, self.module)
-        first = self._run_module(state, watcher)
+        first = self._run_module(member_tensors, watcher)
         self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
-        check_same_outputs(self.module, first, self._run_module(state), 1e-10)
+        check_same_outputs(self.module, first, self._run_module(member_tensors), 1e-10)
 
-    def outputs(self, state: TensorDict, name_in_errors: str) -> TensorDict:
+    def outputs(self, member_tensors: TensorDict, name_in_errors: str) -> TensorDict:
         """Run the module with a member's tensors; return the outputs by name, in float64.
 
         Raises:
             DamagedError: the outputs are not finite.
         """
-        outputs = self._run_module(state)
+        outputs = self._run_module(member_tensors)
         if not all(bool(tensor.isfinite().all()) for tensor in outputs.values()):
             advice = "At eps = 0 what is all zeros is divided by zero: give a small eps, such as 1e-20"
             expected, found = "finite numbers", "infinite ones or NaN"
@@ -398,8 +402,8 @@ class _ModuleRun:
             )
         return outputs
 
-    def _run_module(self, state: TensorDict, watcher: _OperationWatcher | None = None) -> TensorDict:
-        tensors = {n: _to_float64(t.to(self.device, copy=True)) for n, t in state.items()}
+    def _run_module(self, member_tensors: TensorDict, watcher: _OperationWatcher | None = None) -> TensorDict:
+        tensors = {n: _to_float64(t.to(self.device, copy=True)) for n, t in member_tensors.items()}
         try:
             if watcher is None:
                 return dict(_named_tensors(_call_module(self.module, tensors, self.inputs)))
@@ -408,17 +412,19 @@ class _ModuleRun:
         except ZooError:
             raise
         except _RUN_ERRORS as error:
-            self._explain_failure(error, state, watcher.layer if watcher is not None else "")
+            self._explain_failure(error, member_tensors, watcher.layer if watcher is not None else "")
 
-    def _explain_failure(self, error: Exception, state: TensorDict, layer: str) -> NoReturn:
+    def _explain_failure(self, error: Exception, member_tensors: TensorDict, layer_name: str) -> NoReturn:
         """Explain a failed run: run the original module in its own dtypes, and raise an error about the inputs if that
         fails as well."""
-        found = (f"in layer {layer!r}: " if layer else "") + str(error).partition("\n")[0]
-        dtype = input_dtype(dict(state))
+        found = (f"in layer {layer_name!r}: " if layer_name else "") + str(error).partition("\n")[0]
+        dtype = input_dtype(dict(member_tensors))
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in self.inputs)
         try:
             _call_module(
-                _eval_copy(self.original, self.device), {n: t.to(self.device) for n, t in state.items()}, inputs
+                _eval_copy(self.original, self.device),
+                {n: t.to(self.device) for n, t in member_tensors.items()},
+                inputs,
             )
         except _RUN_ERRORS:
             raise UsageError("inputs", expected=f"one batch that {self.kind} takes", found=found) from error
@@ -430,9 +436,9 @@ class _ModuleRun:
         ) from error
 
 
-def _call_module(module: nn.Module, state: TensorDict, inputs: tuple[Tensor, ...]) -> Any:
+def _call_module(module: nn.Module, member_tensors: TensorDict, inputs: tuple[Tensor, ...]) -> Any:
     with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
-        return functional_call(module, dict(state), tuple(x.clone() for x in inputs))
+        return functional_call(module, dict(member_tensors), tuple(x.clone() for x in inputs))
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
@@ -461,18 +467,18 @@ def _eval_copy(module: nn.Module, device: torch.device) -> nn.Module:
     return module_copy
 
 
-def _named_tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a module's result by name; in nested results, the name is the path to the tensor."""
-    if isinstance(result, Tensor):
-        yield name, result.double() if not result.is_complex() else torch.view_as_real(_to_float64(result))
-    elif isinstance(result, Mapping):
-        for key, value in result.items():
-            yield from _named_tensors(value, f"{name}.{key}")
-    elif isinstance(result, tuple | list):
-        for i, value in enumerate(result):
-            yield from _named_tensors(value, f"{name}.{i}")
-    elif result is not None:
-        raise UsageError("outputs", expected="tensors, or tuples, lists and dicts of them", found=type(result).__name__)
+def _named_tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a module's output, with the path to each tensor in nested outputs as its name."""
+    if isinstance(output, Tensor):
+        yield path, output.double() if not output.is_complex() else torch.view_as_real(_to_float64(output))
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from _named_tensors(value, f"{path}.{key}")
+    elif isinstance(output, tuple | list):
+        for i, value in enumerate(output):
+            yield from _named_tensors(value, f"{path}.{i}")
+    elif output is not None:
+        raise UsageError("outputs", expected="tensors, or tuples, lists and dicts of them", found=type(output).__name__)
 
 
 class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]

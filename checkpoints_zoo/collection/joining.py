@@ -1,4 +1,4 @@
-"""Join members of several collections of one network into one selection; their bytes stay in their sources."""
+"""Join members of several collections of one network into one selection; no bytes of members are copied."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ class JoinedSource(Source):
         )
 
 
-def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
+def join(selections: Sequence[SelectedMembers]) -> SelectedMembers:
     """Join selections of one network; return one selection.
 
     If all members are of one collection, they keep their ids. Members of several collections get the ids 0, 1, 2, …,
     and the columns `collection` and `member_of_collection`.
 
     Args:
-        parts: two or more selections; selections that are joined already are split into their parts first.
+        selections: two or more selections; selections that are joined already are split into their parts first.
 
     Raises:
         UsageError: architectures, classes or preprocessing differ, or a member occurs twice.
@@ -104,7 +104,7 @@ def join(parts: Sequence[SelectedMembers]) -> SelectedMembers:
     """
     parts_of_sources = [
         part
-        for joined in parts
+        for joined in selections
         for part in (joined.source.split(joined.rows) if isinstance(joined.source, JoinedSource) else [joined])
     ]
     first = parts_of_sources[0]
@@ -158,15 +158,15 @@ def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArr
     return rows
 
 
-def _describe_joined(parts: Sequence[SelectedMembers]) -> Description:
+def _describe_joined(selections: Sequence[SelectedMembers]) -> Description:
     """Describe joined members."""
-    first = parts[0].description
+    first = selections[0].description
     names, datasets, licences, citations = (
-        list(dict.fromkeys(getattr(part.description, field) for part in parts))
+        list(dict.fromkeys(getattr(part.description, field) for part in selections))
         for field in ("name", "dataset", "licence", "citation")
     )
     layouts: dict[str, Layout] = {}
-    for i, part in enumerate(parts):
+    for i, part in enumerate(selections):
         layouts |= {f"{i}/{key}": layout for key, layout in part.description.layouts.items()}
     return replace(
         first,

@@ -1,7 +1,7 @@
 """Read members from their files straight into stacked tensors, by offset.
 
 Members that are evenly spaced in one file become strided views of one memory map of the file. All other members are
-read in large pieces through one reused buffer and converted from there.
+read in large pieces into one reused buffer, and converted in the buffer.
 
 Axes of stacked tensors are (member, …), where … stands for the axes of one member's tensor.
 """
@@ -39,21 +39,21 @@ def stack(
     locations: Sequence[Location],
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
-    names: Iterable[str] | None = None,
+    tensor_names: Iterable[str] | None = None,
     *,
     check: bool = False,
 ) -> dict[str, Tensor]:
     """Read members into stacked tensors; return name -> (member, …), statistics never narrower than stored.
 
     The tensors are views of the file (private to this process: writing to them changes no file) if the members are
-    evenly spaced in one file, the device is the CPU and no dtype changes. Otherwise the tensors are copies, whose
-    values are checked.
+    evenly spaced in one file, the device is the CPU and no dtype changes. In all other cases the tensors are copies,
+    and the values are checked.
 
     Args:
         locations: locations of the members' bytes, all with tensors of the same names and shapes.
         device: device of the tensors.
         dtype: dtype of floating-point tensors; None to keep the stored dtype.
-        names: names of the tensors to read; None for all tensors.
+        tensor_names: names of the tensors to read; None for all tensors.
         check: whether to check that values are finite also if the tensors are views of a file.
 
     Raises:
@@ -62,7 +62,7 @@ def stack(
         TooLargeError: the tensors need more memory than is free.
     """
     device = check_device(device)
-    specs = _common_specs(locations, names)
+    specs = _common_specs(locations, tensor_names)
     check_against_files(locations)
     dtypes = _dtypes(specs, locations, dtype)
     distance = even_spacing(locations)
@@ -76,10 +76,10 @@ def stack(
                 check_finite(views, locations)
             return views
     is_large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
-    if is_large and keep_dtypes and names is None and device.type == "cpu":
+    if is_large and keep_dtypes and tensor_names is None and device.type == "cpu":
         check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
         return _read_large_members(locations, specs)
-    if device.type == "cuda" and names is None:
+    if device.type == "cuda" and tensor_names is None:
         with transfer.allocation_stream(device):
             stacked = empty_stack(locations, dtypes, device)
         if not transfer.copy_to_device(locations, specs, stacked):
@@ -97,23 +97,23 @@ def stack(
     return stacked
 
 
-def read_ahead(read: Callable[[int], dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
-    """Yield read(0), read(1), … up to `count` results; the next result is read while the caller uses the present
-    one."""
+def read_ahead(read: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
+    """Yield read(0), read(1), … up to `result_count` results; the next result is read while the caller uses the present
+    result."""
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
         future = reader.submit(read, 0)
-        for number in range(count):
+        for number in range(result_count):
             stacked = future.result()
-            if number + 1 < count:
+            if number + 1 < result_count:
                 future = reader.submit(read, number + 1)
             yield stacked
 
 
 def stacked_dtypes(
-    locations: Sequence[Location], dtype: torch.dtype | None, names: Iterable[str] | None = None
+    locations: Sequence[Location], dtype: torch.dtype | None, tensor_names: Iterable[str] | None = None
 ) -> dict[str, torch.dtype]:
     """Return the dtype of each stacked tensor; the arguments and errors are those of `stack`."""
-    return _dtypes(_common_specs(locations, names), locations, dtype)
+    return _dtypes(_common_specs(locations, tensor_names), locations, dtype)
 
 
 def empty_stack(
@@ -142,31 +142,35 @@ def even_spacing(locations: Sequence[Location]) -> int:
     return distance if is_even and distance > 0 else 0
 
 
-def _strides(t: TensorSpec) -> tuple[int, ...]:
-    return torch.empty(t.shape, device="meta").stride()
+def _strides(spec: TensorSpec) -> tuple[int, ...]:
+    return torch.empty(spec.shape, device="meta").stride()
 
 
-def mapped_tensors(first: Location, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor] | None:
+def mapped_tensors(
+    first_member: Location, specs: Sequence[TensorSpec], member_count: int, distance: int
+) -> dict[str, Tensor] | None:
     """Map a file into memory; return views of its members' tensors, name -> (member, …), or None if the file can't be
     mapped."""
     # The map is private: writing to it changes no file. Python's own mmap would hold a file open for each map, and
     # a process may not open a thousand files. Each view owns only its part of the map, so that saving a view
     # saves no more than this part.
-    size = first.path.stat().st_size
+    size = first_member.path.stat().st_size
     try:
-        mapped_file: Any = torch.UntypedStorage.from_file(str(first.path), shared=False, nbytes=size)
+        mapped_file: Any = torch.UntypedStorage.from_file(str(first_member.path), shared=False, nbytes=size)
     except (RuntimeError, UnicodeError):  # The file is larger than the memory, or its name is no valid text.
         return None
-    return tensor_views(mapped_file, first.offset, specs, count, distance)
+    return tensor_views(mapped_file, first_member.offset, specs, member_count, distance)
 
 
-def tensor_views(memory: Any, start: int, specs: Sequence[TensorSpec], count: int, distance: int) -> dict[str, Tensor]:
+def tensor_views(
+    memory: Any, first_offset: int, specs: Sequence[TensorSpec], member_count: int, distance: int
+) -> dict[str, Tensor]:
     """Return views of the tensors of members that are evenly spaced in memory, name -> (member, …)."""
     views = {}
     for t in specs:
-        dtype, tensor_start = TORCH_DTYPES[t.dtype], start + t.offset
-        part = memory[tensor_start : tensor_start + (count - 1) * distance + t.nbytes]
-        shape, strides = (count, *t.shape), (distance // dtype.itemsize, *_strides(t))
+        dtype, tensor_start = TORCH_DTYPES[t.dtype], first_offset + t.offset
+        part = memory[tensor_start : tensor_start + (member_count - 1) * distance + t.nbytes]
+        shape, strides = (member_count, *t.shape), (distance // dtype.itemsize, *_strides(t))
         views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
     return views
 
@@ -222,7 +226,7 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
         yield group
 
 
-def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
+def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
     """Read members of one layout into one buffer, and convert each tensor for all these members at once."""
     layout = group[0].layout
     if not layout.nbytes:
@@ -239,11 +243,11 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], rows: 
     for spec in specs:
         tensor = stored[spec.name]
         if tensor.nbytes:
-            _copy_converted(transfer.strided_view(raw, tensor, len(group), distance), rows[tensor.name])
-            check_finite({tensor.name: rows[tensor.name]}, group)
+            _copy_converted(transfer.strided_view(raw, tensor, len(group), distance), stacked_rows[tensor.name])
+            check_finite({tensor.name: stacked_rows[tensor.name]}, group)
 
 
-def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping[str, Tensor]) -> None:
+def _copy_tensors(location: Location, specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
     """Read a large member piece by piece and convert each piece into the stacked tensors."""
     stored = {tensor.name: tensor for tensor in location.layout.tensors}
     with location.path.open("rb", buffering=0) as file:
@@ -251,8 +255,8 @@ def _copy_tensors(location: Location, specs: Sequence[TensorSpec], rows: Mapping
             tensor = stored[spec.name]
             dtype = TORCH_DTYPES[tensor.dtype]
             elements = BUFFER_BYTES // dtype.itemsize
-            for piece in torch.split(rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
-                start = int(piece.storage_offset() - rows[tensor.name].storage_offset())
+            for piece in torch.split(stacked_rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
+                start = int(piece.storage_offset() - stacked_rows[tensor.name].storage_offset())
                 raw = reused_buffer(piece.numel() * dtype.itemsize)
                 read_at(file, location, location.offset + tensor.offset + start * dtype.itemsize, raw)
                 _copy_converted(torch.frombuffer(raw, dtype=dtype), piece)
@@ -266,16 +270,16 @@ def _copy_converted(source: Tensor, target: Tensor) -> None:
     target.copy_(source if target.device.type == "cpu" else source.to(target.device))
 
 
-def _common_specs(locations: Sequence[Location], names: Iterable[str] | None) -> list[TensorSpec]:
+def _common_specs(locations: Sequence[Location], tensor_names: Iterable[str] | None) -> list[TensorSpec]:
     """Check that all members have the same tensors; return the specs of the selected tensors."""
     layout = locations[0].layout
     for other in {id(x.layout): x for x in locations}.values():
         if other.layout is not layout and other.layout.shapes != layout.shapes:
             check_tensors(other.layout.shapes, layout, f"member {other.member} beside member {locations[0].member}")
-    if names is None:
+    if tensor_names is None:
         return [t for t in layout.tensors if not is_counter(t.name)]
     spec_of_name = {t.name: t for t in layout.tensors if not is_counter(t.name)}
-    selected = list(names)
+    selected = list(tensor_names)
     for name in selected:
         if name not in spec_of_name:
             raise UsageError(f"tensor {name!r}", expected=f"a name among {', '.join(spec_of_name)}", tensor=name)
@@ -301,20 +305,23 @@ def _dtypes(
     return dtypes
 
 
-def _wider_dtype(name: str, first: torch.dtype, second: torch.dtype) -> torch.dtype:
+def _wider_dtype(tensor_name: str, dtype: torch.dtype, other_dtype: torch.dtype) -> torch.dtype:
     """Return the narrowest dtype that holds all values of two floating dtypes."""
-    if not (first.is_floating_point and second.is_floating_point):
+    if not (dtype.is_floating_point and other_dtype.is_floating_point):
         raise LayoutError(
-            f"tensor {name!r}", expected="one dtype in all members", found=f"{first} and {second}", tensor=name
+            f"tensor {tensor_name!r}",
+            expected="one dtype in all members",
+            found=f"{dtype} and {other_dtype}",
+            tensor=tensor_name,
         )
-    return torch.promote_types(first, second)
+    return torch.promote_types(dtype, other_dtype)
 
 
 def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:
     """Check that all values are finite.
 
     Raises:
-        DamagedError: a value is not finite; the error names the first such member and tensor.
+        DamagedError: a value is not finite; the error names the first member and tensor with this value.
     """
     for name, tensor in stacked.items():
         if not tensor.is_floating_point() or not tensor.numel():

@@ -161,18 +161,18 @@ def _read_piece(piece: _Piece, buffer: Tensor, sent_event: Any) -> None:
 
 
 def _staging_memory(
-    staged_groups: deque[tuple[Tensor, Any]], size: int, device: torch.device, send_stream: _Stream
+    staged_groups: deque[tuple[Tensor, Any]], nbytes: int, device: torch.device, send_stream: _Stream
 ) -> Tensor:
     """Return memory for a group's bytes: reuse the memory of the group before the last one if it is large enough."""
     while len(staged_groups) >= 2:
         raw, converted_event = staged_groups.popleft()
-        if raw.numel() >= size:
+        if raw.numel() >= nbytes:
             send_stream.wait_for(converted_event)
             return raw
         if converted_event is not None:
             converted_event.synchronize()
     with send_stream.as_current():
-        return torch.empty(size, dtype=torch.uint8, device=device)
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def _convert_group(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> list[Tensor]:
@@ -192,22 +192,22 @@ def _convert_group(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out:
     return finite_flags
 
 
-def strided_view(raw: Tensor, spec: TensorSpec, count: int, distance: int) -> Tensor:
+def strided_view(raw: Tensor, spec: TensorSpec, member_count: int, distance: int) -> Tensor:
     """Return a view of one tensor of members that are evenly spaced in memory, (member, …).
 
     Args:
         raw: bytes of the members, from the first byte of the first member on.
         spec: the tensor.
-        count: members.
+        member_count: number of members.
         distance: number of bytes from one member to the next.
     """
     dtype = TORCH_DTYPES[spec.dtype]
     size = dtype.itemsize
     if spec.offset % size or distance % size:  # In archives, tensors may begin at any byte.
-        rows = [raw[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(count)]
-        return torch.stack(rows).view(count, *spec.shape)
+        rows = [raw[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(member_count)]
+        return torch.stack(rows).view(member_count, *spec.shape)
     strides = (distance // size, *torch.empty(spec.shape, device="meta").stride())
     storage: Any = raw.untyped_storage()
     return torch.empty(0, dtype=dtype, device=raw.device).set_(
-        storage, spec.offset // size, (count, *spec.shape), strides
+        storage, spec.offset // size, (member_count, *spec.shape), strides
     )

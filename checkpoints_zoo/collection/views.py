@@ -39,7 +39,7 @@ class Canonical:
     def scales(self) -> bool:
         return self.scale is not None
 
-    def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
+    def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         return maps.canonicalize(
             table, params, scale=self.scale, permute=self.permute, streams=self.streams, approximate=self.approximate
         )
@@ -68,21 +68,23 @@ class Aligned:
     _reference: Mapping[str, Tensor] | None = None
     _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
-    def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        unmatched = [i for i, key in enumerate(keys) if key not in self._permutations]
-        for i in [i for i in unmatched if keys[i] in self.reference_keys]:
-            self._permutations[keys[i]] = {name: torch.arange(group.size) for name, group in table.groups.items()}
+    def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
+        unmatched = [i for i, key in enumerate(member_keys) if key not in self._permutations]
+        for i in [i for i in unmatched if member_keys[i] in self.reference_keys]:
+            self._permutations[member_keys[i]] = {
+                name: torch.arange(group.size) for name, group in table.groups.items()
+            }
             unmatched.remove(i)
         if unmatched:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.read_reference().items()}
             unmatched_params = (
-                params if len(unmatched) == len(keys) else {name: t[unmatched] for name, t in params.items()}
+                params if len(unmatched) == len(member_keys) else {name: t[unmatched] for name, t in params.items()}
             )
             permutations = alignment.match_weights(table, unmatched_params, reference).permutations
             for row, i in enumerate(unmatched):
-                self._permutations[keys[i]] = {name: p[row].cpu() for name, p in permutations.items()}
-        return _apply_permutations(table, params, [self._permutations[key] for key in keys])
+                self._permutations[member_keys[i]] = {name: p[row].cpu() for name, p in permutations.items()}
+        return _apply_permutations(table, params, [self._permutations[key] for key in member_keys])
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickle the reference's tensors, and not the function that reads them, for other processes.
@@ -109,9 +111,9 @@ class AlignedToMean:
     scales: bool = False
     _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
-    def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
+    def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         self._permutations = self._permutations or self.match()
-        return _apply_permutations(table, params, [self._permutations[key] for key in keys])
+        return _apply_permutations(table, params, [self._permutations[key] for key in member_keys])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_permutations": self._permutations or self.match(), "match": dict}
@@ -138,8 +140,8 @@ class Transformed:
     def scales(self) -> bool:
         return bool(self.element.scales)
 
-    def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        for member, epoch in keys:
+    def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
+        for member, epoch in member_keys:
             if (member, epoch) not in self.rows:
                 raise MemberNotFound(
                     f"symmetry of member {member} at epoch {epoch}",
@@ -147,7 +149,7 @@ class Transformed:
                     found="none",
                     member=member,
                 )
-        rows = torch.tensor([self.rows[key] for key in keys])
+        rows = torch.tensor([self.rows[key] for key in member_keys])
         wide_params = {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
         element = self.element.select(rows)
         return apply(table, wide_params if self.scales else params, element), element
@@ -174,38 +176,39 @@ class View:
     def scales(self) -> bool:
         return any(step.scales for step in self.steps)
 
-    def __call__(self, table: Table, keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        """Apply all steps to stacked members; return the members, and the symmetry that was applied to each."""
+    def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
+        """Apply all steps to stacked members; return the changed members, and the symmetry that was applied to each
+        member."""
         applied_element = Element()
         for step in self.steps:
-            params, element = step(table, keys, params)
+            params, element = step(table, member_keys, params)
             applied_element = compose(table, applied_element, element)
         return params, applied_element
 
     def stack(
         self,
         table: Table,
-        keys: Sequence[Key],
+        member_keys: Sequence[Key],
         locations: Sequence[Location],
         device: torch.device,
         dtype: torch.dtype | None,
-        names: Sequence[str] | None = None,
+        tensor_names: Sequence[str] | None = None,
     ) -> Params:
         """Read members, some at a time, check their values and apply the steps; return stacked tensors, name ->
         (member, …).
 
         Args:
             table: symmetry table of the members' network.
-            keys, locations: keys of the members, and locations of their bytes.
-            device, dtype, names: the same arguments as in `reading.stack`; if a step scales values, None for the dtype
-                means float32 or wider.
+            member_keys, locations: keys of the members, and locations of their bytes.
+            device, dtype, tensor_names: the same arguments as in `reading.stack`; if a step scales values, None for the
+                dtype means float32 or wider.
         """
-        dtypes = reading.stacked_dtypes(locations, dtype, names)
+        dtypes = reading.stacked_dtypes(locations, dtype, tensor_names)
         if dtype is None and self.scales:
             dtypes = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in dtypes.items()}
         stacked = reading.empty_stack(locations, dtypes, device)
         first = 0
-        for count, params in self._transformed_chunks(table, keys, locations, device):
+        for count, params in self._transformed_chunks(table, member_keys, locations, device):
             for name, tensor in stacked.items():
                 tensor[first : first + count] = params[name]
             first += count
@@ -213,22 +216,27 @@ class View:
         return stacked
 
     def _transformed_chunks(
-        self, table: Table, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
+        self, table: Table, member_keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[int, Params]]:
-        for chunk, params in self._read_chunks(keys, locations, device):
+        for chunk, params in self._read_chunks(member_keys, locations, device):
             yield len(chunk), self(table, chunk, params)[0]
 
-    def elements(self, table: Table, keys: Sequence[Key], locations: Sequence[Location]) -> Element:
+    def elements(self, table: Table, member_keys: Sequence[Key], locations: Sequence[Location]) -> Element:
         """Read members and return the symmetry that this view applies to each of them."""
         cpu_device = torch.device("cpu")
-        parts = [self(table, chunk, params)[1] for chunk, params in self._read_chunks(keys, locations, cpu_device)]
+        parts = [
+            self(table, chunk, params)[1] for chunk, params in self._read_chunks(member_keys, locations, cpu_device)
+        ]
         return Element.concatenate(parts)
 
     def _read_chunks(
-        self, keys: Sequence[Key], locations: Sequence[Location], device: torch.device
+        self, member_keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[Sequence[Key], Params]]:
         member_bytes = locations[0].layout.nbytes
         count = max(1, _BYTES_AT_ONCE // max(1, member_bytes))
-        for first in range(0, len(keys), count):
+        for first in range(0, len(member_keys), count):
             with one_thread(member_bytes < SMALL_MEMBER_BYTES and device.type == "cpu"):
-                yield keys[first : first + count], reading.stack(locations[first : first + count], device, check=True)
+                yield (
+                    member_keys[first : first + count],
+                    reading.stack(locations[first : first + count], device, check=True),
+                )

@@ -15,7 +15,8 @@ from checkpoints_zoo.images.image_data import match_classes
 
 
 def images_of(description: Description, split: str = "test") -> ImageData:
-    """Load the test or training images that a collection names, if the package has them; return them.
+    """Load the test or training images of the data set that a collection names, if the package has this data set;
+    return the images.
 
     Args:
         description: description of the collection.
@@ -118,7 +119,8 @@ def check_collection(members: object, value_name: str = "members") -> None:
 
 
 def check_seed(seed: object) -> int:
-    """Check a seed; return it as an int. Whole numbers of numpy and torch are allowed too.
+    """Check that a seed is a whole number of at most 64 bits; return the seed as an int. Whole numbers of numpy and
+    torch are allowed too.
 
     Raises:
         UsageError: the seed is no whole number, or has more than 64 bits.

@@ -75,7 +75,8 @@ def check_picture_path(path: str | Path) -> Path:
 
 
 def save_figure(make_figure: Callable[[], Figure], path: Path, title: str, citation: str = "") -> Path:
-    """Draw a figure in the package's style and write it by temporary name and rename; return its path.
+    """Draw a figure in the package's style; write the picture under a temporary name, rename the file, and return its
+    path.
 
     Args:
         make_figure: function that draws the figure.
@@ -119,8 +120,8 @@ def png_bytes(make_figure: Callable[[], Figure], title: str) -> bytes:
     return file.getvalue()
 
 
-def svg_element(draw_panel: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
-    """Draw one panel; return an SVG element for an HTML page. The same drawing gives the same element.
+def svg_element(draw_panel: Callable[[Axes], None], panel_name: str, panel_size: tuple[float, float]) -> str:
+    """Draw one panel; return an SVG element for an HTML page. Equal panels give equal elements.
 
     Letters stay text, not outlines. Colours of text, axes and grid are the page's CSS variables: --ink, --soft, --grid,
     --paper. The page writes the panel's title itself. If the panel has labels but no legend, a legend is added above
@@ -129,14 +130,14 @@ def svg_element(draw_panel: Callable[[Axes], None], name: str, size: tuple[float
 
     Args:
         draw_panel: function that draws the panel into matplotlib axes.
-        name: name of the panel; ids in the element begin with this name.
-        size: width and height of the panel in inches.
+        panel_name: name of the panel; ids in the element begin with this name.
+        panel_size: width and height of the panel in inches.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    with _drawing_style({**_SVG_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    with _drawing_style({**_SVG_STYLE, "svg.hashsalt": panel_name}):
+        figure = Figure(figsize=panel_size, dpi=DPI, layout="constrained")
         axes = figure.add_subplot()
         draw_panel(axes)
         for location in ("left", "center", "right"):
@@ -152,7 +153,7 @@ def svg_element(draw_panel: Callable[[Axes], None], name: str, size: tuple[float
                 axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
         figure.savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
-    return _inline_element(text.getvalue(), name)
+    return _inline_element(text.getvalue(), panel_name)
 
 
 @contextmanager
@@ -184,7 +185,7 @@ def _make_printable(figure: Figure) -> Figure:
 
 
 def _printable_text(text: str) -> str:
-    """Return text without control characters and with lines that are not too long."""
+    """Return a text for a picture: without control characters, and with lines of at most `MOST_LETTERS` characters."""
     return "\n".join(
         line if line.isprintable() and len(line) <= MOST_LETTERS else one_line(line, MOST_LETTERS)
         for line in text.split("\n")
@@ -217,7 +218,7 @@ def _power_text(power: re.Match[str]) -> str:
 
 
 def _rasterize_dense_marks(figure: Figure) -> None:
-    """Mark parts of a figure to be drawn as images in an SVG: colour scales, and more than 500 marks of one kind."""
+    """Mark the parts of a figure that become images in an SVG: colour scales, and series of more than 500 marks."""
     import numpy as np
     from matplotlib.collections import Collection, QuadMesh
     from matplotlib.lines import Line2D
@@ -230,7 +231,7 @@ def _rasterize_dense_marks(figure: Figure) -> None:
             marks.set_rasterized(True)
 
 
-def _inline_element(svg: str, name: str) -> str:
+def _inline_element(svg: str, panel_name: str) -> str:
     """Turn matplotlib's SVG document into a short element for an HTML page; return it.
 
     The element has no prologue, metadata or global style; it has unique ids, the page's colours, and coordinates with
@@ -239,7 +240,7 @@ def _inline_element(svg: str, name: str) -> str:
     root = ElementTree.fromstring("".join(c for c in svg if c.isprintable() or c == "\n"))
     values = [value for element in root.iter() for value in element.attrib.values()]
     references = (match[1] for value in values if (match := re.fullmatch(r"(?:url\()?#(.+?)\)?", value)))
-    ids = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(references))}
+    ids = {old: f"{panel_name}-{i}" for i, old in enumerate(dict.fromkeys(references))}
     _shorten_element(root, ids)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
@@ -323,7 +324,7 @@ def panels_figure(panels: int, panel_size: tuple[float, float], title: str, note
 
 
 def histogram_edges(values: Sequence[float]) -> list[float]:
-    """Choose the edges of a histogram's bars; return them. Each bar covers equally many possible values.
+    """Choose the edges of a histogram's bars; return the edges. Each bar covers equally many possible values.
 
     If the values are multiples of a step (accuracies are multiples of 1 / images), the edges lie between multiples.
 

@@ -65,12 +65,12 @@ def evaluate(
         members: a collection, or stored predictions on labelled images.
         data: labelled images to measure on: a name, a path or address, any other argument of `images.of`, or the
             members' stored predictions on images; None for the collection's own test set. If the members are stored
-            predictions, the images must be those of the predictions; None skips this check.
-        ood: images out of distribution, or stored predictions on such images, in the same forms as `data`; None leaves
-            out the figures on them.
+            predictions, the images must be the images of the predictions; None skips the comparison of images.
+        ood: images out of distribution, or stored predictions on such images, given as `data` may be given; None leaves
+            out the figures on images out of distribution.
         sizes: sizes of the ensembles to measure; None for the powers of two and the number of all members.
         temperature: whether to measure everything again after temperature scaling, which turns the members' mean
-            probabilities p into softmax(log p / T). Each random ensemble has its own temperature T, the one with the
+            probabilities p into softmax(log p / T). Each random ensemble has its own temperature T, which gives the
             least NLL on held-out inputs.
         held_out: inputs to which the temperature is fitted: a share of the images (default 0.2), drawn by a rule and
             then left out of all figures; or other labelled images, or stored predictions on them. The held-out images
@@ -150,7 +150,7 @@ def check_arguments(
 ) -> tuple[list[int], float | ImageData | Predictions | None, int, int]:
     """Check the arguments of `evaluate`; return the sizes, the held-out share or images, the subsets and the seed.
 
-    The returned held-out share or images are None without temperature scaling. The arguments and errors are those of
+    The returned held-out share or images are None without temperature scaling. Arguments and errors are the same as in
     `evaluate`.
     """
     arguments.check_measurable(members)
@@ -161,36 +161,39 @@ def check_arguments(
     return ensemble_sizes, _check_held_out(members, temperature, held_out), checked_subsets, checked_seed
 
 
-def _summarise_figures(names: Sequence[str], values: Tensor, plans: Mapping[int, Plan], seed: int) -> dict[str, Any]:
+def _summarise_figures(
+    figure_names: Sequence[str], figures_of_subsets: Tensor, plans: Mapping[int, Plan], seed: int
+) -> dict[str, Any]:
     """Summarise the figures of single members and of random ensembles; return the fields of a report.
 
     Args:
-        names: names of the figures.
-        values: measured figures, (subset, figure): rows of the single members, then rows of the subsets of each plan.
+        figure_names: names of the figures.
+        figures_of_subsets: measured figures, (subset, figure): rows of the single members, then rows of the subsets of
+            each plan.
         plans: size of ensembles -> plan of the subsets; the last plan is that of all members.
         seed: seed of the bootstrap's resampling.
     """
     members = max(plans)
-    singles, ensembles = values[:members], values[members:]
+    singles, ensembles = figures_of_subsets[:members], figures_of_subsets[members:]
     values_by_size = dict(
         zip(plans, torch.split(ensembles, [len(plan.chosen) for plan in plans.values()]), strict=True)
     )
     curve = {
         size: {
             n: KNOWN_FIGURES[n].limit_to_range(x)
-            for n, x in zip(names, plan.intervals(values_by_size[size]), strict=True)
+            for n, x in zip(figure_names, plan.intervals(values_by_size[size]), strict=True)
         }
         for size, plan in plans.items()
     }
     curve[members] = {n: x.if_enough(members) if n in SENSITIVE_FIGURES else x for n, x in curve[members].items()}
     member_means: dict[str, Interval] = {}
     growths: dict[str, Growth] = {}
-    for i, name in enumerate(names):
+    for i, name in enumerate(figure_names):
         if name in MEANS_OVER_MEMBERS:
             member_means[name] = (
                 KNOWN_FIGURES[name].limit_to_range(metrics.bootstrap_mean(singles[:, i], seed=seed)).if_enough(members)
             )
-        if name not in CONSTANT_FIGURES and members > 1 and bool(values[:, i].isfinite().all()):
+        if name not in CONSTANT_FIGURES and members > 1 and bool(figures_of_subsets[:, i].isfinite().all()):
             growth = estimate_growth(
                 name, singles[:, i], {size: (plans[size], values_by_size[size][:, i]) for size in plans}
             )

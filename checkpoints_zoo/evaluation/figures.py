@@ -25,7 +25,8 @@ LOG_PROBABILITIES = "log probabilities"
 # uncertainty=(input,)).
 UNCERTAINTY = "uncertainty"
 SCORES = "scores"  # Metrics that take scores are called as metric(scores (input,), is_ood (input,)).
-# Figures on differences between members: a single member has none, and temperature scaling does not change them.
+# Figures on differences between members: a single member has no such figure, and temperature scaling does not change
+# such figures.
 MEMBER_DIFFERENCES = "members"
 
 

@@ -6,8 +6,8 @@ exactly. With the members' errors e_i (probabilities minus the label's indicator
 a follows from the figures of single members and of all members, without random subsets (Ueda & Nakano, Generalization
 error of ensemble estimators, 1996). A smooth function of the mean probabilities (NLL, mutual information) has this
 series by its Taylor expansion in the errors (for the NLL: Lobacheva et al., On power laws in deep ensembles, 2020). A
-figure that sorts or counts (accuracy, ECE, AUROC) has the series only as far as many inputs make it smooth; its
-intervals are wide.
+figure that sorts or counts (accuracy, ECE, AUROC) has this series only if many inputs make the figure nearly smooth;
+its intervals are wide.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXACT_FIGURES = ("brier",)  # Figures whose mean over ensembles of k members is 
 # Figures that are smooth functions of the mean probabilities.
 SMOOTH_FIGURES = ("nll", "brier", "mi_id", "mi_ood", "temperature")
 CONSTANT_FIGURES = ("disagreement",)  # Figures that are means over pairs of members, and so the same for every size.
-# Figures that a few members decide, if these are much worse than the others.
+# Figures that a few members decide, if these few are much worse than all other members.
 SENSITIVE_FIGURES = (*SMOOTH_FIGURES, *CONSTANT_FIGURES)
 
 
@@ -46,7 +46,7 @@ class Needed:
         low, high: bounds of the 95 % interval of the needed number; None if there is no bound. Numbers above `at_hand`
             are extrapolated, with distances proportional to 1/k.
         at_hand: number of members that were measured.
-        extrapolated: needed number of members; above `at_hand` it is predicted by distances proportional to 1/k.
+        extrapolated: needed number of members; a number above `at_hand` is predicted by distances proportional to 1/k.
     """
 
     figure: str
@@ -130,7 +130,7 @@ class Growth:
         Args:
             distances: distance from the limit of each size in `sizes`.
             within: largest allowed distance from the limit.
-            size_multiple: needed size as a multiple of the number of all members, if these are not enough.
+            size_multiple: needed size as a multiple of the number of all members, if all members are not enough.
         """
         largest_distance = -math.inf
         larger_size: tuple[int, float] | None = None
@@ -147,7 +147,7 @@ class Growth:
 
 
 def _round_up(size: float) -> int:
-    """Round a size up, ignoring errors of float arithmetic; return it."""
+    """Round the size of an ensemble up to a whole number, ignoring errors of float arithmetic; return the number."""
     return math.ceil(size * (1 - 1e-12))
 
 
@@ -200,21 +200,20 @@ def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> 
     return distance, is_percent
 
 
-def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]]) -> Growth:
+def estimate_growth(figure: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]]) -> Growth:
     """Estimate the limit of a figure from the measured sizes; return the distance of each size from it.
 
     The mean figure of size k minus the figure of all N members is fitted, over the sizes from 2 on, by
     b (1/k - 1/N) + c (1/k² - 1/N²), by least squares with weight k for size k (the variance of a mean over random
     subsets is proportional to 1/k). The limit is the figure of all members minus b/N + c/N². In simulations (Gaussian
-    logits, 64
-    members, NLL) the error of the distance of all members is 2 to 6 %; with a line through sizes 1 and 64 it is 20 to
-    100 %.
+    logits, 64 members, NLL) the distance of all members from the limit has an error of 2 to 6 %; with a line through
+    sizes 1 and 64 the error is 20 to 100 %.
 
     The limit's interval and `spread` come from a jackknife over halves of the members: each half gives a line through
     sizes 1 and N/2.
 
     Args:
-        name: name of the figure.
+        figure: name of the figure.
         singles: (member,) value of the figure for each single member, at least two.
         curve: size -> plan of the subsets of this size, and the figure of each subset, (subset,). The plan for the size
             of all members comes from `jackknife_plan`.
@@ -227,7 +226,7 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
         measured_sizes.setdefault(len(plan.chosen[1]), (plan, values))
     averages = {size: _mean_of_size(singles, *subsets) for size, subsets in sorted(measured_sizes.items())}
     means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in averages.items()}}
-    if name in EXACT_FIGURES:
+    if figure in EXACT_FIGURES:
         gain = (means[1] - float(all_members)) * members / (members - 1)
         limit, noise = float(all_members) - gain / members, [0.0] * (1 + len(means))
         distances = [gain / size for size in (*means, members)]
@@ -236,7 +235,7 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
         all_members_interval = plan.intervals(values[:, None])[0]
         error = (
             0.0
-            if all_members_interval.high is None or name in SMOOTH_FIGURES
+            if all_members_interval.high is None or figure in SMOOTH_FIGURES
             else all_members_interval.high - all_members_interval.value
         )
         limit, noise = _fit_limit(means, residuals, members, float(all_members), error)
@@ -260,7 +259,7 @@ def estimate_growth(name: str, singles: Tensor, curve: Mapping[int, tuple[Plan, 
     return Growth((*means, members), tuple(distances), limit_interval, spread, tuple(noise))
 
 
-def _mean_of_size(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, Tensor]:
+def _mean_of_size(singles: Tensor, plan: Plan, subset_figures: Tensor) -> tuple[float, Tensor]:
     """Average a figure over random subsets; return the mean, and each subset's residual around it.
 
     A control variate makes the mean more exact: a subset's figure is correlated with the mean of its members' single
@@ -269,16 +268,16 @@ def _mean_of_size(singles: Tensor, plan: Plan, values: Tensor) -> tuple[float, T
     Args:
         singles: (member,) value of the figure for each single member.
         plan: plan of the measured subsets.
-        values: (subset,) value of the figure for each subset of the plan; only random subsets are averaged.
+        subset_figures: (subset,) value of the figure for each subset of the plan; only random subsets are averaged.
     """
     if plan.is_complete:
-        return float(values[plan.random].mean()), values.new_zeros(1)
-    chosen, values = plan.chosen[plan.random], values[plan.random]
+        return float(subset_figures[plan.random].mean()), subset_figures.new_zeros(1)
+    chosen, subset_figures = plan.chosen[plan.random], subset_figures[plan.random]
     single_means = torch.stack([singles[subset].mean() for subset in chosen])
     deviations = single_means - single_means.mean()
-    slope = float(deviations @ values) / max(float(deviations @ deviations), 1e-300)
-    residual = values - values.mean() - slope * deviations
-    return float(values.mean() - slope * (single_means.mean() - singles.mean())), residual
+    slope = float(deviations @ subset_figures) / max(float(deviations @ deviations), 1e-300)
+    residual = subset_figures - subset_figures.mean() - slope * deviations
+    return float(subset_figures.mean() - slope * (single_means.mean() - singles.mean())), residual
 
 
 def _fit_limit(

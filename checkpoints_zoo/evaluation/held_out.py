@@ -42,7 +42,7 @@ def draw_held_out(fingerprint: str, inputs: int, share: float) -> tuple[Tensor, 
 
 
 def check_share(share: float) -> float:
-    """Check that a share is between 0 and 1; return it.
+    """Check that the share of held-out inputs is between 0 and 1; return the share.
 
     Raises:
         UsageError: the share is not between 0 and 1.
@@ -58,7 +58,7 @@ def check_not_trained_on(held_out: str, training_name: str, training_fingerprint
     Args:
         held_out: name, split and fingerprint of the images ("digits/test 0123456789abcdef").
         training_name: name and split of the training set ("digits/train").
-        training_fingerprints: fingerprints of the members' training sets, as far as the manifest states them.
+        training_fingerprints: fingerprints of the members' training sets, from the rows of the manifest that have one.
 
     Raises:
         UsageError: the images are the training images.
@@ -83,9 +83,9 @@ def check_not_measured_on(held_out: str, measured: str) -> None:
         raise _same_images_error(held_out.partition(" ")[0], "the images that the members are measured on")
 
 
-def _same_images_error(name: str, found: str) -> UsageError:
+def _same_images_error(image_name: str, found: str) -> UsageError:
     return UsageError(
-        f"images {name} held out for the temperature",
+        f"images {image_name} held out for the temperature",
         expected="images that the members were neither trained on nor are measured on",
         found=found,
         do="Give other images, or a share of the test images such as held_out=0.2, which all figures then leave out",

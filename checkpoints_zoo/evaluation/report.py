@@ -1,6 +1,6 @@
 """The result of an evaluation: figures with intervals, curves over sizes, before and after temperature scaling.
 
-The report's tables and pictures are made here too; matplotlib and pandas are imported when they are needed.
+This file also makes the report's tables and pictures; functions that need matplotlib or pandas import them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CalibratedFigures:
         share: the share of the report's images that was held out; None if other images were used.
         ensemble, member, curve: tables as in the report, with the figure "temperature" and without figures that scaling
             does not change.
-        growth: figure -> its limit and the distance of each size from it.
+        growth: figure -> the figure's limit, and the distance of each ensemble size from the limit.
     """
 
     held_out: str
@@ -107,10 +107,11 @@ class Report(PrintedResult):
         ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife.
         member: figure -> mean over the single members; low and high are from a bootstrap over members.
         curve: size -> figure -> mean over ensembles of that size; low and high bound the figure of a new ensemble of
-            that size (for all members, low and high are those of `ensemble`).
+            that size (for all members, low and high are the same as in `ensemble`).
         drawing: further values for the picture: accuracy of each member, reliability bins, mutual information of each
             input.
-        growth: figure -> its limit (the figure of an infinite ensemble) and the distance of each size from it.
+        growth: figure -> the figure's limit (the figure of an infinite ensemble), and the distance of each ensemble
+            size from the limit.
         within: figure -> requested distance from the limit.
         calibrated: the figures after temperature scaling; None without scaling.
     """
@@ -143,7 +144,7 @@ class Report(PrintedResult):
         return f"{self.collection!r}, {count_with_noun(self.members, 'member')} on {self.data.split(' ')[0]}, {figures}"
 
     def to_text(self, sizes: Iterable[int] | None = None, figures: Iterable[str] = KNOWN_FIGURES) -> str:
-        """Return a table with one figure a row and one ensemble size a column, and lines that explain it.
+        """Return a table with one figure a row and one ensemble size a column, and lines that explain the table.
 
         Args:
             sizes: ensemble sizes of the columns; None for the smallest, a middle and the largest size.
@@ -229,7 +230,7 @@ class Report(PrintedResult):
         """Draw reliability, curves over ensemble size, member accuracies and mutual information into a PNG file; return
         its path.
 
-        The same report gives the same bytes.
+        Equal reports give files with equal bytes.
 
         Args:
             path: path of the PNG file; its folder is made if missing. The file is written under a temporary name and
@@ -375,7 +376,7 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
 
 
 def draw_report(report: Report) -> Figure:
-    """Draw a report's four panels; return the matplotlib figure, whose axes have labels by which they can be found."""
+    """Draw a report's four panels; return the matplotlib figure, whose axes have labels that name the panels."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -384,7 +385,9 @@ def draw_report(report: Report) -> Figure:
     figure.suptitle(f"{picture_title(report)}\n", fontsize=14, fontweight="bold")
     figure.text(0.5, 0.958, picture_subtitle(report), ha="center", va="top", color=GREY, fontsize=10)
     figure.supxlabel(picture_notes(report), fontsize=8, color=GREY)
-    grid = figure.add_gridspec(20, 2)  # One grid for all panels, so that the edges of panels above each other agree.
+    grid = figure.add_gridspec(
+        20, 2
+    )  # All panels share one grid, so that the left and right edges of upper and lower panels are aligned.
     bars = figure.add_subplot(grid[:8, 0], label="reliability")
     draw_reliability(report, bars)
     if report.calibrated is not None:
@@ -425,7 +428,7 @@ def draw_report(report: Report) -> Figure:
 
 
 def _add_legend(axes: Axes, title: str) -> None:
-    """Put the title of a panel above its axes, and the legend between them."""
+    """Put the title of a panel above the panel's axes, and the legend between title and axes."""
     axes.set_title(title, pad=TITLE_PAD)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
     entries = [
@@ -441,13 +444,14 @@ def _add_legend(axes: Axes, title: str) -> None:
 
 
 def draw_reliability(report: Report, axes: Axes, pooled_bins: Bins | None = None) -> None:
-    """Draw accuracy over confidence in bins and the gap between them; bins of fewer than 10 inputs are pale.
+    """Draw the accuracy in bins of confidence, and each bin's gap between accuracy and confidence; bins of fewer than
+    10 inputs are pale.
 
     Args:
         report: the report to draw.
         axes: matplotlib axes to draw into.
         pooled_bins: "confidence", "accuracy" and "inputs" of the bins of all single members; None draws no line for
-            them.
+            single members.
     """
     from matplotlib.colors import to_rgba
 
@@ -475,7 +479,7 @@ def draw_reliability(report: Report, axes: Axes, pooled_bins: Bins | None = None
 def draw_confidences(report: Report, axes: Axes, pooled_bins: Bins | None = None) -> None:
     """Draw the share of the inputs in each bin of confidence on a logarithmic scale.
 
-    The arguments are those of `draw_reliability`.
+    Arguments are the same as in `draw_reliability`.
     """
     series = [(reliability_bins(report)["inputs"], GREY if pooled_bins is None else BLUE, "ensemble")]
     series += [] if pooled_bins is None else [(pooled_bins["inputs"], PURPLE, "single members")]
@@ -528,7 +532,7 @@ def draw_member_accuracies(report: Report, axes: Axes) -> None:
 
 
 def draw_member_values(
-    report: Report, axes: Axes, figure: str, values: Sequence[float], edges: Sequence[float]
+    report: Report, axes: Axes, figure: str, member_values: Sequence[float], edges: Sequence[float]
 ) -> None:
     """Draw a histogram of a figure of the single members, with their mean and the ensemble's figure.
 
@@ -536,13 +540,18 @@ def draw_member_values(
         report: the report to draw.
         axes: matplotlib axes to draw into.
         figure: name of the figure.
-        values: value of each member, (member,), in the unit of the picture.
+        member_values: value of each member, (member,), in the unit of the picture.
         edges: edges of the histogram's bars.
     """
     scale = KNOWN_FIGURES[figure].scale
     mean, ensemble_value = report.member[figure], report.ensemble[figure]
     bar_heights, *_ = axes.hist(
-        values, list(edges), color=BLUE, alpha=0.85, edgecolor="white", label=count_with_noun(report.members, "member")
+        member_values,
+        list(edges),
+        color=BLUE,
+        alpha=0.85,
+        edgecolor="white",
+        label=count_with_noun(report.members, "member"),
     )
     labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_value, scale)}"
     axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
@@ -628,36 +637,37 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
     return names
 
 
-def draw_curve(report: Report, axes: Axes, name: str) -> None:
+def draw_curve(report: Report, axes: Axes, figure: str) -> None:
     """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
 
     Args:
         report: the report to draw.
         axes: matplotlib axes to draw into.
-        name: name of the figure; if only scaled ensembles have it, their values are drawn instead.
+        figure: name of the figure; the curve of temperature-scaled ensembles is drawn too, if such ensembles have the
+            figure.
     """
-    sizes, scale = sorted(report.curve), KNOWN_FIGURES[name].scale
-    if name in report.ensemble:
-        _draw_size_curve(axes, report.curve, name, scale, report.members, (BLUE, RED), "")
-        _draw_limit(axes, report.growth, name, scale, BLUE)
+    sizes, scale = sorted(report.curve), KNOWN_FIGURES[figure].scale
+    if figure in report.ensemble:
+        _draw_size_curve(axes, report.curve, figure, scale, report.members, (BLUE, RED), "")
+        _draw_limit(axes, report.growth, figure, scale, BLUE)
     scaled = report.calibrated
-    if scaled is not None and name in scaled.ensemble:
-        _draw_size_curve(axes, scaled.curve, name, scale, report.members, (GREEN, GREEN), "temperature scaled")
-        _draw_limit(axes, scaled.growth, name, scale, GREEN)
+    if scaled is not None and figure in scaled.ensemble:
+        _draw_size_curve(axes, scaled.curve, figure, scale, report.members, (GREEN, GREEN), "temperature scaled")
+        _draw_limit(axes, scaled.growth, figure, scale, GREEN)
     for kind, needed in report.answers():
-        if needed.figure == name and needed.members is not None:
+        if needed.figure == figure and needed.members is not None:
             answer_text = f"within {needed.within:.3g}{f', {kind}' if kind else ''}: {needed}"
             axes.axvline(needed.members, color=GREEN if kind else BLUE, linestyle=":", linewidth=1.5, label=answer_text)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks := _spaced_ticks(sizes), [f"{size:,}" for size in ticks])
     axes.minorticks_off()
-    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN_FIGURES[name].label)
+    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN_FIGURES[figure].label)
 
 
 def _draw_size_curve(
     axes: Axes,
     figures: Mapping[int, Mapping[str, Interval]],
-    name: str,
+    figure: str,
     scale: float,
     members: int,
     colours: tuple[str, str],
@@ -668,14 +678,14 @@ def _draw_size_curve(
     Args:
         axes: matplotlib axes to draw into.
         figures: size of ensembles -> figure -> interval.
-        name, scale: name of the figure, and factor of its values in pictures.
+        figure, scale: name of the figure, and factor of its values in pictures.
         members: number of all members.
         colours: colour of the line, and colour of the bar at the size of all members.
         label: text for the legend; "" for the three usual entries.
     """
     colour, full_colour = colours
     sizes = sorted(figures)
-    intervals = [figures[size][name] for size in sizes]
+    intervals = [figures[size][figure] for size in sizes]
     values = [x.value * scale for x in intervals]
     axes.plot(sizes, values, color=colour, marker="o", markersize=4.5, label=label or "mean of that size")
     band = [
@@ -688,7 +698,7 @@ def _draw_size_curve(
         axes.fill_between(
             band_sizes, low, high, color=colour, alpha=0.18, linewidth=0, label=None if label else "a fresh ensemble"
         )
-    full_value = figures[members][name]
+    full_value = figures[members][figure]
     if full_value.low is not None and full_value.high is not None:
         ends = [[(full_value.value - full_value.low) * scale], [(full_value.high - full_value.value) * scale]]
         axes.errorbar(
@@ -697,14 +707,14 @@ def _draw_size_curve(
         )  # fmt: skip
 
 
-def _draw_limit(axes: Axes, growth: Mapping[str, Growth], name: str, scale: float, colour: str) -> None:
+def _draw_limit(axes: Axes, growth: Mapping[str, Growth], figure: str, scale: float, colour: str) -> None:
     """Draw the limit of a figure, if the figure has a limit."""
-    if name in growth:
-        axes.axhline(growth[name].limit.value * scale, color=colour, linestyle="--", linewidth=1)
+    if figure in growth:
+        axes.axhline(growth[figure].limit.value * scale, color=colour, linestyle="--", linewidth=1)
 
 
 def _add_panel_legend(axes: Axes) -> None:
-    """Draw a legend for lines that only some panels have, at the place where it covers the curves least."""
+    """Draw a legend for lines that only some panels have, at the place where the legend covers the curves least."""
     entries = [
         (line, name)
         for line, name in zip(*axes.get_legend_handles_labels(), strict=True)

@@ -1,4 +1,4 @@
-"""Measure single members on images for manifests: with the weights as they are stored, computed in float32."""
+"""Measure single members on images, for the columns of manifests: stored weights, computed in float32."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def manifest_columns(
 ) -> dict[int, dict[str, Any]]:
     """Measure members on a test set; return member -> values of the manifest's columns on the test set.
 
-    The arguments and errors are those of `member_figures`.
+    Arguments and errors are the same as in `member_figures`.
     """
     name = manifest_image_name(data)
     return {

@@ -203,7 +203,8 @@ class DataSetLogits:
         return probs
 
     def log_probs_of_labels(self, members: Tensor) -> Tensor:
-        """Return the log of some members' mean probability of each label, (input,), exact also where it underflows.
+        """Return the log of some members' mean probability of each label, (input,); the log is exact even if the
+        probability underflows.
 
         Args:
             members: positions of the members of the subset.
@@ -261,8 +262,8 @@ class DataSetLogits:
             self.log_probs_of_labels(members).unsqueeze(-1),
             log_probs.gather(-1, labels),
         )
-        # Replace the value only where it underflows, because elsewhere another rounding could break a tie between the
-        # label and a class.
+        # Replace a label's probability only where the probability underflows: elsewhere the exact value is rounded
+        # differently, which could break a tie between the label and another class.
         return log_probs.scatter_(
             -1, labels, torch.where(probs.gather(-1, labels) < smallest_number, exact_log_probs, rounded_log_probs)
         )
@@ -301,7 +302,8 @@ class Population:
     def measure(self, subsets: Sequence[Tensor]) -> Tensor:
         """Measure ensembles; return (subset, figure) float64.
 
-        The columns are the figures of `names`, then those of `scaled_names` after temperature scaling.
+        The columns are the figures named in `names`, then the figures named in `scaled_names` after temperature
+        scaling.
 
         Args:
             subsets: the ensembles, each as (k,) positions of members; duplicates are measured once.
@@ -309,7 +311,7 @@ class Population:
         order = {tuple(subset.tolist()): subset for subset in subsets}
         rows = {key: self._measure_member(int(subset)) for key, subset in order.items() if len(key) == 1}
         larger = [key for key in order if len(key) > 1]
-        size = _subsets_at_once(self.test)
+        size = _subsets_in_memory(self.test)
         for first in range(0, len(larger), SUBSETS_PER_PASS):
             group = [order[key] for key in larger[first : first + SUBSETS_PER_PASS]]
             weights = torch.zeros(len(group), self.members)
@@ -336,7 +338,8 @@ class Population:
         return self._figures_of_subset(torch.tensor([position]), probs, temperature, ood, 0)
 
     def _fit_temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
-        """Fit the temperature of each subset to the held-out inputs; return (subset,) float64, None without them.
+        """Fit the temperature of each subset to the held-out inputs; return (subset,) float64, or None without held-out
+        inputs.
 
         Args:
             subsets: the subsets, each as positions of members.
@@ -346,7 +349,7 @@ class Population:
         if held_out is None or held_out.labels is None:
             return None
         temperatures = torch.empty(len(subsets), dtype=torch.float64)
-        size = _subsets_at_once(held_out)
+        size = _subsets_in_memory(held_out)
         for i in range(0, len(subsets), size):
             probs = held_out.all_means(weights[i : i + size])
             for j, subset in enumerate(subsets[i : i + size]):
@@ -450,7 +453,7 @@ class _OodPredictions:
 
     @classmethod
     def compute_for_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
-        """Compute the predictions of some subsets in one pass over the inputs; return them.
+        """Compute the predictions of some subsets in one pass over the inputs; return the predictions.
 
         Args:
             data: logits on the inputs out of distribution.
@@ -472,7 +475,8 @@ class _OodPredictions:
 
     @classmethod
     def compute_for_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
-        """Return the predictions of one member, as of a subset of one; arguments are those of `compute_for_subsets`."""
+        """Return the predictions of one member as a subset of size 1; arguments are the same as in
+        `compute_for_subsets`."""
         logits = data.logits.one(position).to(data.dtype)
         probs = logits.softmax(-1)  # Computed as in `_measure_member`, so that equal inputs get equal values.
         uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]
@@ -493,9 +497,9 @@ def _log_others(logits: Tensor) -> Tensor:
     return (other_logits.logsumexp(-1) - exact_logits.logsumexp(-1)).to(logits.dtype)
 
 
-def _subsets_at_once(data: DataSetLogits) -> int:
+def _subsets_in_memory(data_set_logits: DataSetLogits) -> int:
     """Return the number of subsets whose mean probabilities fit into `MOST_MEAN_BYTES`."""
-    _, inputs, classes = data.logits.shape
+    _, inputs, classes = data_set_logits.logits.shape
     return max(1, MOST_MEAN_BYTES // (4 * inputs * classes))
 
 

@@ -2,7 +2,7 @@
 
 The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. If a source has a
 description of a collection (`manifests/NAME.json`), the description replaces the catalog's summary. Anyone may have
-written these files, so every value is checked, and no value is executed.
+written a catalog or description, so every value is checked, and no value is executed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Description:
         return cls(**{**checked_values, "layouts": layouts})
 
 
-def _check_input_size(preprocessing: Mapping[str, Any], path: Path) -> None:
+def _check_input_size(preprocessing: Mapping[str, Any], description_path: Path) -> None:
     """Check that one input of the members is not absurdly large, since networks are run on such an input.
 
     Raises:
@@ -155,21 +155,23 @@ def _check_input_size(preprocessing: Mapping[str, Any], path: Path) -> None:
     if any(n > MAX_INPUT_VALUES for n in size_factors) or math.prod(size_factors) > MAX_INPUT_VALUES:
         expected = f"inputs of at most {MAX_INPUT_VALUES:,} values (channels · height · width)"
         found = reprlib.repr({"size": size, "channels": channels})
-        raise FormatError(f"preprocessing of description {path}", expected=expected, found=found, path=path)
+        raise FormatError(
+            f"preprocessing of description {description_path}", expected=expected, found=found, path=description_path
+        )
 
 
-def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
+def check_keys(json_values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
     """Check the format version, the keys and the types of a JSON object; return the object without unknown keys.
 
     Raises:
         FormatError: the format is newer, a key is missing, or its value has another type.
     """
-    version = values.get("format_version") if isinstance(values, dict) else None
+    version = json_values.get("format_version") if isinstance(json_values, dict) else None
     if type(version) is not int:
         raise FormatError(
             f"description {path}",
             expected="a JSON object with a format_version",
-            found=reprlib.repr(values),
+            found=reprlib.repr(json_values),
             path=path,
         )
     if version > FORMAT_VERSION:
@@ -181,12 +183,12 @@ def check_keys(values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, 
             path=path,
         )
     for key, kind in kinds.items():
-        if key not in values or type(values[key]) is not kind:
-            value_text = reprlib.repr(values[key]) if key in values else "no such key"
+        if key not in json_values or type(json_values[key]) is not kind:
+            value_text = reprlib.repr(json_values[key]) if key in json_values else "no such key"
             raise FormatError(
                 f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=value_text, path=path
             )
-    return {key: values[key] for key in kinds}
+    return {key: json_values[key] for key in kinds}
 
 
 def read_json(path: Path) -> Any:
@@ -210,18 +212,18 @@ def write_json(values: Any, path: Path) -> None:
         file.write(json.dumps(values, indent=1, ensure_ascii=False) + "\n")
 
 
-def check_name(name: object) -> str:
+def check_name(collection: object) -> str:
     """Check that a collection's name can be a file's name; return the name.
 
     Raises:
         UsageError: the name can't be the name of a file.
     """
-    if not isinstance(name, str) or not _COLLECTION_NAME.fullmatch(name):
+    if not isinstance(collection, str) or not _COLLECTION_NAME.fullmatch(collection):
         raise UsageError(
-            f"collection name {name!r}",
+            f"collection name {collection!r}",
             expected="lower-case letters, digits, '.', '_' and '-', at most 96 of them",
         )
-    return name
+    return collection
 
 
 def collections() -> dict[str, Listing]:
@@ -253,25 +255,27 @@ def archived_listings() -> list[tuple[Listing, Archives]]:
     return [(each, each.archives) for each in collections().values() if each.archives is not None]
 
 
-def find_listing(name: str) -> Listing:
+def find_listing(collection: str) -> Listing:
     """Find a collection in the catalog; return its listing.
 
     Raises:
         CollectionNotFound: the catalog has no collection of this name; the error suggests the most similar names.
     """
     listings = collections()
-    if name not in listings:
-        raise collection_not_found(name, listings, "the catalog")
-    return listings[name]
+    if collection not in listings:
+        raise collection_not_found(collection, listings, "the catalog")
+    return listings[collection]
 
 
-def collection_not_found(name: str, known_names: Mapping[str, Any] | list[str], place_text: str) -> CollectionNotFound:
+def collection_not_found(
+    collection: str, known_names: Mapping[str, Any] | list[str], place_text: str
+) -> CollectionNotFound:
     """Return the error for an unknown collection; the error suggests the most similar names."""
     sorted_names = sorted(known_names)
     return CollectionNotFound(
-        f"collection {name!r}",
+        f"collection {collection!r}",
         expected=f"a name in {place_text} ({', '.join(sorted_names) or 'which has none'})",
         found="no such name",
-        do=did_you_mean(str(name), sorted_names, largest_count=3) or "`zoo-cli list` shows the catalog",
-        collection=str(name),
+        do=did_you_mean(str(collection), sorted_names, largest_count=3) or "`zoo-cli list` shows the catalog",
+        collection=str(collection),
     )

@@ -40,7 +40,8 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO[Any]]:
-    """Open a temporary file beside a path. At the end the file gets the path's name; after an error it is deleted.
+    """Open a temporary file beside a path. When the `with` block ends, the temporary file is renamed to the path; after
+    an error it is deleted.
 
     Args:
         path: path of the file to write; a missing folder is made.

@@ -40,14 +40,14 @@ _NUMPY_DTYPES = {
 }  # fmt: skip
 
 
-def is_counter(name: str) -> bool:
+def is_counter(tensor_name: str) -> bool:
     """Say whether a tensor is an integer counter of batches, which is never stored, hashed or averaged."""
-    return name.rpartition(".")[2] == "num_batches_tracked"
+    return tensor_name.rpartition(".")[2] == "num_batches_tracked"
 
 
-def is_statistic(name: str) -> bool:
+def is_statistic(tensor_name: str) -> bool:
     """Say whether a tensor is a normalisation statistic, which is always stored in float32."""
-    return name.rpartition(".")[2] in ("running_mean", "running_var")
+    return tensor_name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +234,16 @@ class Layout:
         return layout
 
 
-def _check_tensor(name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
+def _check_tensor(tensor_name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
     """Check the JSON values of one tensor; return the values with the tensor's name and shape in the file, None if a
     value is invalid."""
-    stored_name, stored_shape = stored or (name, shape)
+    stored_name, stored_shape = stored or (tensor_name, shape)
     is_valid = (
-        type(name) is type(dtype) is type(stored_name) is str
+        type(tensor_name) is type(dtype) is type(stored_name) is str
         and is_possible_shape(tuple(shape))
         and is_possible_shape(tuple(stored_shape))
     )
-    return (name, dtype, tuple(shape), stored_name, tuple(stored_shape)) if is_valid else None
+    return (tensor_name, dtype, tuple(shape), stored_name, tuple(stored_shape)) if is_valid else None
 
 
 def is_possible_shape(shape: tuple[Any, ...]) -> bool:
@@ -280,8 +280,8 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 
     The hash does not depend on how the member is stored. Tensors are hashed in the order of their names, without
-    integer counters, in little-endian order; float16 and bfloat16 are converted to float32, which is exact. Each tensor
-    adds the line `["name","DTYPE",[shape]]` and its values.
+    integer counters, in little-endian order; float16 and bfloat16 are converted to float32, which is exact. For each
+    tensor, the line `["name","DTYPE",[shape]]` and the values are hashed.
 
     Args:
         layout: layout of the member's bytes.

@@ -131,7 +131,7 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
                     f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
             table = file.read(columns=[n for n in schema.names if n in names], use_threads=False)
-        table.validate(full=True)  # This finds text that is not UTF-8, and other damage.
+        table.validate(full=True)  # Finds text that is not UTF-8, and other damage.
         columns, total_bytes = [], 0
         for field in schema:
             if field.name in table.column_names:
@@ -190,10 +190,14 @@ def check_rows(rows: pa.Table, description: DescriptionWithLayouts, path: Path) 
         DamagedError: a path leads out of the source, or an offset or size is impossible.
     """
 
-    def row_error(kind: type[FormatError] | type[DamagedError], row: int, expected: str, found: str) -> Exception:
+    def row_error(
+        error_class: type[FormatError] | type[DamagedError], row: int, expected: str, found: str
+    ) -> Exception:
         member = columns["member"][row]
         subject = f"row {row} (member {member}) of manifest {path}"
-        return kind(subject, expected=expected, found=found, collection=description.name, member=member, path=path)
+        return error_class(
+            subject, expected=expected, found=found, collection=description.name, member=member, path=path
+        )
 
     columns: dict[str, list[Any]] = {
         n: rows.column(n).to_pylist() for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS, "sha256")
@@ -249,12 +253,12 @@ def path_problem(path_in_source: str) -> str:
     return "" if "/".join(parts) == path_in_source else f"{path_text}, which is no plain path"
 
 
-def check_located(rows: pa.Table, name: str) -> None:
+def check_located(rows: pa.Table, collection: str) -> None:
     """Check that every selected row has weights: rows whose status is not "ok" may have none.
 
     Args:
         rows: the selected rows of a manifest.
-        name: name of the collection, for error texts.
+        collection: name of the collection, for error texts.
 
     Raises:
         SelectionError: a row has no weights; the error names the first such member.
@@ -263,11 +267,11 @@ def check_located(rows: pa.Table, name: str) -> None:
         return
     member = rows.column("member").to_pylist()[rows.column("path").to_pylist().index(None)]
     raise SelectionError(
-        f"member {member} of {name}",
+        f"member {member} of {collection}",
         expected="weights",
         found="a row without weights (its status is not ok)",
         do="Select with where=\"status = 'ok'\"",
-        collection=name,
+        collection=collection,
         member=member,
     )
 

@@ -32,7 +32,7 @@ SnapshotKey = tuple[int, int | None]
 
 def select_rows(
     rows: pa.Table,
-    name: str,
+    collection: str,
     *,
     n: int | None = None,
     where: str | None = None,
@@ -48,7 +48,7 @@ def select_rows(
 
     Args:
         rows: the manifest.
-        name: name of the collection, for errors.
+        collection: name of the collection, for errors.
         n: number of rows to select: the first n rows, or with `sample` n rows drawn without replacement.
         where: an SQL condition on the manifest's columns that selected rows must meet.
         members: ids of the members to select, or a text of ids ("0-99,205,7@40").
@@ -62,13 +62,13 @@ def select_rows(
     if members is not None:
         if where is not None or sample is not None or snapshots:
             raise SelectionError(
-                f"selection of {name}",
+                f"selection of {collection}",
                 expected="`members` alone or with `n`",
                 found="`where`, `sample` or `snapshots`",
             )
-        candidate_rows = manifest.take_rows(rows, _find_positions(rows, name, parse_ids(members)))
+        candidate_rows = manifest.take_rows(rows, _find_positions(rows, collection, parse_ids(members)))
     else:
-        candidate_rows = _matching_rows(rows, name, where, snapshots)
+        candidate_rows = _matching_rows(rows, collection, where, snapshots)
     if n is None and sample is None:
         return candidate_rows
     requested_n, n = n, whole_number(n)
@@ -76,23 +76,23 @@ def select_rows(
         found = "no n beside `sample`" if requested_n is None else f"n={requested_n!r}"
         condition_text = f" {'with ' + where if where else ''}".rstrip()
         raise SelectionError(
-            f"number of members of {name}",
+            f"number of members of {collection}",
             expected=f"n from 1 to {candidate_rows.num_rows:,}, as many as there are{condition_text}",
             found=found,
-            collection=name,
+            collection=collection,
         )
     if sample is None:
         return candidate_rows.slice(0, n)
     seed = whole_number(sample)
     if seed is None:
-        raise SelectionError(f"sample of {name}", expected="a whole number as seed", found=repr(sample))
+        raise SelectionError(f"sample of {collection}", expected="a whole number as seed", found=repr(sample))
     keys = zip(candidate_rows.column("member").to_pylist(), candidate_rows.column("epoch").to_pylist(), strict=True)
     rank_digests = [hashlib.sha256(f"sample|{seed}|{m}|{e}".encode()).digest() for m, e in keys]
     drawn_positions = sorted(range(len(rank_digests)), key=rank_digests.__getitem__)[:n]
     return manifest.take_rows(candidate_rows, sorted(drawn_positions))
 
 
-def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool) -> pa.Table:
+def _matching_rows(rows: pa.Table, collection: str, where: str | None, snapshots: bool) -> pa.Table:
     used_columns = columns_in(where) if where is not None else ()
     status, final = rows.column("status").to_pylist(), rows.column("final").to_pylist()
     positions = [
@@ -104,14 +104,14 @@ def _matching_rows(rows: pa.Table, name: str, where: str | None, snapshots: bool
     candidates = manifest.take_rows(rows, positions)
     if not candidates.num_rows:
         raise SelectionError(
-            f"selection of {name}",
+            f"selection of {collection}",
             expected="rows that are final with status ok",
             found=f"none of {rows.num_rows}",
         )
     return candidates if where is None else manifest.take_rows(candidates, rows_where(candidates, where).tolist())
 
 
-def _find_positions(rows: pa.Table, name: str, keys: Sequence[SnapshotKey]) -> list[int]:
+def _find_positions(rows: pa.Table, collection: str, snapshot_keys: Sequence[SnapshotKey]) -> list[int]:
     columns = {c: rows.column(c).to_pylist() for c in ("member", "epoch", "final", "status", "reason")}
     position_of: dict[SnapshotKey, int] = {}
     for place, final in enumerate(columns["final"]):
@@ -119,30 +119,32 @@ def _find_positions(rows: pa.Table, name: str, keys: Sequence[SnapshotKey]) -> l
         if final:
             position_of[columns["member"][place], None] = place
     positions: list[int] = []
-    for member, epoch in keys:
+    for member, epoch in snapshot_keys:
         position = position_of.get((member, epoch))
         if position is None:
-            raise member_not_found(rows, name, member, epoch)
+            raise member_not_found(rows, collection, member, epoch)
         if (status := columns["status"][position]) != "ok":
             found = f"{status} ({columns['reason'][position] or 'no reason given'})"
             raise SelectionError(
-                f"member {member} of {name}",
+                f"member {member} of {collection}",
                 expected="status ok",
                 found=found,
                 do=f"""`where="member = {member} and status = '{status}'"` selects it nevertheless""",
-                collection=name,
+                collection=collection,
                 member=member,
             )
         positions.append(position)
     if len(set(positions)) < len(positions):
-        repeated_key = keys[next(i for i, position_of in enumerate(positions) if position_of in positions[:i])]
+        repeated_key = snapshot_keys[next(i for i, position_of in enumerate(positions) if position_of in positions[:i])]
         raise SelectionError(
-            f"selection of {name}", expected="each member once", found=f"member {format_ids([repeated_key])} twice"
+            f"selection of {collection}",
+            expected="each member once",
+            found=f"member {format_ids([repeated_key])} twice",
         )
     return positions
 
 
-def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None = None) -> MemberNotFound:
+def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | None = None) -> MemberNotFound:
     """Return the error for an id that no row has."""
     present_ids = sorted(set(rows.column("member").to_pylist()))
     expected = f"an id among {format_ids([(m, None) for m in present_ids])}"
@@ -152,7 +154,7 @@ def member_not_found(rows: pa.Table, name: str, member: Any, epoch: int | None =
         expected = f"an epoch among {', '.join(str(e) for m, e in pairs if m == member)}"
         found = str(epoch)
     return MemberNotFound(
-        f"member {member!r} of {name}", expected=expected, found=found, collection=name,
+        f"member {member!r} of {collection}", expected=expected, found=found, collection=collection,
         member=member if type(member) is int else None,
     )  # fmt: skip
 
@@ -189,14 +191,14 @@ def parse_ids(members: str | Iterable[int]) -> list[SnapshotKey]:
     return keys
 
 
-def format_ids(keys: Sequence[SnapshotKey]) -> str:
+def format_ids(snapshot_keys: Sequence[SnapshotKey]) -> str:
     """Write (member, epoch) pairs as text that `parse_ids` reads; return it.
 
     >>> format_ids([(0, None), (1, None), (2, None), (9, None), (7, 40)])
     '0-2,9,7@40'
     """
     id_ranges: list[list[Any]] = []
-    for member, epoch in keys:
+    for member, epoch in snapshot_keys:
         if id_ranges and id_ranges[-1][2] == epoch and id_ranges[-1][1] + 1 == member:
             id_ranges[-1][1] = member
         else:
@@ -216,9 +218,9 @@ def check_digits(rows: pa.Table) -> str:
     return digest.hexdigest()[:8]
 
 
-def cite(source_label: str, commit: str, name: str, rows: pa.Table) -> str:
+def cite(source_label: str, commit: str, collection: str, rows: pa.Table) -> str:
     """Return the citation text of selected rows."""
-    return f"{source_label}@{commit}/{name}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
+    return f"{source_label}@{commit}/{collection}#{format_ids(manifest.snapshot_keys(rows))}~{check_digits(rows)}"
 
 
 @dataclass(frozen=True)
@@ -237,17 +239,17 @@ class Citation:
         return f"{self.label}@{self.commit}" if self.label.startswith("hf://") else self.label
 
 
-def parse_citation(text: str) -> Citation | None:
+def parse_citation(citation: str) -> Citation | None:
     """Parse a citation; return its parts, or None if the text is a collection's plain name.
 
     Raises:
         SelectionError: the text contains `#` or `@` but is not a citation.
     """
-    if match := _CITATION.fullmatch(text):
+    if match := _CITATION.fullmatch(citation):
         return Citation(**match.groupdict())
-    if "#" in text or "@" in text:
+    if "#" in citation or "@" in citation:
         raise SelectionError(
-            f"citation {text[:120]!r}", expected="SOURCE@COMMIT/NAME#IDS~CHECK", found="another form",
+            f"citation {citation[:120]!r}", expected="SOURCE@COMMIT/NAME#IDS~CHECK", found="another form",
             do="Copy the whole citation, up to the eight digits after `~`",
         )  # fmt: skip
     return None

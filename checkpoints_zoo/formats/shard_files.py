@@ -78,12 +78,12 @@ def guess_kind(first_bytes: bytes) -> str:
     return ""
 
 
-def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
+def parse_header(prefix: bytes, file_nbytes: int, path: str | Path) -> Header:
     """Read the header of a safetensors file, and check it against the file's size; return the header.
 
     Args:
         prefix: the first bytes of the file, at least up to the end of the header.
-        size: size of the whole file in bytes.
+        file_nbytes: size of the whole file in bytes.
         path: the file's name in error texts.
 
     Raises:
@@ -99,7 +99,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
         raise DamagedError(
             f"file {path}", expected="a safetensors file", found=kind, do="Get the file again", path=path
         )
-    length = header_length(prefix, size, path)
+    length = header_length(prefix, file_nbytes, path)
     try:
         values = json.loads(prefix[8 : 8 + length].decode())
         "".join(values).encode()  # The names of tensors in JSON may be invalid Unicode.
@@ -114,7 +114,7 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
             raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damage_error("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
-    tensors, tensor_start, data_bytes = {}, 0, size - 8 - length
+    tensors, tensor_start, data_bytes = {}, 0, file_nbytes - 8 - length
     for start, end, name, dtype, shape in rows:
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
             raise damage_error(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
@@ -136,15 +136,15 @@ def parse_header(prefix: bytes, size: int, path: str | Path) -> Header:
     return Header(tensors, 8 + length, metadata)
 
 
-def header_length(prefix: bytes, size: int, path: str | Path) -> int:
+def header_length(prefix: bytes, file_nbytes: int, path: str | Path) -> int:
     """Read the length of a safetensors header from the file's first eight bytes, and check it against the file's size;
     return the length."""
     length = struct.unpack("<Q", prefix[:8])[0] if len(prefix) >= 8 else None
-    if length is not None and 2 <= length <= min(LARGEST_HEADER_NBYTES, size - 8):
+    if length is not None and 2 <= length <= min(LARGEST_HEADER_NBYTES, file_nbytes - 8):
         return int(length)
     raise DamagedError(
         f"file {path}",
-        expected=f"a safetensors header within its {size:,} bytes",
+        expected=f"a safetensors header within its {file_nbytes:,} bytes",
         found="too few bytes for a header" if length is None else f"a header length of {length:,}",
         do="The file is cut or no safetensors file; get it again",
         path=path,
@@ -201,11 +201,11 @@ def check_own_header(header_bytes: bytes, layout: Layout, path: str | Path) -> N
     )
 
 
-def _tensor_text(name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> str:
-    if name not in tensors:
-        return f"no tensor {name!r}"
-    dtype, shape, begin = tensors[name]
-    return f"tensor {name!r}, {dtype} {list(shape)} at {begin}"
+def _tensor_text(tensor_name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> str:
+    if tensor_name not in tensors:
+        return f"no tensor {tensor_name!r}"
+    dtype, shape, begin = tensors[tensor_name]
+    return f"tensor {tensor_name!r}, {dtype} {list(shape)} at {begin}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +267,12 @@ def group_adjacent(locations: Sequence[Location], largest_nbytes: int) -> Iterat
 _thread_buffer = threading.local()
 
 
-def reused_buffer(size: int) -> memoryview:
-    """Return `size` bytes of a buffer that each thread reuses: allocating memory would take longer than reading."""
-    if len(getattr(_thread_buffer, "buffer", b"")) < size:
-        _thread_buffer.buffer = memoryview(bytearray(max(size, BUFFER_BYTES)))
+def reused_buffer(nbytes: int) -> memoryview:
+    """Return `nbytes` bytes of a buffer that each thread reuses: allocating memory would take longer than reading."""
+    if len(getattr(_thread_buffer, "buffer", b"")) < nbytes:
+        _thread_buffer.buffer = memoryview(bytearray(max(nbytes, BUFFER_BYTES)))
     memory: memoryview = _thread_buffer.buffer
-    return memory[:size]
+    return memory[:nbytes]
 
 
 def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview:
@@ -355,27 +355,29 @@ def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
     return max(1, min(LARGEST_SHARD_NBYTES // (nbytes * snapshots), LARGEST_TENSOR_COUNT // (tensors * snapshots)))
 
 
-def write_shard(folder: Path, number: int, layout: Layout, members: Sequence[tuple[str, Bytes]]) -> Path:
+def write_shard(folder: Path, shard_number: int, layout: Layout, members: Sequence[tuple[str, Bytes]]) -> Path:
     """Write a shard of members that are in memory; return the path of the shard.
 
     Args:
-        folder, number, layout: the same arguments as in `stream_shard`.
+        folder, shard_number, layout: the same arguments as in `stream_shard`.
         members: (prefix of the tensor names, bytes) of each member, in the order of the shard.
 
     Raises:
         UsageError: for the same reasons as in `stream_shard`.
     """
-    return stream_shard(folder, number, layout, [key for key, _ in members], (raw for _, raw in members))
+    return stream_shard(folder, shard_number, layout, [key for key, _ in members], (raw for _, raw in members))
 
 
-def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]) -> Path:
+def stream_shard(
+    folder: Path, shard_number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]
+) -> Path:
     """Write a shard under the name NUMBER-HASH.safetensors, by rename; return the path of the shard.
 
     The file name depends only on the number and the bytes of the shard.
 
     Args:
         folder: folder of the new shard; a missing folder is made.
-        number: number of the shard, with which the file name begins.
+        shard_number: number of the shard, with which the file name begins.
         layout: the layout that all members have.
         prefixes: prefix of each member's tensor names ("000123/"), in the order of the members in the shard.
         members: iterator over the bytes of each member; one member is in memory at a time.
@@ -386,10 +388,10 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
     """
     expected = f"each once, with {layout.nbytes:,} bytes"
     if len(set(prefixes)) < len(prefixes):
-        raise UsageError(f"members of shard {number}", expected=expected, found="others")
+        raise UsageError(f"members of shard {shard_number}", expected=expected, found="others")
     folder.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(
-        folder / f"{number:05d}"
+        folder / f"{shard_number:05d}"
     )  # The final name of the shard contains the hash of its content.
     header = shard_header(layout, prefixes)
     digest, count = hashlib.sha256(header), 0
@@ -399,14 +401,14 @@ def stream_shard(folder: Path, number: int, layout: Layout, prefixes: Sequence[s
             for member in members:
                 count += 1
                 if len(member) != layout.nbytes or count > len(prefixes):
-                    raise UsageError(f"members of shard {number}", expected=expected, found="others")
+                    raise UsageError(f"members of shard {shard_number}", expected=expected, found="others")
                 file.write(member)
                 digest.update(member)
             if count < len(prefixes):
-                raise UsageError(f"members of shard {number}", expected=f"{len(prefixes)}", found=f"{count}")
+                raise UsageError(f"members of shard {shard_number}", expected=f"{len(prefixes)}", found=f"{count}")
             file.flush()
             os.fsync(file.fileno())
-        path = folder / f"{number:05d}-{digest.hexdigest()[:8]}.safetensors"
+        path = folder / f"{shard_number:05d}-{digest.hexdigest()[:8]}.safetensors"
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -103,16 +103,16 @@ def count_with_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def format_bytes(count: int) -> str:
+def format_bytes(nbytes: int) -> str:
     """Write a number of bytes; return the text.
 
     >>> format_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
     ('512 B', '936.4 kB', '23 GB')
     """
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} B"
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} B"
 
 
 def summarize_values(values: Sequence[Any], noun: str = "member") -> str:

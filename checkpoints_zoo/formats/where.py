@@ -265,38 +265,40 @@ def _forbidden_part(node: dict[str, Any]) -> str:
     return "" if is_allowed else problem
 
 
-def _duckdb_type(table: pa.Table, name: str) -> str:
+def _duckdb_type(table: pa.Table, column: str) -> str:
     """Return the DuckDB type of a column, "" if conditions can't use columns of this type."""
-    arrow_type = table.schema.field(name).type
+    arrow_type = table.schema.field(column).type
     if pa.types.is_timestamp(arrow_type):
         return "TIMESTAMP WITH TIME ZONE" if arrow_type.tz else "TIMESTAMP"
     return "BIGINT" if pa.types.is_integer(arrow_type) else _DUCKDB_TYPE_OF_ARROW_TYPE.get(str(arrow_type), "")
 
 
-def _check_column(table: pa.Table, condition: str, name: str, handles_null: bool) -> None:
-    if name not in table.column_names:
-        name_of_lowercase = {column.lower(): column for column in table.column_names}
+def _check_column(table: pa.Table, condition: str, column_name: str, handles_null: bool) -> None:
+    if column_name not in table.column_names:
+        name_of_lowercase = {c.lower(): c for c in table.column_names}
         suggestion = did_you_mean(
-            name.lower(), name_of_lowercase, cutoff=0.6, text_of_name=name_of_lowercase.__getitem__
+            column_name.lower(), name_of_lowercase, cutoff=0.6, text_of_name=name_of_lowercase.__getitem__
         )
         do = f"{suggestion} " if suggestion else ""
-        do += f"Text takes single quotes: {name!r}. " if f'"{name}"' in condition else ""
+        do += f"Text takes single quotes: {column_name!r}. " if f'"{column_name}"' in condition else ""
         do += "`Collection.manifest.columns` has all names"
-        raise _condition_error(condition, "names of columns", repr(name[:80]), do)
-    if not _duckdb_type(table, name):
-        found = f"{name} of type {table.schema.field(name).type}"
+        raise _condition_error(condition, "names of columns", repr(column_name[:80]), do)
+    if not _duckdb_type(table, column_name):
+        found = f"{column_name} of type {table.schema.field(column_name).type}"
         raise _condition_error(condition, "columns of numbers, text, true or false, or times", found)
-    if not handles_null and table.num_rows and table.column(name).null_count == table.num_rows:
-        import_option = {"sha256": "--hash"}.get(name, "--evaluate DATA" if name.startswith(("eval_", "test_")) else "")
+    if not handles_null and table.num_rows and table.column(column_name).null_count == table.num_rows:
+        import_option = {"sha256": "--hash"}.get(
+            column_name, "--evaluate DATA" if column_name.startswith(("eval_", "test_")) else ""
+        )
         do = f"`zoo-cli import SOURCE {import_option}` fills it" if import_option else "Choose rows by another column"
-        raise SelectionError(f"column {name} is null in every row of this source", do=do)
+        raise SelectionError(f"column {column_name} is null in every row of this source", do=do)
 
 
-def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: list[str]) -> None:
+def _create_rows(connection: DuckDBPyConnection, table: pa.Table, columns: list[str]) -> None:
     """Copy columns of an Arrow table into the table `rows` of the database."""
     # The rows are passed as JSON: for an Arrow table, DuckDB would import pyarrow.dataset, which imports pandas.
     column_expressions = [f"unnest(range({table.num_rows}))"]
-    for name in names:
+    for name in columns:
         duckdb_type, column, quoted_name = _duckdb_type(table, name), table.column(name), name.replace('"', '""')
         values = json.dumps((column.cast(pa.string()) if duckdb_type in _TIME_TYPES else column).to_pylist())
         quoted_values = values.replace("'", "''")

@@ -45,7 +45,7 @@ def read_arrays(
     data_name = f"images ({type(images).__name__})"
     buffer, labels = ImageBuffer(pixel_format, _count_images(images), data_name), _Labels(data_name)
     column_kinds, label_column = _column_kinds(images), None
-    for piece in _iterate_pieces(images, data_name):
+    for piece in _iterate_elements(images, data_name):
         image_name = f"input {buffer.count:,} of {data_name}"
         image, label, label_column = _split_image_and_label(piece, columns, column_kinds, image_name)
         count_before = buffer.count
@@ -72,7 +72,7 @@ def _count_images(images: object) -> int:
         return 1
 
 
-def _iterate_pieces(images: Any, data_name: str) -> Iterator[object]:
+def _iterate_elements(images: Any, data_name: str) -> Iterator[object]:
     if isinstance(images, Tensor | np.ndarray):
         yield images
     elif isinstance(images, tuple):
@@ -92,23 +92,24 @@ def _iterate_pieces(images: Any, data_name: str) -> Iterator[object]:
 
 
 def _split_image_and_label(
-    piece: Any, columns: Columns, column_kinds: Mapping[str, str], image_name: str
+    element: Any, columns: Columns, column_kinds: Mapping[str, str], image_name: str
 ) -> tuple[Any, Any, str | None]:
-    """Return the images and the labels (None without any) of one element, and the labels' column if it is a mapping."""
-    if isinstance(piece, Mapping):
-        image, label = columns.choose_columns({str(key): column_kinds.get(str(key), "") for key in piece}, image_name)
-        return piece[image], None if label is None else piece[label], label
+    """Return the images and the labels (None without any) of one element, and the name of the label column if the
+    element is a mapping."""
+    if isinstance(element, Mapping):
+        image, label = columns.choose_columns({str(key): column_kinds.get(str(key), "") for key in element}, image_name)
+        return element[image], None if label is None else element[label], label
     if columns != Columns():
-        raise UsageError(image_name, expected="mappings, since columns are named", found=_type_name(piece))
-    if isinstance(piece, Tensor | np.ndarray | Image.Image):
-        return piece, None, None
-    if isinstance(piece, list | tuple) and len(piece) in (1, 2):
-        return piece[0], piece[1] if len(piece) == 2 else None, None
-    raise UsageError(image_name, expected="an image, or (image, label)", found=_type_name(piece))
+        raise UsageError(image_name, expected="mappings, since columns are named", found=_type_name(element))
+    if isinstance(element, Tensor | np.ndarray | Image.Image):
+        return element, None, None
+    if isinstance(element, list | tuple) and len(element) in (1, 2):
+        return element[0], element[1] if len(element) == 2 else None, None
+    raise UsageError(image_name, expected="an image, or (image, label)", found=_type_name(element))
 
 
-def _type_name(piece: object) -> str:
-    return type(piece).__name__ + (f" of {len(piece)}" if isinstance(piece, list | tuple) else "")
+def _type_name(element: object) -> str:
+    return type(element).__name__ + (f" of {len(element)}" if isinstance(element, list | tuple) else "")
 
 
 _DTYPE_ADVICE = {
@@ -147,12 +148,12 @@ def _check_array(images: Any, dtype: np.dtype[Any], channels_last: bool, image_n
     return np.moveaxis(array, -1, 1) if channels_last else array
 
 
-def _to_cpu(values: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
-    """Return values on the CPU in a dtype that numpy has: bfloat16 becomes float32."""
-    if not isinstance(values, Tensor):
-        return values
-    values = values.detach().cpu()
-    return values.float() if values.dtype == torch.bfloat16 else values
+def _to_cpu(array: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
+    """Return an array on the CPU in a dtype that numpy has: bfloat16 becomes float32."""
+    if not isinstance(array, Tensor):
+        return array
+    array = array.detach().cpu()
+    return array.float() if array.dtype == torch.bfloat16 else array
 
 
 class _Labels:
@@ -167,10 +168,10 @@ class _Labels:
         self.values: list[Any] = []
         self.unlabelled = 0
 
-    def add(self, labels: Any, count: int, image_name: str) -> None:
-        """Add the labels of `count` images."""
+    def add(self, labels: Any, image_count: int, image_name: str) -> None:
+        """Add the labels of `image_count` images."""
         if labels is None:
-            self.unlabelled += count
+            self.unlabelled += image_count
             return
         if isinstance(labels, Tensor | np.ndarray):
             values = np.asarray(_to_cpu(labels))
@@ -186,14 +187,14 @@ class _Labels:
             raise UsageError(
                 image_name, expected="labels that are whole numbers or names", found=repr(wrong_labels[0])[:80]
             )
-        if len(label_values) != count:
+        if len(label_values) != image_count:
             raise UsageError(
-                image_name, expected=f"{count:,} labels, one for each image", found=f"{len(label_values):,}"
+                image_name, expected=f"{image_count:,} labels, one for each image", found=f"{len(label_values):,}"
             )
         self.values += label_values
 
     def finish(self) -> list[Any] | None:
-        """Return all labels, or None if no image has one."""
+        """Return all labels, or None if no image has a label."""
         if self.values and self.unlabelled:
             raise UsageError(
                 self.data_name,

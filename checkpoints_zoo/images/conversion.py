@@ -55,12 +55,12 @@ def of(
             another iterable of images or (image, label), one by one or in batches; ImageData.
         classes: class names in the order of the label numbers, if the data has no class names.
         renamed: old class name -> new class name, for the classes to rename.
-        name: a name for the images; None derives one from their place.
+        name: a name for the images; None derives a name from the place of the images.
         split: the split to read if the place has several, "test" by default; for tensors, a name for their split.
         size: (height, width) to which Pillow resizes every image, bilinearly; None for no resizing.
         channels: 1 converts images to grey, 3 repeats grey images in three channels; None changes nothing.
         channels_last: whether tensors of images have the axes (input, height, width, channel).
-        image, label: names of the columns of images and labels, if the data's own columns leave a choice.
+        image, label: names of the columns of images and labels, needed if several columns are possible.
 
     Raises:
         UsageError: the name is unknown, images or labels have the wrong type, or an argument does not apply to this
@@ -136,18 +136,18 @@ def prepared(
     return Prepared(**_image_data_fields(raw, image_data_name(name, "inputs"), split, classes, renamed))
 
 
-def _load_by_name(text: str, split: str | None) -> ImageData:
+def _load_by_name(name_and_split: str, split: str | None) -> ImageData:
     """Load a data set by name ("digits", "digits/train"); return the data set.
 
     Args:
-        text: the name.
+        name_and_split: name of the data set, or name and split with a slash between them.
         split: name of the requested split; None if the caller requested no split.
 
     Raises:
         UsageError: there is no such data set or split.
         SourceNotFound, AccessError, NetworkError, DamagedError, FormatError: for the same reasons as in `load`.
     """
-    name, _, inside = text.partition("/")
+    name, _, inside = name_and_split.partition("/")
     if name not in DATASETS:
         try:
             load(name)
@@ -158,11 +158,11 @@ def _load_by_name(text: str, split: str | None) -> ImageData:
             )
             raise
     if inside and split and inside != split:
-        raise UsageError(f"split of {text!r}", expected=repr(inside), found=repr(split))
+        raise UsageError(f"split of {name_and_split!r}", expected=repr(inside), found=repr(split))
     try:
         return load(name, inside or split or "test")
     except UsageError as error:
-        error.do = f"A folder of that name is ./{text}"
+        error.do = f"A folder of that name is ./{name_and_split}"
         raise
 
 
@@ -171,7 +171,7 @@ def _apply_arguments(
     pixel_format: PixelFormat,
     classes: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
-    name: str | None,
+    new_name: str | None,
     split: str | None,
 ) -> ImageData:
     """Apply the arguments of `of` to ImageData; return the same object if no argument changes it."""
@@ -188,7 +188,7 @@ def _apply_arguments(
         labels = None if data.labels is None else data.labels.tolist()
         fields = _image_data_fields(RawImages(data.images, labels, data.classes), data.name, None, classes, renamed)
         changes |= {"labels": fields["labels"], "classes": fields["classes"]}
-    changes |= {} if name is None else {"name": image_data_name(name, "")}
+    changes |= {} if new_name is None else {"name": image_data_name(new_name, "")}
     changes |= {} if split is None else {"split": check_split_name(split)}
     return replace(data, **changes) if changes else data
 
@@ -199,7 +199,7 @@ def _describe_images(images: object) -> str:
 
 def _image_data_fields(
     raw_images: RawImages,
-    name: str,
+    images_name: str,
     split: str | None,
     classes: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
@@ -208,14 +208,14 @@ def _image_data_fields(
 
     Args:
         raw_images: the images and labels in the form in which they were read.
-        name: name of the images.
+        images_name: name of the images.
         split, classes, renamed: the same arguments as in `of`.
 
     Raises:
         UsageError: the classes contradict the data's own class names, or the images have no labels.
         FormatError: a label exceeds the number of classes.
     """
-    data_name, labels, class_names = f"images {name!r}", raw_images.labels, raw_images.classes
+    data_name, labels, class_names = f"images {images_name!r}", raw_images.labels, raw_images.classes
     # The package `datasets` marks missing labels by -1.
     if labels is not None and all(label == -1 for label in labels):
         labels = None
@@ -226,7 +226,7 @@ def _image_data_fields(
             )
     if classes is not None:
         names = tuple(classes) if not isinstance(classes, str) else ()
-        if not names or not all(type(name) is str for name in names):
+        if not names or not all(type(class_name) is str for class_name in names):
             raise UsageError(
                 f"classes of {data_name}", expected="names, in the order of the labels", found=repr(classes)[:80]
             )
@@ -241,7 +241,7 @@ def _image_data_fields(
     numbers, class_names = _number_labels(labels, class_names, data_name)
     class_names = _rename_classes(class_names, renamed, data_name)
     return {
-        "name": name,
+        "name": images_name,
         "split": _make_name(raw_images.split) or ("test" if split is None else check_split_name(split)),
         "images": raw_images.images,
         "labels": None if numbers is None else torch.tensor(numbers),

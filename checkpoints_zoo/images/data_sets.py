@@ -52,8 +52,8 @@ class HubSet:
         image, label: columns.
         splits: "test" and "train" -> name of this split in the repo.
         some_grey: whether some images are stored in grey although the data set has three channels.
-        repo_names: our class name -> class name in the repo, for names that differ.
-        names_sorted: whether the repo's labels number the sorted class names, not the names in our order.
+        repo_names: class name in this package -> class name in the repo, for names that differ.
+        names_sorted: whether the repo's labels number the sorted class names, not the names in this package's order.
     """
 
     name: str
@@ -77,7 +77,7 @@ class HubSet:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """This package's names of the classes, in the order of its labels."""
+        """Names of the classes in this package, in the order of this package's labels."""
         return CLASSES[self.name]
 
     def possible_orders(self) -> list[tuple[str, ...]]:
@@ -92,8 +92,9 @@ class HubSet:
         return [tuple(sorted_by_repo_names), tuple(sorted(self.classes))]
 
 
-# Our WordNet id of a class -> the WordNet id in the repo, where they differ. The repo's authors looked up ids by word,
-# and chose another meaning of some words: in the repo, "Chihuahua" is the Mexican state, and "goose" the meat.
+# This package's WordNet id of a class -> the WordNet id in the repo, for classes with two different ids. The repo's
+# authors looked up ids by word, and chose another meaning of some words: in the repo, "Chihuahua" is the Mexican state,
+# and "goose" the meat.
 _WRONG_MEANINGS = MappingProxyType(
     {
         "n01855672": "n07646821", "n01945685": "n13719102", "n02085620": "n08742578",
@@ -230,7 +231,8 @@ def digits(split: str) -> ImageData:
 
 
 def photo_patches() -> ImageData:
-    """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 of each, without labels.
+    """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 patches of each photograph, without
+    labels.
 
     The patches of a photograph are numbered row by row and ranked by the sha256 of "photos|<file>|<index>".
     """
@@ -247,17 +249,17 @@ def photo_patches() -> ImageData:
     return ImageData("photos", "test", torch.from_numpy(np.concatenate(patches)))
 
 
-def _rank_by_hash(rule: str, count: int) -> list[int]:
-    """Return the positions 0..count-1 in the order of the sha256 of "<rule>|<position>"."""
-    return sorted(range(count), key=lambda index: hashlib.sha256(f"{rule}|{index}".encode()).hexdigest())
+def _rank_by_hash(rule_name: str, image_count: int) -> list[int]:
+    """Return the positions 0 to image_count - 1 in the order of the sha256 of "<rule_name>|<position>"."""
+    return sorted(range(image_count), key=lambda index: hashlib.sha256(f"{rule_name}|{index}".encode()).hexdigest())
 
 
 @lru_cache(maxsize=2)
-def read_from_hub(name: str, split: str) -> ImageData:
+def read_from_hub(set_name: str, split: str) -> ImageData:
     """Read one split of a data set on the Hub; return the split. The two splits read last stay in memory.
 
     Args:
-        name: a key of `HUB_SETS`.
+        set_name: a key of `HUB_SETS`.
         split: name of the split, "test" or "train".
 
     Raises:
@@ -265,11 +267,11 @@ def read_from_hub(name: str, split: str) -> ImageData:
         AccessError: the user's login may not read the repo.
         NetworkError: the Hub gave no answer; or offline mode is on, and the split is not in the cache.
         DamagedError: the bytes that arrived do not have the announced hash; the bytes are deleted.
-        FormatError: the content of the repo is not the expected one.
+        FormatError: the repo has other content than expected.
     """
-    hub_set = HUB_SETS[name]
+    hub_set = HUB_SETS[set_name]
     repo = hub.resolve_address(f"{hub.ADDRESS_SCHEME}datasets/{hub_set.repo}")
-    data_name = f"data set {name!r} of {repo.label}@{repo.commit[:8]}"
+    data_name = f"data set {set_name!r} of {repo.label}@{repo.commit[:8]}"
     paths = [hub.fetch_file(repo, inside) for inside in _split_files(repo, hub_set, split, data_name)]
     try:
         rows = sum(parquet.read_footer(path, data_name)[1] for path in paths)
@@ -282,7 +284,7 @@ def read_from_hub(name: str, split: str) -> ImageData:
     except FormatError as error:
         error.do = REPO_CHANGED
         raise
-    return ImageData(name, split, buffer.finish(), torch.from_numpy(numbers), hub_set.classes, repo.commit)
+    return ImageData(set_name, split, buffer.finish(), torch.from_numpy(numbers), hub_set.classes, repo.commit)
 
 
 def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) -> list[str]:
@@ -304,7 +306,7 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
     raise SourceNotFound(data_name, expected=expected, found=first_few(paths, 6) or "no such folder", do=REPO_CHANGED)
 
 
-def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) -> Sequence[str]:
+def _class_names(repo: hub.Repo, hub_set: HubSet, parquet_path: Path, data_name: str) -> Sequence[str]:
     """Return the class names in the order of the repo's labels, from the Parquet file or from the repo's card.
 
     The files of the oldest repos do not describe their columns.
@@ -312,7 +314,7 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, path: Path, data_name: str) ->
     import datasets
     import yaml
 
-    features = datasets.Features.from_arrow_schema(pq.read_schema(path))
+    features = datasets.Features.from_arrow_schema(pq.read_schema(parquet_path))
     if not _has_columns(features, hub_set):
         for card in REPO_CARD_FILES:
             if not hub.has_file(repo, card):
@@ -346,40 +348,43 @@ def _has_columns(features: object, hub_set: HubSet) -> bool:
     )
 
 
-def _class_order(names: Sequence[str], hub_set: HubSet, data_name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Compare the repo's class names with ours; return the position of each in our order, (class,)."""
+def _class_order(
+    repo_class_names: Sequence[str], hub_set: HubSet, data_name: str
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Look up the repo's class names in this package; return the position of each name in this package's order,
+    (class,)."""
     corrections = {repo_name: name for name, repo_name in hub_set.repo_names.items()}
-    corrected_names = tuple(corrections.get(name, name) for name in names)
+    corrected_names = tuple(corrections.get(name, name) for name in repo_class_names)
     if corrected_names in hub_set.possible_orders():
         return np.array([hub_set.classes.index(name) for name in corrected_names], np.int64)
     expected = hub_set.possible_orders()[0]
-    if len(names) != len(expected):
-        raise FormatError(data_name, expected=f"{len(expected)} classes", found=str(len(names)))
+    if len(repo_class_names) != len(expected):
+        raise FormatError(data_name, expected=f"{len(expected)} classes", found=str(len(repo_class_names)))
     differing = [at for at, name in enumerate(corrected_names) if name != expected[at]]
     first = differing[0]
     others = f", and {len(differing) - 1} other classes differ" if len(differing) > 1 else ""
     raise FormatError(
         data_name,
         expected=f"class {first} to be {expected[first]!r}",
-        found=f"{names[first]!r}{others}",
+        found=f"{repo_class_names[first]!r}{others}",
     )
 
 
-def _read_labels(values: Sequence[Any] | None, hub_set: HubSet, data_name: str) -> npt.NDArray[np.int64]:
+def _read_labels(label_column: Sequence[Any] | None, hub_set: HubSet, data_name: str) -> npt.NDArray[np.int64]:
     """Check the labels of a repo; return them as numbers, (input,).
 
     Raises:
         FormatError: labels are missing, or exceed the number of classes.
     """
-    missing = sum(value is None for value in values or ())
-    if values is None or missing:
+    missing = sum(value is None for value in label_column or ())
+    if label_column is None or missing:
         raise FormatError(data_name, expected="a label for every input", found=f"{missing:,} without one")
     last = len(hub_set.classes) - 1
-    wrong = [at for at, value in enumerate(values) if type(value) is not int or not 0 <= value <= last]
+    wrong = [at for at, value in enumerate(label_column) if type(value) is not int or not 0 <= value <= last]
     if wrong:
-        found = f"{values[wrong[0]]!r} for input {wrong[0]:,}, {len(wrong):,} such labels in all"
+        found = f"{label_column[wrong[0]]!r} for input {wrong[0]:,}, {len(wrong):,} such labels in all"
         raise FormatError(data_name, expected=f"labels from 0 to {last}", found=found)
-    return np.array(values, np.int64)
+    return np.array(label_column, np.int64)
 
 
 DATASETS: Mapping[str, Mapping[str, Callable[[], ImageData]]] = MappingProxyType(

@@ -21,8 +21,8 @@ from checkpoints_zoo.images.preprocess import Preprocess
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
-        "cra": "crab",  # These names are spelled as in the repo uoft-cs/cifar100 on the Hub.
-        # These names are spelled as in torchvision.datasets.MNIST.
+        "cra": "crab",  # The repo uoft-cs/cifar100 on the Hub writes "cra".
+        # The classes of torchvision.datasets.MNIST are called "0 - zero" to "9 - nine".
         **{f"{digit} - {word}": str(digit) for digit, word in enumerate(_DIGITS)},
     }
 )
@@ -155,28 +155,29 @@ def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:
     return replace(data, labels=torch.tensor(positions)[data.labels], classes=tuple(classes))
 
 
-def class_positions(names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
+def class_positions(class_names: Sequence[str], classes: Sequence[str]) -> list[int] | None:
     """Return the position of each name in `classes`; None if a name has no position, or has the same position as
     another name.
 
     >>> class_positions(("Pickup truck", "apple"), ("apple", "pickup_truck", "rose"))
     [1, 0]
     """
-    missing, found = match_classes(names, classes)
-    return found if names and not missing else None
+    missing, found = match_classes(class_names, classes)
+    return found if class_names and not missing else None
 
 
-def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Look up names in `classes`; return the names without a match of their own, and the position of each name (-1
-    without a match).
+def match_classes(class_names: Sequence[str], classes: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Look up class names in `classes`; return the names without a match of their own, and the position of each name
+    (-1 without a match).
 
     Args:
-        names: the class names to look up.
+        class_names: the class names to look up.
         classes: the class names to search, in the order of the positions.
     """
     position_of_name = {name: at for at, name in enumerate(classes)}
     position_of_simple_name = {_simplify_name(name): at for at, name in enumerate(classes)}
-    if len(position_of_simple_name) < len(classes) or len({_simplify_name(name) for name in names}) < len(names):
+    simple_names = {_simplify_name(name) for name in class_names}
+    if len(position_of_simple_name) < len(classes) or len(simple_names) < len(class_names):
         # Two classes differ only in case, as "A" and "a" in EMNIST, so names must match exactly.
         position_of_simple_name = {}
     standard_spellings = {
@@ -184,7 +185,7 @@ def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[st
         for other_name, standard_name in OTHER_SPELLINGS.items()
     }
     positions = []
-    for name in names:
+    for name in class_names:
         simple_name = _simplify_name(name)
         positions.append(
             position_of_name.get(
@@ -194,11 +195,11 @@ def match_classes(names: Sequence[str], classes: Sequence[str]) -> tuple[list[st
                 ),
             )
         )
-    missing = [name for name, at in zip(names, positions, strict=True) if at < 0 or positions.count(at) > 1]
+    missing = [name for name, at in zip(class_names, positions, strict=True) if at < 0 or positions.count(at) > 1]
     return missing, positions
 
 
-def _simplify_name(name: str) -> str:
+def _simplify_name(class_name: str) -> str:
     """Return a name in lower case, without spaces, hyphens and underscores."""
-    letters = unicodedata.normalize("NFC", name).casefold()
+    letters = unicodedata.normalize("NFC", class_name).casefold()
     return "".join(letter for letter in letters if not letter.isspace() and letter not in "-_")

@@ -1,6 +1,7 @@
 """Reading of images at a place: a folder of images, Parquet files, or a data set on the Hub.
 
-Classes and files of a folder have the order of torchvision's ImageFolder: sorted folder names, then the paths in each.
+Classes and files of a folder have the order of torchvision's ImageFolder: sorted folder names, then the sorted paths in
+each folder.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ REFUSED_SUFFIXES = (".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".
 _NUMBERED_FILE = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 
 
-def parse_place(text: str | os.PathLike[str]) -> str | Path | None:
-    """Say whether a text is a place or a name: return an address unchanged, a path as a Path, and None for a name.
+def parse_place(place_or_name: str | os.PathLike[str]) -> str | Path | None:
+    """Decide whether a text is the place of images or a data set's name; return an address unchanged, a path as a Path,
+    and None for a name.
 
     A name of a data set takes precedence: `digits` and `digits/train` are data sets, `./digits` is a folder. Any other
         text is a path if it contains a slash or exists.
@@ -39,13 +41,17 @@ def parse_place(text: str | os.PathLike[str]) -> str | Path | None:
     >>> print(parse_place("./digits"))
     digits
     """
-    if not isinstance(text, str):
-        return Path(text)
-    if text.startswith(hub.ADDRESS_SCHEME):
-        return text
-    if text.partition("/")[0] in DATASETS:
+    if not isinstance(place_or_name, str):
+        return Path(place_or_name)
+    if place_or_name.startswith(hub.ADDRESS_SCHEME):
+        return place_or_name
+    if place_or_name.partition("/")[0] in DATASETS:
         return None
-    return Path(text) if "/" in text or os.sep in text or _is_existing_path(text) else None
+    return (
+        Path(place_or_name)
+        if "/" in place_or_name or os.sep in place_or_name or _is_existing_path(place_or_name)
+        else None
+    )
 
 
 def _is_existing_path(text: str) -> bool:
@@ -274,11 +280,13 @@ def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tu
     return chosen_files, name
 
 
-def _read_tables(paths: Sequence[Path], columns: Columns, pixel_format: PixelFormat, data_name: str) -> RawImages:
+def _read_tables(
+    parquet_paths: Sequence[Path], columns: Columns, pixel_format: PixelFormat, data_name: str
+) -> RawImages:
     """Read the rows of Parquet files in order; return images and labels.
 
     Args:
-        paths: paths of the Parquet files.
+        parquet_paths: paths of the Parquet files.
         columns: names of the requested columns of images and labels.
         pixel_format: the size and channels to which images are converted.
         data_name: name of the data in error texts.
@@ -286,20 +294,20 @@ def _read_tables(paths: Sequence[Path], columns: Columns, pixel_format: PixelFor
     Raises:
         FormatError: a file is not Parquet, a column has another type, a row has no image, or an image does not fit the
             others.
-        UsageError: it is not clear which columns are meant.
+        UsageError: a requested column is missing, or no column is requested and several columns may hold the images.
         TooLargeError: a row group or the pixels do not fit into memory.
     """
-    footers = [parquet.read_footer(path, data_name) for path in paths]
+    footers = [parquet.read_footer(path, data_name) for path in parquet_paths]
     features = [parquet.features_of(schema) for schema, _ in footers]
     kinds = {column: features[0].get(column, {}).get("_type", "") for column in footers[0][0].names}
     image, label = columns.choose_columns(kinds, data_name)
     classes = [_class_names(file_features.get(label or "", {})) for file_features in features]
-    for path, names in zip(paths, classes, strict=True):
+    for path, names in zip(parquet_paths, classes, strict=True):
         if names != classes[0]:
-            expected, found = f"the classes of {paths[0].name} in every file", f"other classes in {path.name}"
+            expected, found = f"the classes of {parquet_paths[0].name} in every file", f"other classes in {path.name}"
             raise FormatError(data_name, expected=expected, found=found, path=path)
     buffer = ImageBuffer(pixel_format, sum(rows for _, rows in footers), data_name)
-    labels = parquet.read_rows(paths, image, label, buffer)
+    labels = parquet.read_rows(parquet_paths, image, label, buffer)
     pixels = buffer.finish()
     if labels is None or all(x is None for x in labels):
         return RawImages(pixels)

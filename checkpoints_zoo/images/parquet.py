@@ -47,7 +47,7 @@ def _file_kind(path: Path) -> str:
 
 
 def _file_name(path: Path, data_name: str) -> str:
-    """Return a name for a file in error texts, which also names the data that the file belongs to."""
+    """Return a name for a file in error texts: the file's name, and the name of the data that the file belongs to."""
     return data_name if data_name.endswith(path.name) else f"{path.name} of {data_name}"
 
 
@@ -136,7 +136,7 @@ def _read_batches(
         raise FormatError(name, expected="rows that can be read", found=found, path=path) from error
 
 
-def _check_memory(nbytes: int, name: str) -> None:
-    if (free := free_if_short(nbytes)) is not None:
-        found = f"{nbytes:,}, by the file's footer"
-        raise TooLargeError(f"a row group of {name}", expected=f"at most {free:,} bytes", found=found)
+def _check_memory(row_group_bytes: int, file_name: str) -> None:
+    if (free := free_if_short(row_group_bytes)) is not None:
+        found = f"{row_group_bytes:,}, by the file's footer"
+        raise TooLargeError(f"a row group of {file_name}", expected=f"at most {free:,} bytes", found=found)

@@ -77,7 +77,7 @@ class Columns:
     label: str | None = None
 
     def choose_columns(self, column_kinds: Mapping[str, str], data_name: str) -> tuple[str, str | None]:
-        """Choose a column of images and one of labels; return their names, None for no labels.
+        """Choose a column of images and a column of labels; return the names of both columns, None for no labels.
 
         Args:
             column_kinds: column name -> kind as the data says it: "Image", "ClassLabel", or anything else.
@@ -97,21 +97,26 @@ class Columns:
         return image, self._choose_column(self.label, "ClassLabel", "label", column_kinds, data_name)
 
     def _choose_column(
-        self, column_name: str | None, kind: str, default: str, column_kinds: Mapping[str, str], data_name: str
+        self,
+        column_name: str | None,
+        required_kind: str,
+        default_name: str,
+        column_kinds: Mapping[str, str],
+        data_name: str,
     ) -> str | None:
         if column_name is not None:
             if column_name not in column_kinds:
                 raise UsageError(data_name, expected=f"a column {column_name!r}", found=_list_columns(column_kinds))
             return column_name
-        columns_of_kind = [column for column, column_kind in column_kinds.items() if column_kind == kind]
+        columns_of_kind = [column for column, column_kind in column_kinds.items() if column_kind == required_kind]
         if len(columns_of_kind) > 1:
             raise UsageError(
                 data_name,
-                expected=f"one column of kind {kind}",
+                expected=f"one column of kind {required_kind}",
                 found=_list_columns(columns_of_kind),
-                do=f'Choose one: `zoo.images.of(…, {default}="{columns_of_kind[0]}")`',
+                do=f'Choose one: `zoo.images.of(…, {default_name}="{columns_of_kind[0]}")`',
             )
-        return columns_of_kind[0] if columns_of_kind else default if default in column_kinds else None
+        return columns_of_kind[0] if columns_of_kind else default_name if default_name in column_kinds else None
 
 
 def _list_columns(columns: Iterable[str]) -> str:
@@ -119,7 +124,7 @@ def _list_columns(columns: Iterable[str]) -> str:
 
 
 def choose_split(splits: Iterable[str], requested_split: str | None, data_name: str) -> str:
-    """Return the requested split of a place; without a request, the only one, or "test".
+    """Return the requested split of a place; without a request, return the only split, or "test".
 
     Args:
         splits: the names of the place's splits.
@@ -127,7 +132,7 @@ def choose_split(splits: Iterable[str], requested_split: str | None, data_name: 
         data_name: name of the data in error texts.
 
     Raises:
-        UsageError: there is no split of the requested name, or none called "test".
+        UsageError: there is no split of the requested name, or several splits and no split called "test".
     """
     names = sorted(set(splits))
     if requested_split is None and len(names) == 1:
@@ -169,7 +174,7 @@ class ImageBuffer:
         announced_count: announced number of images.
         data_name: name of the images in error texts.
         shape: (channels, height, width) that every image must have; None for the first image's size.
-        allowed_modes: Pillow's modes that images may have, () for all that have exact pixels.
+        allowed_modes: Pillow's modes that images may have, () for all modes that have exact pixels.
     """
 
     def __init__(
@@ -238,7 +243,7 @@ class ImageBuffer:
             image_name, upright, mode: the same arguments as in `add_picture`.
 
         Raises:
-            FormatError: the bytes are no image or a damaged one, or `add_picture` refuses the image.
+            FormatError: the bytes are no image or a damaged image, or `add_picture` refuses the image.
             SourceNotFound: the file can't be read.
         """
         try:
@@ -261,7 +266,7 @@ class ImageBuffer:
 
         Raises:
             UsageError: images should be resized or recoloured but have other channels than 1 or 3.
-            FormatError: the images have another size than earlier ones.
+            FormatError: the images have another size than earlier images.
         """
         fits = self.pixel_format.size in (None, images.shape[2:]) and self.pixel_format.channels in (
             None,
@@ -288,9 +293,9 @@ class ImageBuffer:
             raise FormatError(self.data_name, expected="one image or more", found="none")
         return torch.from_numpy(self.array[: self.count])
 
-    def _check_size(self, size: tuple[int, ...], image_name: str) -> None:
-        if self.array is not None and size != self.array.shape[2:]:
-            (height, width), (expected_height, expected_width) = size, self.array.shape[2:]
+    def _check_size(self, image_size: tuple[int, ...], image_name: str) -> None:
+        if self.array is not None and image_size != self.array.shape[2:]:
+            (height, width), (expected_height, expected_width) = image_size, self.array.shape[2:]
             others = ", as the images before it" if self.count else ""
             raise FormatError(
                 image_name,
@@ -320,16 +325,16 @@ class ImageBuffer:
         self.array[self.count : end] = images
         self.count = end
 
-    def _allocate(self, count: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        needed = count * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    def _allocate(self, image_count: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        needed = image_count * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if (free := free_if_short(needed)) is not None:
             raise TooLargeError(
-                f"{count:,} images of {self.data_name}",
+                f"{image_count:,} images of {self.data_name}",
                 expected=f"at most {free:,} bytes, the memory that is free",
                 found=f"{needed:,}",
                 do="Give fewer of them, or a smaller `size` to `zoo.images.of`",
             )
-        return np.empty((count, *shape), dtype)
+        return np.empty((image_count, *shape), dtype)
 
 
 @contextmanager
@@ -343,7 +348,7 @@ def _complete_images() -> Iterator[None]:
 
 
 def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:
-    """Return an image in mode L or RGB with the same pixels; refuse modes for which that is not exact."""
+    """Return an image in mode L or RGB with the same pixels; refuse modes that have no exact equivalent in L or RGB."""
     if image.mode == "1":
         return image.convert("L")
     if image.mode == "P" and "transparency" not in image.info:

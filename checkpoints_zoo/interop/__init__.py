@@ -1,6 +1,6 @@
-"""Neighbouring packages: members of a collection in the form that another package takes. One file a package.
+"""Members of a collection as objects of neighbouring packages. Each file of this folder serves one package.
 
-The other packages are optional: a function that needs one imports it.
+The neighbouring packages are optional: each is imported only when a function needs it.
 """
 
 from __future__ import annotations

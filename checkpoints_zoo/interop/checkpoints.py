@@ -32,8 +32,9 @@ MAX_LISTED = 5  # number of members that a warning names
 class Facts(TypedDict, total=False):
     """Facts about a collection that its weights do not show.
 
-    title: of the collection, one line. dataset: name of the training images. classes: in the order of the logits, or
-    the name or path of images with these classes. preprocessing: a Preprocess, or its JSON. licence: SPDX name.
+    title: title of the collection, one line. dataset: name of the training images. classes: class names in the order of
+    the logits, or the name or path of images with these classes. preprocessing: a Preprocess, or its JSON. licence:
+    SPDX name.
     citation: text for citing the collection.
     """
 
@@ -73,19 +74,19 @@ def from_checkpoints(
     Args:
         directory: folder that has the checkpoints, directly or in folders below it.
         architecture: name in `ARCHITECTURES`, or a function or class that builds the module.
-        out: folder of the source; other collections in it stay.
+        out: folder of the new source; other collections in the folder stay.
         name: name of the collection.
         arguments: arguments of a named architecture.
         files: pattern of the file names ("*.pt"), required if the folder has files of several kinds.
         key: key of the state dict in each file ("ema"), required if several state dicts fit.
-        prefix: prefix of the network's tensor names in the files, if no known wrapper put it there.
+        prefix: prefix of the network's tensor names in the files, unless it is the prefix of a known wrapper.
         columns: columns of the manifest: name -> one value for all members, or a value for each in the order of ids;
             or a table, as DataFrame or CSV file, with the file names in its column "file" or its index.
         evaluate: test images to measure the members on: a name, a path, or any other argument of `images.of`.
         like: name of a collection of the catalog with the same images, classes and preprocessing.
         device: torch device on which the members are evaluated.
         say: function called with lines of text on the progress.
-        facts: further facts of the collection, see `Facts`.
+        facts: title, images, licence and citation of the collection, see `Facts`.
 
     Raises:
         UsageError: arguments contradict each other, a file has more than tensors, or the folder has other members under
@@ -113,7 +114,7 @@ def from_checkpoints(
         build=chosen_net.build, columns=column_reader, files=files, strict=True, device=device, say=say,
     )  # fmt: skip
     root = Path(out).expanduser().absolute()
-    warn_of_left_out(FolderSource(root, root.as_uri()), name, user_columns.read_files(root, name))
+    warn_of_left_out(FolderSource(root, root.as_uri()), name, user_columns.read_original_files(root, name))
     return load(name, source=root, architecture=chosen_net.build)
 
 
@@ -157,7 +158,7 @@ class ChosenNet:
     build: Build | None
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields of a description about the net."""
+        """Return the description's fields about the net."""
         return {"architecture": self.architecture or self.custom_name, "arguments": dict(self.arguments)}
 
     def module(self) -> nn.Module:
@@ -195,7 +196,7 @@ def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -
 
 
 def facts_to_json(facts: Facts) -> dict[str, Any]:
-    """Return facts in the form of a description's JSON.
+    """Return the user's facts about a collection as the JSON values of its description.
 
     Raises:
         UsageError: `classes` names unknown images.
@@ -211,7 +212,7 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 def make_column_reader(
     columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool
 ) -> user_columns.ColumnReader | None:
-    """Return the function that maps files -> members to members -> columns; None without columns.
+    """Return the function that maps (file -> member) to (member -> columns); None without columns.
 
     Args:
         columns: columns by member, or by file.
@@ -225,14 +226,14 @@ def make_column_reader(
     if isinstance(columns, str | Path):
         return user_columns.make_reader(user_columns.read_csv(Path(columns).expanduser()), measured)
     if not isinstance(columns, Mapping):
-        return user_columns.make_reader(user_columns.rows_by_file(_records(columns), "columns by file"), measured)
+        return user_columns.make_reader(user_columns.rows_by_file(_rows_of_frame(columns), "columns by file"), measured)
     user_columns.check_names(columns)
     if measured:
         user_columns.check_unmeasured(columns)
     return lambda files: user_columns.columns_of_members(columns, list(files.values()))
 
 
-def _records(frame: Any) -> list[dict[str, Any]]:
+def _rows_of_frame(frame: Any) -> list[dict[str, Any]]:
     """Return the rows of a DataFrame, with the file of each under "file"."""
     if not hasattr(frame, "to_dict") or not hasattr(frame, "index"):
         raise UsageError("columns", expected="a mapping, a DataFrame or a CSV file", found=type(frame).__name__)
@@ -242,9 +243,9 @@ def _records(frame: Any) -> list[dict[str, Any]]:
     return records
 
 
-def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) -> None:
+def warn_of_left_out(source: FolderSource, collection: str, files: Mapping[int, str]) -> None:
     """Warn of members with another status than ok, naming their files."""
-    rows = source.read_collection(name)[1].to_pylist()
+    rows = source.read_collection(collection)[1].to_pylist()
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         listed = "; ".join(
@@ -252,7 +253,7 @@ def warn_of_left_out(source: FolderSource, name: str, files: Mapping[int, str]) 
         )
         more = f"; and {len(left_out) - MAX_LISTED} more" if len(left_out) > MAX_LISTED else ""
         left_out_text = f"{len(left_out)} of {len(rows)} members are left out"
-        text = f"collection {catalog.check_name(name)}: {left_out_text}. {listed}{more}."
+        text = f"collection {catalog.check_name(collection)}: {left_out_text}. {listed}{more}."
         warnings.warn(text, LeftOut, stacklevel=3)
 
 

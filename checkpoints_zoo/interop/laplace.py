@@ -1,7 +1,7 @@
 """Members for laplace-torch, versions 0.2.2 to 0.x (tested with 0.3): batch norms folded into the layers before them.
 
-laplace's Kronecker factors support only linear layers and convolutions. A batch norm's parameters make them fail, and
-its statistics are not part of a posterior.
+laplace's Kronecker factors support only linear layers and convolutions. A batch norm's parameters make these factors
+fail, and its statistics are not part of a posterior.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _NormTracer(Tracer):
 
 
 def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Module:
-    """Fold a member's batch norms into the layers before them; return a module in eval mode without any.
+    """Fold a member's batch norms into the layers before them; return a module in eval mode without batch norms.
 
     gamma · (w∗x + b − mean) / sqrt(var + eps) + beta equals a layer with weights w · gamma / sqrt(var + eps). The
     logits change only by rounding: by less than 1e-5 of the largest on the shipped collections. `requires_grad` of the
@@ -41,13 +41,13 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     Args:
         member: member of a collection (in float32 on the CPU), or a module, such as `ensemble[i]`; the module is
             copied.
-        example: inputs (batch, …) on which both modules are compared. For a member, None draws inputs; for a module,
-            None skips the comparison.
+        example: inputs (batch, …) on which logits before and after folding are compared. For a member, None draws
+            inputs; for a module, None skips the comparison.
 
     Raises:
-        UsageError: neither a member nor a module; a batch norm that can't be folded, because no linear layer or
-            convolution of its own precedes it or it has no running statistics; or logits that differ by more than
-            rounding.
+        UsageError: `member` is neither a member nor a module; a batch norm that can't be folded, because no linear
+            layer or convolution of its own precedes it or it has no running statistics; or logits that differ by more
+            than rounding.
 
     >>> import checkpoints_zoo as zoo
     >>> net = zoo.interop.laplace.folded(zoo.load("resnet8-digits")[0])
@@ -58,12 +58,12 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     if not isinstance(argument, Member | nn.Module):
         expected = "a member, such as members[0], or a module"
         raise UsageError("member to be folded", expected=expected, found=type(argument).__name__)
-    before = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
+    original = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
     if isinstance(member, Member) and example is None:
         preprocess = member.selected.preprocess
         shape = (3, preprocess.channels, *preprocess.size)
         example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    module = copy.deepcopy(before)
+    module = copy.deepcopy(original)
     layers: dict[str, Any] = dict(module.named_modules())
     norms = [name for name, layer in layers.items() if isinstance(layer, BATCH_NORMS)]
     if not norms:
@@ -86,22 +86,22 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
         parent, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(parent), leaf, replacement)
     if example is not None:
-        _check_logits(before, module, example)
+        _check_logits(original, module, example)
     return module
 
 
-def _check_logits(before: nn.Module, module: nn.Module, example: Tensor) -> None:
+def _check_logits(original: nn.Module, folded_module: nn.Module, example: Tensor) -> None:
     """Check that two modules give the same logits up to rounding.
 
     Raises:
         UsageError: the logits differ by more than rounding.
     """
     with torch.no_grad():
-        expected, logits = before(example), module(example)
+        expected, logits = original(example), folded_module(example)
     difference = float((logits - expected).abs().max() / expected.abs().max())
     if not difference < LARGEST_LOGIT_CHANGE:
         raise UsageError(
-            f"batch norms of {type(module).__name__}",
+            f"batch norms of {type(folded_module).__name__}",
             expected="equal logits after folding",
             found=f"a difference of {difference:.1g} of the largest",
             do="Use laplace's subset_of_weights='last_layer' with the member's own module",
@@ -123,20 +123,20 @@ def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tu
     foldable = {}
     for node in graph.nodes:
         norm = layers[str(node.target)] if node.op == "call_module" else None
-        before = node.args[0] if isinstance(norm, BATCH_NORMS) and len(node.args) == 1 else None
-        if not isinstance(before, fx.Node) or before.op != "call_module" or norm is None:
+        previous_node = node.args[0] if isinstance(norm, BATCH_NORMS) and len(node.args) == 1 else None
+        if not isinstance(previous_node, fx.Node) or previous_node.op != "call_module" or norm is None:
             continue
-        layer, replacement = layers[str(before.target)], _batch_norm_replacement(norm)
+        layer, replacement = layers[str(previous_node.target)], _batch_norm_replacement(norm)
         fits = type(layer) in LINEAR_LAYERS and layer.weight.shape[0] == norm.num_features
-        used_once = calls[str(node.target)] == calls[str(before.target)] == len(before.users) == 1
-        pair = (node, norm), (before, layer)
+        used_once = calls[str(node.target)] == calls[str(previous_node.target)] == len(previous_node.users) == 1
+        pair = (node, norm), (previous_node, layer)
         names = {
             f"{call_node.target}.{name}"
             for call_node, module_part in pair
             for name, _ in module_part.named_parameters(recurse=False)
         }
         if fits and replacement is not None and used_once and not names & shared and norm.running_mean is not None:
-            foldable[str(node.target)] = str(before.target), replacement
+            foldable[str(node.target)] = str(previous_node.target), replacement
     return foldable
 
 
@@ -150,8 +150,8 @@ def _batch_norm_replacement(norm: Any) -> nn.Module | None:
     return None
 
 
-def _norm_record(name: str, norm: Any, before: str, layer: Any) -> FoldableNorm:
-    kernel = f"{before}.weight", "" if layer.bias is None else f"{before}.bias"
-    affine = [f"{name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
-    own = f"{name}.running_mean", f"{name}.running_var", affine[0], affine[1]
-    return FoldableNorm(0, 0, kernel, (0, 0, 0, 0), own, norm.eps)
+def _norm_record(norm_name: str, norm: Any, layer_name: str, layer: Any) -> FoldableNorm:
+    layer_tensors = f"{layer_name}.weight", "" if layer.bias is None else f"{layer_name}.bias"
+    affine = [f"{norm_name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
+    norm_tensors = f"{norm_name}.running_mean", f"{norm_name}.running_var", affine[0], affine[1]
+    return FoldableNorm(0, 0, layer_tensors, (0, 0, 0, 0), norm_tensors, norm.eps)

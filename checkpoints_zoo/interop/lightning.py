@@ -25,8 +25,8 @@ from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.formats.disk import check_room, replace_file, translate_write_errors
 from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, KeyMap
 
-VERSION = "2.4.0"  # version of lightning whose format the files have; later versions convert them.
-LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # of torch.load
+VERSION = "2.4.0"  # version of lightning whose format the files have; later versions convert the files.
+LOAD_ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError)  # raised by torch.load
 
 
 def write_checkpoints(
@@ -45,15 +45,14 @@ def write_checkpoints(
     Args:
         members: members to write; a view, such as `canonicalize`, changes the written weights.
         folder: folder for the files; it is created. Files are named by member id, "000007.ckpt", or "000007@40.ckpt"
-            for an
-            earlier snapshot: readers of whole folders sort the files by name.
+            for an earlier snapshot: readers of whole folders sort the files by name.
         prefix: text put before each tensor name; "" for a plain module.
         dtype: dtype of the weights; None for the stored dtype. Running statistics stay float32.
         upstream: whether tensors get the names and shapes of torch-uncertainty's networks
             ("layer2.0.shortcut.0.weight").
 
     Raises:
-        UsageError: members are no collection; a file of that name with other content exists, and nothing is written; or
+        UsageError: members are no collection; a checkpoint with other content exists, and nothing is written; or
             `upstream` with a net that torch-uncertainty does not have.
         StorageError: the folder can't be written to, or the disk is full.
         DamagedError: a weight is not finite, or the bytes differ from the manifest.
@@ -74,7 +73,7 @@ def write_checkpoints(
     missing = []
     for member, path in zip(members, paths, strict=True):
         if path.exists():
-            _check_existing(path, file_format.checkpoint(member))
+            _check_existing_file(path, file_format.checkpoint(member))
         else:
             missing.append((member, path))
     with translate_write_errors(root):
@@ -82,7 +81,7 @@ def write_checkpoints(
             raw = _serialize(file_format.checkpoint(member))
             if index == 0:
                 check_room(root, len(raw) * len(missing))
-            _write(path, raw)
+            _write_file(path, raw)
     return paths
 
 
@@ -122,12 +121,12 @@ class _CheckpointFormat:
             "checkpoints_zoo": {**facts, "citation": member.citation},
         }
 
-    def stored_tensor(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    def stored_tensor(self, tensor_name: str, tensor: Tensor) -> tuple[str, Tensor]:
         """Return the name and the tensor in the file for a tensor of the module."""
         if self.key_map is not None:
-            name, shape = self.key_map.translate_to_stored(name, tuple(tensor.shape))
+            tensor_name, shape = self.key_map.translate_to_stored(tensor_name, tuple(tensor.shape))
             tensor = tensor.reshape(shape)
-        return self.prefix + name, tensor.contiguous()
+        return self.prefix + tensor_name, tensor.contiguous()
 
 
 def _serialize(checkpoint: dict[str, Any]) -> memoryview:
@@ -140,14 +139,14 @@ def _serialize(checkpoint: dict[str, Any]) -> memoryview:
     return buffer.getbuffer()
 
 
-def _write(path: Path, raw: memoryview) -> None:
+def _write_file(path: Path, raw: memoryview) -> None:
     with replace_file(path, "wb") as file:
         file.write(raw)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _check_existing(path: Path, expected: dict[str, Any]) -> None:
+def _check_existing_file(path: Path, expected: dict[str, Any]) -> None:
     """Check that an existing file has the content that would be written.
 
     Raises:
@@ -169,8 +168,8 @@ def _check_existing(path: Path, expected: dict[str, Any]) -> None:
         )
 
 
-def _equal_states(state: dict[str, Any], expected: dict[str, Tensor]) -> bool:
-    if state.keys() != expected.keys():
+def _equal_states(state_dict: dict[str, Any], expected: dict[str, Tensor]) -> bool:
+    if state_dict.keys() != expected.keys():
         return False
-    pairs = [(state[name], expected[name]) for name in expected]
+    pairs = [(state_dict[name], expected[name]) for name in expected]
     return all(isinstance(x, Tensor) and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)

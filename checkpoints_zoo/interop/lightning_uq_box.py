@@ -27,7 +27,7 @@ def deep_ensemble(members: Collection | Ensemble, num_classes: int | None = None
     """Return a DeepEnsembleClassification that holds the members in memory.
 
     The result is an instance of lightning-uq-box's class, so `predict_step`, `test_step` and Trainers work as usual.
-    Its outputs are equal up to 1e-5 of the largest.
+    Its outputs equal those of lightning-uq-box's own class up to 1e-5 of the largest.
 
     Args:
         members: collection (in float32 on the CPU; a Trainer moves it), or an ensemble.

@@ -28,8 +28,8 @@ REQUIREMENT = "posteriors>=0.1,<0.2"
 def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
     """Stack the members' tensors; return (parameters, buffers), each a TensorDict of batch size (member,).
 
-    Chains sample the parameters; buffers, such as running statistics, stay constant. Both are those of
-    `torch.func.stack_module_state`, without counters, and share the memory of an ensemble.
+    Chains sample the parameters; buffers, such as running statistics, stay constant. Parameters and buffers equal those
+    of `torch.func.stack_module_state`, without counters, and share the memory of an ensemble.
 
     Args:
         members: collection (in float32 on the CPU), or an ensemble in memory.
@@ -62,9 +62,9 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
     Args:
         members: any members of the collection, or an ensemble.
     """
-    first_member = (
-        members[:1] if isinstance(members, Collection) else as_ensemble(members)
-    )  # only one member is read for it
+    # The module needs only the structure, so only the first member is read.
+    first_member = members[:1] if isinstance(members, Collection) else as_ensemble(members)
+
     module = as_ensemble(first_member)[0].requires_grad_(False)
 
     def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
 def state(members: Collection | Ensemble, transform: Any) -> Any:
     """Start a chain at each member; return the stacked state of all chains, of batch size (member,).
 
-    Advance it with `torch.vmap(transform.update, in_dims=(0, None), randomness="different")(state, batch)`, or with
-    in_dims (0, 0) if each member has its own batch. `state[i]` is the state of one chain. The parameters share the
+    Advance the chains with `torch.vmap(transform.update, in_dims=(0, None), randomness="different")(state, batch)`, or
+    with in_dims (0, 0) if each member has its own batch. `state[i]` is the state of one chain. The parameters share the
     memory of an ensemble: updates in place would change it.
 
     Args:
@@ -110,9 +110,9 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
     if not hasattr(parameters, "keys"):
         expected = "a stacked state of posteriors, or its parameters by name"
         raise UsageError("drawn parameters", expected=expected, found=type(drawn).__name__)
-    start = as_ensemble(members)
-    module = start[0]
-    expected_parameters, buffers = _split_stack(module, start.stacked)
+    start_members = as_ensemble(members)
+    module = start_members[0]
+    expected_parameters, buffers = _split_stack(module, start_members.stacked)
     for name in sorted({*expected_parameters, *parameters.keys()}):
         expected_shape = tuple(expected_parameters[name].shape) if name in expected_parameters else "none"
         shape = tuple(parameters[name].shape) if name in parameters.keys() else "none"  # noqa: SIM118 (not a dict)
@@ -120,6 +120,8 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
             raise LayoutError(f"drawn parameters {name!r}", expected=str(expected_shape), found=str(shape), tensor=name)
     tensors = {**buffers, **{name: parameters[name].detach() for name in expected_parameters}}
     tensors |= {
-        name: tensors[last_name] for name, last_name in modules.last_names(module).items() if name in start.stacked
+        name: tensors[last_name]
+        for name, last_name in modules.last_names(module).items()
+        if name in start_members.stacked
     }
-    return Ensemble(module.requires_grad_(False), tensors, start.ids)
+    return Ensemble(module.requires_grad_(False), tensors, start_members.ids)

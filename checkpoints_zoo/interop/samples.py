@@ -79,19 +79,19 @@ def from_samples(
         architecture: name in `ARCHITECTURES`, or a function or class that builds the module.
         method: method that made the draws ("swag", "hmc", "sghmc", "laplace", "vi", "dropout", …). Equal draws are
             allowed only in one run of dropout, hmc, sghmc and sgld.
-        out: folder of the source; other collections in it stay.
+        out: folder of the new source; other collections in the folder stay.
         name: name of the collection, COLLECTION-METHOD or COLLECTION-METHOD-multi.
         arguments: arguments of a named architecture.
         order: order of weights in flat vectors: "parameters" for torch.nn.utils.parameters_to_vector, or tensor names,
             such as `dataset.spans` of a WeightDataset.
         buffers: module or state dict whose buffers all draws share, if the draws have none.
-        run: number of the method's run, for all draws or for each; draws are counted in each run.
-        columns: columns of the manifest: name -> one value for all draws, or a value for each.
+        run: number of the method's run, for all draws or for each draw; draws are counted in each run.
+        columns: columns of the manifest: name -> one value for all draws, or a value for each draw.
         evaluate: test images to measure the draws on: a name, a path, or any other argument of `images.of`.
         like: name of a collection of the catalog with the same images, classes and preprocessing.
         device: torch device on which the draws are evaluated.
         say: function called with lines of text on the progress.
-        facts: further facts of the collection, see `Facts`.
+        facts: title, images, licence and citation of the collection, see `Facts`.
 
     Raises:
         UsageError: arguments contradict each other, there are no draws, or the folder has other members under this
@@ -164,17 +164,17 @@ def from_samples(
     return load(name, source=root, architecture=chosen_net.build)
 
 
-def _check_names(name: str, method: str) -> None:
-    catalog.check_name(name)
+def _check_names(collection: str, method: str) -> None:
+    catalog.check_name(collection)
     if not _METHOD_PATTERN.fullmatch(str(method)):
         raise UsageError("method", expected="a word in lower case, as swag, laplace or hmc", found=repr(method)[:80])
-    if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", name):
+    if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", collection):
         raise UsageError(
-            f"collection name {name!r}",
+            f"collection name {collection!r}",
             expected=f"a name that ends in -{method}, or -{method}-multi for several runs: a manifest holds one method",
             found="another ending",
-            do=f"Name it {name}-{method}",
-            collection=name,
+            do=f"Name it {collection}-{method}",
+            collection=collection,
         )
 
 
@@ -251,9 +251,9 @@ class DrawReader:
         self.shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in state.items() if not is_counter(n)}
         self.counters = tuple(name for name in state if is_counter(name))
         self.parameters = [name for name, _ in module.named_parameters() if name in state]
-        self.first_name = first_names(
-            module
-        )  # name of a tied tensor -> the first name of this tensor, the only one that draws need
+        # Tensor name -> first name of the same tensor; of a tied tensor, draws need only the first name.
+        self.first_name = first_names(module)
+
         self.buffers = [n for n, t in state.items() if n in self.shapes and not isinstance(t, nn.Parameter)]
         self.shared_buffers = self._check_buffers(buffers)
         self.order = self._check_order(order)
@@ -273,10 +273,10 @@ class DrawReader:
             raise UsageError("order of flat draws", expected="each name once", found="one twice")
         return names
 
-    def _check_buffers(self, source: nn.Module | Mapping[str, Tensor] | None) -> State:
-        if source is None:
+    def _check_buffers(self, buffer_source: nn.Module | Mapping[str, Tensor] | None) -> State:
+        if buffer_source is None:
             return {}
-        state = source.state_dict() if isinstance(source, nn.Module) else dict(source)
+        state = buffer_source.state_dict() if isinstance(buffer_source, nn.Module) else dict(buffer_source)
         shapes = {name: tuple(state[name].shape) for name in self.buffers if name in state}
         different, phrase = compare_shapes(shapes, {name: self.shapes[name] for name in self.buffers})
         if different:
@@ -292,7 +292,7 @@ class DrawReader:
 
         Raises:
             LayoutError: tensors are missing, extra or misshapen.
-            UsageError: values are no tensors, or a vector has no order.
+            UsageError: a draw has values that are no tensors, or is a flat vector although no order is known.
         """
         tensors = self._from_names(draw, index) if isinstance(draw, Mapping) else self._from_vector(draw, index)
         for name in self.shapes:
@@ -303,7 +303,7 @@ class DrawReader:
         return {name: tensors[name] for name in self.shapes}
 
     def _from_names(self, draw: Mapping[str, Array], index: int) -> State:
-        tensors = {name: _tensor(value, f"tensor {name!r} of draw {index}") for name, value in draw.items()}
+        tensors = {name: _cpu_tensor(value, f"tensor {name!r} of draw {index}") for name, value in draw.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         key = tuple(shapes)
         fitted_names = self._fitted_names.get(key)
@@ -314,7 +314,7 @@ class DrawReader:
         return {ours: tensors[name] for name, ours in self._fitted_names[key].items() if not is_counter(ours)}
 
     def _fit_names(self, shapes: Mapping[str, Shape], index: int) -> dict[str, str]:
-        """Map a draw's names to the net's: all tensors or the parameters, with or without repeats of tied ones."""
+        """Map a draw's tensor names to the net's; a draw may lack buffers, and further names of tied tensors."""
         errors = []
         for names in self._name_sets:
             try:
@@ -338,7 +338,7 @@ class DrawReader:
         if isinstance(draw, nn.Module):
             raise UsageError(f"draw {index}", expected="tensors by name, or a flat vector", found="a module",
                              do="Give its state_dict()")  # fmt: skip
-        vector = _tensor(draw, f"draw {index}")
+        vector = _cpu_tensor(draw, f"draw {index}")
         if self.order is None:
             raise UsageError(
                 f"draw {index}",
@@ -378,15 +378,15 @@ class DrawReader:
             )
 
 
-def _tensor(value: Any, value_name: str) -> Tensor:
-    if isinstance(value, np.ndarray | np.generic):
+def _cpu_tensor(array: Any, array_name: str) -> Tensor:
+    if isinstance(array, np.ndarray | np.generic):
         try:
-            return torch.from_numpy(np.array(value))
+            return torch.from_numpy(np.array(array))
         except TypeError:
-            raise UsageError(value_name, expected="numbers", found=f"an array of {value.dtype}") from None
-    if not isinstance(value, Tensor):
-        raise UsageError(value_name, expected="a tensor", found=f"a {type(value).__name__}")
-    return value.detach().cpu()
+            raise UsageError(array_name, expected="numbers", found=f"an array of {array.dtype}") from None
+    if not isinstance(array, Tensor):
+        raise UsageError(array_name, expected="a tensor", found=f"a {type(array).__name__}")
+    return array.detach().cpu()
 
 
 @dataclass
@@ -423,11 +423,11 @@ class DrawWriter:
         self.layouts[self.key] = self.layout
         self.per_shard = shard_files.members_per_shard(self.layout)
         shutil.rmtree(self.spool_folder, ignore_errors=True)
-        # This is the record of an import that was interrupted.
+        # Delete the record that an interrupted import left behind.
         self.spool_folder.with_name(f"{self.name}.json").unlink(missing_ok=True)
         self.spool_folder.mkdir(parents=True)
 
-    def add(self, state: Mapping[str, Tensor]) -> None:
+    def add(self, draw: Mapping[str, Tensor]) -> None:
         """Add a draw.
 
         Raises:
@@ -435,12 +435,12 @@ class DrawWriter:
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
-        if (head := pickles.header_of_state_dict(state)) != self.head and self.head:
+        if (head := pickles.header_of_state_dict(draw)) != self.head and self.head:
             dtypes = zip(head.tensors, self.head.tensors, strict=True)
             name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
             raise LayoutError(f"tensor {name!r} of draw {index}", expected=f"{expected}, as in the first", found=found,
                               tensor=name)  # fmt: skip
-        raw = pickles.state_bytes(state)
+        raw = pickles.state_bytes(draw)
         row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
         measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:
@@ -504,7 +504,7 @@ class DrawWriter:
         self.spool, self.pending = None, 0
 
     def _existing_shard(self, rows: Sequence[Row]) -> Path | None:
-        """Return the existing shard with exactly these draws, None if there is none."""
+        """Return the existing shard with exactly these draws, None without such a shard."""
         first_member, last_member = rows[0]["member"], rows[-1]["member"]
         existing = self.existing[first_member : last_member + 2]
         paths_and_layouts = {(row["path"], row["layout"]) for row in existing[: len(rows)]}
@@ -519,7 +519,7 @@ class DrawWriter:
         """Write the last shard, and the user's columns into the rows.
 
         Raises:
-            UsageError: the folder holds more draws.
+            UsageError: the folder has more draws than were added.
         """
         if len(self.existing) > len(self.rows):
             raise self._conflict_error(f"{len(self.existing):,} draws, not {len(self.rows):,}")

@@ -62,7 +62,7 @@ class StoredLogits(nn.Module):
     """A module that returns stored logits like an ensemble: (batch, member, class) becomes (member·batch, class).
 
     Args:
-        num_estimators: members.
+        num_estimators: number of members.
     """
 
     def __init__(self, num_estimators: int) -> None:
@@ -113,8 +113,8 @@ def core_models(members: Collection | Ensemble) -> list[nn.Module]:
 def routine(members: Collection | Predictions, *, eval_ood: bool = False) -> Any:
     """Return a ClassificationRoutine of the members, for a lightning Trainer's `test`.
 
-    The routine's figures equal those of `zoo.evaluate` up to 1e-5; `FIGURES` maps their names. Its `test/cplx/flops`
-    also counts the ensemble's trial runs on random inputs.
+    The routine's figures equal those of `zoo.evaluate` up to 1e-5; `FIGURES` maps their names. The figure
+    `test/cplx/flops` also counts the ensemble's trial runs on random inputs.
 
     Args:
         members: collection, or stored predictions.

@@ -1,6 +1,6 @@
 """Run the chains of all runs together, and diagnose their mixing: R-hat and effective sample sizes.
 
-Equation numbers are those of Vehtari et al., Rank-normalization, folding, and localization: an improved R-hat (2021).
+Equation numbers refer to Vehtari et al., Rank-normalization, folding, and localization: an improved R-hat (2021).
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape); in diagnostics (chain, draw, quantity).
 """
@@ -29,7 +29,7 @@ DIAGNOSED_PARAMETERS = 10_000
 
 def run_chains(
     problem: Problem,
-    name: str,
+    method_name: str,
     update: Update,
     state: Any,
     draw_steps: Sequence[int],
@@ -39,14 +39,15 @@ def run_chains(
 ) -> Sequence[Run]:
     """Run the chains of all runs together, and keep draws; return the runs in order.
 
-    A run's facts: `log_posterior` is the log posterior density given all images, in nats, averaged over the draws. The
-    value of one draw is the mean of the estimates in the steps since the previous draw. With 4 draws or more,
-    `rhat_log_posterior` is the split R-hat of these values, and `rhat` and `ess` are medians over the parameters.
-    `kinetic_temperature` is the mean squared momentum times 1 − friction / 2, which is T if the step is small.
+    Each run has a record of numbers: `log_posterior` is the log posterior density given all images, in nats, averaged
+    over the draws. The value of one draw is the mean of the estimates in the steps since the previous draw. With 4
+    draws or more, `rhat_log_posterior` is the split R-hat of the draws' log posteriors, and `rhat` and `ess` are
+    medians over the parameters. `kinetic_temperature` is the mean squared momentum times 1 − friction / 2, which is T
+    if the step is small.
 
     Args:
         problem: the problem whose posterior the chains sample.
-        name: name of the method.
+        method_name: name of the method.
         update: update function of the package posteriors, for all runs together; the function returns the state and
             each run's log density.
         state: state of all chains.
@@ -59,14 +60,14 @@ def run_chains(
         UsageError: a chain diverges to infinity.
     """
     runs = len(next(iter(state.params.values())))
-    batches = problem.batches(batch_size, [derive_seed(seed, f"{name} run {run}") for run in range(runs)])
+    batches = problem.batches(batch_size, [derive_seed(seed, f"{method_name} run {run}") for run in range(runs)])
     window: deque[Tensor] = deque(
         maxlen=min((after - before for before, after in pairwise(draw_steps)), default=draw_steps[0])
     )
     draws: list[Tensors] = []
     log_densities: list[Tensor] = []
     temperatures: list[Tensor] = []
-    with seed_torch(derive_seed(seed, f"{name} noise"), problem.device):
+    with seed_torch(derive_seed(seed, f"{method_name} noise"), problem.device):
         for step in range(1, draw_steps[-1] + 1):
             state, log_density = update(state, next(batches))
             window.append(log_density)
@@ -75,7 +76,7 @@ def run_chains(
                 log_densities.append(torch.stack(list(window)).mean(0).cpu())
                 if friction is not None:
                     temperatures.append((1 - friction / 2) * _mean_square(state.momenta))
-                _check_finite(name, draws[-1], step)
+                _check_finite(method_name, draws[-1], step)
 
     log_density = torch.stack(log_densities).double()
     finished_runs = []
@@ -111,9 +112,10 @@ def _check_finite(method_name: str, params: Tensors, step: int) -> None:
 
 
 def rhat(draws: Tensor) -> Tensor:
-    """Return the rank-normalised split R-hat: the larger of its values for the chains' location and for their spread.
+    """Return the rank-normalised split R-hat: the larger of the R-hats of the chains' location and of the chains'
+    spread.
 
-    Each chain is cut into halves, so that one chain has an R-hat too.
+    Each chain is cut into halves, so that a single chain has an R-hat too.
 
     Args:
         draws: draws (chain, draw, quantity), 4 draws or more.
@@ -132,8 +134,8 @@ def rhat(draws: Tensor) -> Tensor:
 
 
 def plain_rhat(draws: Tensor) -> Tensor:
-    """Compute R-hat of chains as they are, neither split nor ranked (equations 1 to 4 of Vehtari et al. 2021); return
-    it.
+    """Compute the R-hat of chains that are neither split nor ranked (equations 1 to 4 of Vehtari et al. 2021); return
+    the R-hat.
 
     Args:
         draws: draws (chain, draw, quantity), 2 chains and 2 draws or more.
@@ -146,7 +148,7 @@ def effective_size(draws: Tensor) -> Tensor:
     """Compute the effective sample size of means over all chains' draws (Vehtari et al. 2021, equations 10 to 13);
     return the size.
 
-    Autocorrelations are summed in pairs up to the first negative pair, and each pair is cut at the pair before it
+    Autocorrelations are summed in pairs up to the first negative pair, and no pair counts more than the pair before
     (Geyer 1992). The size is at most S · log10(S) for S draws.
 
     Args:

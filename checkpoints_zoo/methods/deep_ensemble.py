@@ -38,7 +38,7 @@ class DeepEnsemble:
         Args:
             problem: the network and its training images.
             runs: number of members.
-            draws: number of draws of each run; it must be 1.
+            draws: number of draws of each run, which must be 1.
             seed: ignored, since the seeds of members are fixed numbers.
 
         Raises:
@@ -62,21 +62,20 @@ class DeepEnsemble:
 def train_members(
     recipe: Recipe,
     out: Path,
-    name: str,
+    collection: str,
     members: int,
     device: str = "cpu",
     say: Callable[[str], object] = lambda text: None,
 ) -> None:
     """Train members with seeds from 1,000,000 on into a folder; members that the folder already has stay.
 
-    If a call was killed, the next call continues where the killed call stopped. The rows have the same columns as those
-    of other
-    trained members: seed, recipe, hash, figures.
+    If a call was killed, the next call continues where the killed call stopped. The rows of the members have the same
+    columns as the rows of other trained members: seed, recipe, hash, figures.
 
     Args:
         recipe: recipe of the members; only its name is replaced.
         out: folder of the source.
-        name: name of the collection.
+        collection: name of the collection.
         members: number of members that the folder has in the end.
         device: device to train on.
         say: function that is called with lines of text on the progress.
@@ -85,7 +84,7 @@ def train_members(
         UsageError: the network can't be trained, or the folder has members of another recipe under this name.
         LockedError, StorageError: another process is training into the folder, or the disk is full.
     """
-    named_recipe = replace(recipe, name=name, members=members, made_from=recipe.made_from or recipe.name)
+    named_recipe = replace(recipe, name=collection, members=members, made_from=recipe.made_from or recipe.name)
     train_into(named_recipe, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
 
 

@@ -36,7 +36,8 @@ class Dropout:
 
     Dropout acts on the input of every linear and convolutional layer but the first: on units before a linear layer, on
     whole channels before a convolution. In training each image has its own masks in each step. A draw is one mask for
-    all inputs; running statistics are those of the training. Each run starts from the initial weights of its mode.
+    all inputs; draws keep the running statistics of the training. Each run of dropout training starts from the initial
+    weights of the run's mode.
 
     Args:
         rate: share of units that are set to 0.
@@ -99,8 +100,8 @@ class MaskedLayer:
         units: number of features or channels of the layer's input.
         groups: number of groups of a convolution; 1 for a transposed convolution, whose weights have one axis for all
             channels.
-        input_axis_first: whether the first axis of the layer's weight counts its input units; otherwise the second axis
-            does.
+        input_axis_first: whether the first axis of the layer's weight counts the layer's input units; False means the
+            second axis.
     """
 
     name: str
@@ -164,11 +165,11 @@ def find_layers_to_drop_before(network: nn.Module, inputs: Tensor) -> list[Maske
     return [_describe_layer(name, layer_by_name[name]) for name in names]
 
 
-def _describe_layer(name: str, layer: nn.Module) -> MaskedLayer:
+def _describe_layer(layer_name: str, layer: nn.Module) -> MaskedLayer:
     if isinstance(layer, _ConvNd):
         transposed = isinstance(layer, _ConvTransposeNd)
-        return MaskedLayer(name, layer.in_channels, 1 if transposed else layer.groups, transposed)
-    return MaskedLayer(name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
+        return MaskedLayer(layer_name, layer.in_channels, 1 if transposed else layer.groups, transposed)
+    return MaskedLayer(layer_name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
 
 
 def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks: Mapping[str, Tensor]) -> Tensors:
@@ -190,7 +191,7 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks
         weight, mask = folded_state[name], masks[layer.name]
         if layer.input_axis_first:
             mask = mask[:, :, None]
-        else:  # Each row of the weight reads one group of channels.
+        else:  # Each row of the layer's weight reads one group of the input's channels.
             mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
         folded_state[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
     return {name: tensor.contiguous() for name, tensor in folded_state.items()}

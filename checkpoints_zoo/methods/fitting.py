@@ -54,9 +54,9 @@ METHODS: dict[str, type[Method]] = {
     "deep-ensemble": DeepEnsemble,
 }
 
-# Settings with the lowest NLL in a search. Each setting was fitted from one mode to all training images except the last
-# 250 (in rank order); the ensemble of its draws was measured on these 250. The test split was not used. For other
-# collections methods have their default settings.
+# Settings with the lowest NLL in a search. A method with each setting was fitted from one mode to all training images
+# except the last 250 (in rank order); the ensemble of the draws was measured on the last 250. The test split was not
+# used. For other collections methods have their default settings.
 CHOSEN_SETTINGS: Mapping[str, Mapping[str, Method]] = {
     "convnet-digits": {  # All results of the search are in docs/studies/comparison.json.
         "dropout": Dropout(rate=0.02),
@@ -114,9 +114,10 @@ class FitRecord:
         recipe, recipe_hash, data_fingerprint: recipe and training images of the fit.
         runs, draws, seed: the same arguments as in `fit`.
         seconds: time of fitting and drawing.
-        facts: for each run, a mapping of facts such as acceptance and evidence.
+        facts: for each run, a mapping name -> number, such as acceptance and evidence.
         versions: versions of this package, of torch, and of the packages that the method needs.
-        method_version: version of the method, see `version_of`; records of version 0.1 of this package lack it.
+        method_version: version of the method, see `version_of`; records by version 0.1 of this package have no
+            `method_version`.
     """
 
     collection: str
@@ -183,9 +184,8 @@ def fit(
 ) -> Collection:
     """Fit a method to a recipe's training images, and store its draws; return their collection.
 
-    If the folder has draws with the same settings, these draws are returned. Members are numbered run by run. A method
-    of
-    independent members trains `draws` members, whatever `runs` is.
+    If the folder has draws with the same settings, the draws of the folder are returned. Members are numbered run by
+    run. A method of independent members trains `draws` members, whatever `runs` is.
 
     Args:
         method: the method with its settings; or its name, for the settings that were chosen for the recipe.
@@ -251,16 +251,16 @@ def _settings_text(settings: Mapping[str, Any], version: int) -> str:
     return json.dumps(dict(settings)) + (f" and version {version}" if version > 1 else "")
 
 
-def read_fit_record(root: Path, name: str) -> FitRecord | None:
-    """Read the record of a method's draws in a folder; return it, or None if there is no readable record."""
+def read_fit_record(root: Path, collection: str) -> FitRecord | None:
+    """Read the record of a method's draws in a folder; return the record, or None if there is no readable record."""
     try:
-        return FitRecord(**json.loads(_record_path(root, name).read_text()))
+        return FitRecord(**json.loads(_record_path(root, collection).read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def _record_path(root: Path, name: str) -> Path:
-    return root / "fits" / f"{name}.json"
+def _record_path(root: Path, collection: str) -> Path:
+    return root / "fits" / f"{collection}.json"
 
 
 def _store_draws(
@@ -268,7 +268,7 @@ def _store_draws(
     method: Method,
     recipe: Recipe,
     root: Path,
-    name: str,
+    collection: str,
     settings: Mapping[str, Any],
     device: str,
 ) -> None:
@@ -292,7 +292,7 @@ def _store_draws(
         recipe.architecture if recipe.build is None else recipe.skeleton,
         method=method.name,
         out=root,
-        name=name,
+        name=collection,
         arguments=None if recipe.build is not None else recipe.arguments,
         run=[run for run, count in enumerate(counts) for _ in range(count)],
         columns={

@@ -1,6 +1,6 @@
 """Hamiltonian Monte Carlo on all training images, started at modes; the chains of all runs advance together.
 
-This file has the method, then the posterior that it samples, then a sampler of any differentiable density.
+This file has the method, then the posterior that the method samples, then a sampler of any differentiable density.
 
 Axes: stacked parameters are (run, *shape), draws (run, draw, *shape).
 """
@@ -39,10 +39,11 @@ Density = Callable[[Tensors], tuple[Tensor, Tensors]]
 class Hmc:
     """Full-batch Hamiltonian Monte Carlo for p(θ | images)^(1/T), with unit mass.
 
-    A chain of a few trajectories still depends on its mode: read its R-hat before you take it for the posterior.
+    A chain of a few trajectories still depends on its mode: read the chain's R-hat before you treat its draws as draws
+        from the posterior.
 
     Batch norms keep the running statistics of the mode, while sampling and in the draws: the samples are of the
-    posterior of the parameters, given these statistics.
+        posterior of the parameters, given the mode's running statistics.
 
     Args:
         temperature: the temperature T; T = 1 is the Bayes posterior.
@@ -65,10 +66,10 @@ class Hmc:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Run a chain from each mode; return its draws, a trajectory apart. See `Method.fit`.
 
-        A run's facts: `acceptance`, `step_size`, `divergences`; `log_posterior`, in nats, at T = 1, the mean over the
-        draws; R-hat between the halves of the run, and effective sample sizes, of the log posterior and of the weights
-        (median and largest). All runs together have the R-hat of the log posterior and of the probabilities of the
-        right classes (median and largest).
+        Each run has a record of numbers: `acceptance`, `step_size`, `divergences`; `log_posterior`, in nats, at T = 1,
+        the mean over the draws; R-hat between the halves of the run, and effective sample sizes, of the log posterior
+        and of the weights (median and largest). All runs together have the R-hat of the log posterior and of the
+        probabilities of the right classes (median and largest).
         """
         check_settings(self, runs, draws, temperature=POSITIVE_RANGE)
         self._check(problem)
@@ -110,7 +111,7 @@ class Posterior:
     Args:
         problem: problem with the prior, the images and the network.
         params: stacked parameters that show the shapes, name -> (run, *shape).
-        buffers: stacked buffers of the runs; they do not change.
+        buffers: stacked buffers of the runs, which do not change.
         temperature: number that divides the log posterior.
     """
 
@@ -160,7 +161,7 @@ def _channels_last(inputs: Tensor) -> Tensor:
 
 
 def _chain_facts(chains: Chains, run: int, temperature: float) -> dict[str, float]:
-    """Return the facts of one chain."""
+    """Return the diagnostics of one chain, name -> number: acceptance, step size, R-hat and the like."""
     log_density = chains.log_density[run]
     facts = {
         "acceptance": float(chains.acceptance[run]),
@@ -182,7 +183,8 @@ def _chain_facts(chains: Chains, run: int, temperature: float) -> dict[str, floa
 
 
 def _common_facts(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
-    """Return the facts of all chains together, about quantities that symmetries of the weights do not change."""
+    """Return the R-hats of all chains together, name -> number, for quantities that symmetries of the weights do not
+    change."""
     input_step = max(1, problem.count // DIAGNOSED_INPUTS)
     inputs, labels = (
         problem.inputs[::input_step][:DIAGNOSED_INPUTS].cpu(),
@@ -241,11 +243,11 @@ def sample(
         draws: number of trajectories after warm-up, each of which gives a draw.
         warmup: number of trajectories before the draws, during which step sizes are adapted; if there are 20 or more,
             only the second half is used.
-        steps: mean number of leapfrog steps of a trajectory; the number is drawn between 1/2 and 3/2 of it, for all
-            chains together.
+        steps: mean number of leapfrog steps of a trajectory; each trajectory's number is drawn between steps / 2 and 3
+            / 2 * steps, for all chains together.
         seed: seed of all random numbers; the random numbers of a chain do not depend on the number of chains.
         target: acceptance probability to which the step sizes are adapted.
-        mass: mass of each dimension, name -> shape; 1 where it is None.
+        mass: mass of each dimension, name -> (*shape); None for mass 1 in all dimensions.
 
     Raises:
         UsageError: the density is not finite at the start.
@@ -335,24 +337,24 @@ class FlatDensity:
 
 
 def leapfrog(
-    flat_density: FlatDensity, point: Point, momenta: Tensor, size: Tensor, steps: int, scale: Tensor
+    flat_density: FlatDensity, point: Point, momenta: Tensor, step_sizes: Tensor, steps: int, scale: Tensor
 ) -> tuple[Point, Tensor, Tensor]:
     """Take leapfrog steps; return the end point, the momenta there, and which chains are stable, (chain,).
 
-    A chain whose energy changes by DIVERGENT nats or is not finite is unstable: it goes back to its start and takes no
-    more steps.
+    A chain whose energy changes by DIVERGENT_ENERGY_CHANGE nats or is not finite is unstable: such a chain goes back to
+        its start and takes no more steps.
 
     Args:
         flat_density: density that the chains sample.
         point: start of the chains.
         momenta: momenta of the chains, (chain, dimension).
-        size: step size of each chain, (chain,).
+        step_sizes: step size of each chain, (chain,).
         steps: number of steps.
         scale: root of the mass of each dimension, (dimension,).
     """
     start, start_energy = point, energy(point, momenta, scale)
     is_stable = torch.ones_like(start_energy, dtype=torch.bool)
-    step = size[:, None].to(momenta)
+    step = step_sizes[:, None].to(momenta)
     for _ in range(steps):
         half_step_momenta = momenta + step / 2 * point.gradient
         point = flat_density(point.position + step * half_step_momenta / scale.square())
@@ -370,13 +372,15 @@ def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
     return (momenta / scale).double().square().sum(1) / 2 - point.log_density
 
 
-def acceptance_probability(point: Point, before: Tensor, end: Point, after: Tensor, scale: Tensor) -> Tensor:
+def acceptance_probability(
+    start_point: Point, start_momenta: Tensor, end_point: Point, end_momenta: Tensor, scale: Tensor
+) -> Tensor:
     """Return the probability that the Metropolis test accepts the end of each trajectory, (chain,)."""
-    return (energy(point, before, scale) - energy(end, after, scale)).clamp(max=0).exp()
+    return (energy(start_point, start_momenta, scale) - energy(end_point, end_momenta, scale)).clamp(max=0).exp()
 
 
 def find_first_step_size(
-    flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, size: float = 0.01
+    flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, initial_size: float = 0.01
 ) -> Tensor:
     """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's step size.
 
@@ -384,9 +388,9 @@ def find_first_step_size(
 
     Args:
         flat_density, point, momenta, scale: the same arguments as in `leapfrog`.
-        size: step size of all chains to begin with.
+        initial_size: step size of all chains to begin with.
     """
-    sizes = torch.full_like(point.log_density, size)
+    sizes = torch.full_like(point.log_density, initial_size)
     doubles, is_searching = None, torch.ones_like(sizes, dtype=torch.bool)
     for _ in range(60):
         end, after, is_stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)

@@ -58,7 +58,8 @@ class Laplace:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Fit a Gaussian to each mode; return its draws. See `Method.fit`.
 
-        A run's facts: `prior_precision`, `log_evidence` (laplace's estimate of the log marginal likelihood, nats).
+        Each run has a record of numbers: `prior_precision`, `log_evidence` (laplace's estimate of the log marginal
+        likelihood, nats).
         """
         check_settings(self, runs, draws, temperature=POSITIVE_RANGE)
         return _fit_gaussians(self.weights, self.prior, self.temperature, problem, runs, draws, seed)
@@ -134,13 +135,13 @@ def _fit_gaussians(
     return finished_runs
 
 
-def check_untied(problem: Problem, names: Iterable[str]) -> None:
+def check_untied(problem: Problem, parameter_names: Iterable[str]) -> None:
     """Check that no two layers share a parameter.
 
     Raises:
         UsageError: several layers share a parameter.
     """
-    if tied := sorted(set(names) & {name for pair in problem.tied_names.items() for name in pair}):
+    if tied := sorted(set(parameter_names) & {name for pair in problem.tied_names.items() for name in pair}):
         raise UsageError(
             f"parameter {tied[0]!r} of architecture {problem.recipe.architecture!r}",
             expected="a parameter of one layer: Kronecker factors are of each layer's own",

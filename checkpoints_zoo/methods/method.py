@@ -23,12 +23,12 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The draws of one run of a method, and facts about its fit.
+    """The draws of one run of a method, and numbers that describe the run's fit.
 
     Args:
         states: stacked state dicts of the recipe's network, name -> (draw, *shape), float32 on the CPU, without
             counters.
-        facts: name -> number: acceptance, step size, evidence, and the like.
+        facts: name -> number that describes the fit: acceptance, step size, evidence, and the like.
     """
 
     states: Tensors
@@ -46,8 +46,8 @@ class Method(Protocol):
         needs: further packages that the method needs, as pip takes them.
         independent: whether each run is one independently trained member.
 
-    A class may have a `version`, a whole number: it rises when the same settings give other draws, so that stored draws
-    are fitted again. A class without a `version` has version 1.
+    A class may have a `version`, a whole number, which rises when the same settings give other draws, so that stored
+    draws are fitted again. A class without a `version` has version 1.
     """
 
     name: ClassVar[str]
@@ -134,7 +134,7 @@ POSITIVE_RANGE = number_range("above 0", lambda value: value > 0)
 SHARE_RANGE = number_range("between 0 and 1", lambda value: 0 < value < 1)
 _NON_NEGATIVE_RANGE = number_range("from 0", lambda value: value >= 0)
 
-# A setting means the same in every method that has it.
+# A setting has the same meaning and range in every method that has a setting of this name.
 _SETTING_RANGES: dict[str, SettingRange] = {
     "lr": POSITIVE_RANGE,
     "temperature": _NON_NEGATIVE_RANGE,
@@ -186,7 +186,8 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     """Make the log density of the product of all runs' posteriors, for the package posteriors; return the function.
 
     The function takes stacked parameters and a batch for each run, and returns the sum over the runs, in nats of the
-    whole data, and each run's value, (run,). For a network that torch.vmap can't map over runs it raises UsageError.
+    whole data, and each run's value, (run,). For a network that torch.vmap can't map over runs, the function raises
+    UsageError.
     """
     log_posterior_of_each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture

@@ -46,7 +46,7 @@ class Problem:
     """A recipe's network given its training images.
 
     Args:
-        recipe: recipe of the network; training by it gives the modes.
+        recipe: recipe of the network; training by the recipe gives the modes.
         images: the training images, labelled.
         held_out: images for a search of settings, which are not in `images`; None if there are none.
         folder: folder where trained modes are stored for other methods; None to store none.
@@ -69,7 +69,8 @@ class Problem:
     def of(
         cls, recipe: Recipe, *, held_out: int = 0, folder: Path | None = None, device: str | torch.device = "cpu"
     ) -> Problem:
-        """Make the problem of a recipe on its own training images, without the last `held_out`; return it.
+        """Make the problem of a recipe on the recipe's training images, without the last `held_out` images; return the
+        problem.
 
         Args:
             recipe: recipe of the network.
@@ -128,7 +129,7 @@ class Problem:
         return self.images.labels.to(self.device)
 
     def network(self) -> nn.Module:
-        """Build the network in training mode; return it. The state of torch's generator does not change."""
+        """Build the network in training mode; return the network. The state of torch's generator does not change."""
         return self.recipe.skeleton()
 
     @cached_property
@@ -181,7 +182,8 @@ class Problem:
         )
 
     def log_posterior(self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Estimate log p(params, all labels | all inputs) from a batch; return it in nats, and the batch's logits.
+        """Estimate log p(params, all labels | all inputs) from a batch; return the estimate in nats, and the batch's
+        logits.
 
         The log likelihood of the batch is multiplied by N / batch: unbiased if all images are equally probable.
 
@@ -194,26 +196,27 @@ class Problem:
         likelihood = -F.cross_entropy(logits, labels, reduction="sum")
         return self.count / len(labels) * likelihood + self.log_prior(params), logits
 
-    def batches(self, size: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches without end, each run in its own order: inputs (run, batch, …) and labels (run, batch).
 
         Every run sees all images once an epoch, augmented as in the recipe; an incomplete last batch is skipped.
 
         Args:
-            size: number of images of a batch; batches are never larger than the data set.
+            batch_size: number of images of a batch; batches are never larger than the data set.
             seeds: seed of the order of images in each run.
         """
         augmentation, normalise = AUGMENTATIONS[self.recipe.augmentation], self.recipe.preprocess.on(self.device)
         pixels, labels, epoch = self.images.images.to(self.device), self.labels, 0
-        size = min(size, self.count)
+        batch_size = min(batch_size, self.count)
         while True:
             generators = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
             order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
             views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in generators])
-            for first in range(0, self.count - size + 1, size):
-                batch_positions = order[:, first : first + size]
+            for first in range(0, self.count - batch_size + 1, batch_size):
+                batch_positions = order[:, first : first + batch_size]
                 images = augmentation(
-                    pixels[batch_positions].flatten(0, 1), views[:, first : first + size].flatten().to(self.device)
+                    pixels[batch_positions].flatten(0, 1),
+                    views[:, first : first + batch_size].flatten().to(self.device),
                 )
                 yield normalise(images).view(*batch_positions.shape, *images.shape[1:]), labels[batch_positions]
             epoch += 1
@@ -235,7 +238,7 @@ class Problem:
         return self._split_states({name: tensor.clone() for name, tensor in self._trained_modes[runs].items()})
 
     def _load_or_train_modes(self, runs: int) -> Tensors:
-        """Read modes from the folder, or train and store them there; return their states."""
+        """Read the modes from the folder, or train the modes and store them in the folder; return the modes' states."""
         path = None if self.folder is None else self.folder / f"modes-{self._modes_key(runs)}.safetensors"
         if path is not None and path.is_file():
             return read_modes(path)
@@ -282,8 +285,8 @@ class Problem:
     def finish(self, params: Mapping[str, Tensor]) -> Tensors:
         """Complete stacked parameters to state dicts; return name -> (draw, *shape), float32 on the CPU.
 
-        Running statistics are estimated anew on the training images for each draw; other buffers are those of a newly
-        built network; there are no counters.
+        Running statistics are estimated anew on the training images for each draw; other buffers are copied from a
+        newly built network; counters are left out.
 
         Args:
             params: stacked parameters, name -> (draw, *shape).

@@ -1,9 +1,9 @@
 """Stochastic-gradient Markov chains from a mode: SGLD, SGHMC, and SGHMC with a cyclical step size, by posteriors.
 
-Settings are those of SGD. A step is `lr` times the gradient of the *mean* loss, so that rates are comparable with
+Settings are defined as for SGD. A step is `lr` times the gradient of the *mean* loss, so that rates are comparable with
 SGD's, and `friction` is 1 − momentum. The package posteriors takes the log density of all N images: in its terms SGLD's
-lr is lr / N, SGHMC's lr is h = √(lr / N), and its alpha is friction / h. With `temperature` T the chains sample
-p(θ | images)^(1/T); T = 1 is the Bayes posterior of the problem's prior and likelihood.
+lr is lr / N, SGHMC's lr is h = √(lr / N), and its alpha is friction / h. With `temperature` T the chains sample p(θ |
+images)^(1/T); T = 1 is the Bayes posterior of the problem's prior and likelihood.
 
 Axes: stacked parameters are (run, *shape), draws (draw, *shape).
 """
@@ -69,7 +69,7 @@ class Sghmc:
 
     θ ← θ + h m, m ← (1 − friction) m + h ∇log p(θ) + N(0, 2 friction T), where both right sides have the θ and m of the
     step before.
-    The step is explicit: it is stable if lr · (largest curvature of the mean loss) < friction.
+    The step is explicit, and stable if lr · (largest curvature of the mean loss) < friction.
 
     Args:
         lr: learning rate, N · h².
@@ -192,7 +192,7 @@ class CyclicalSghmc:
                 batch,
                 density,
                 lr=step_size,
-                alpha=self.friction / step_size,  # Each step loses the same share of the momentum, as in the paper.
+                alpha=self.friction / step_size,  # The momentum loses the same share in each step, as in the paper.
                 temperature=0.0 if is_exploring else self.temperature,
             )
             return state_and_position

@@ -17,9 +17,9 @@ from checkpoints_zoo.methods.sgd import continue_training
 class Snapshot:
     """SGD with a cosine rate that starts anew, and a draw at the end of each cycle (Huang et al. 2017).
 
-    The first cycle is the recipe's own training: the first draw of a run is its mode. Running statistics are those of
-    the training. If `lr` is the recipe's, the draws equal the snapshots of the recipe with schedule "cosine-restarts",
-    except that momentum starts at zero after the first cycle.
+    The first cycle is the recipe's own training: the first draw of a run is its mode. Draws keep the running statistics
+    of the training. If `lr` is the recipe's, the draws equal the snapshots of the recipe with schedule
+    "cosine-restarts", except that momentum starts at zero after the first cycle.
 
     Args:
         lr: learning rate at the start of each further cycle.

@@ -89,7 +89,7 @@ class Swag:
         """Pass weights to torch-uncertainty's `SWAG` one after another; return the object, ready to draw.
 
         Args:
-            problem: problem whose network has these weights.
+            problem: problem whose network has the parameters in `weights`.
             weights: sets of weights in order, each with parameters (and buffers) by name.
 
         Raises:

@@ -62,8 +62,9 @@ class MeanField:
     def fit(self, problem: Problem, runs: int, draws: int, seed: int) -> Sequence[Run]:
         """Fit one Gaussian from each mode, all at the same time, and draw networks; return the runs in order.
 
-        A run's facts: `elbo` is E[log p(θ, labels) − log q(θ)] in nats, the mean over the last 100 steps, which is a
-        bound of the log evidence at every temperature; `mean_sd` is the mean standard deviation of the parameters.
+        Each run has a record of numbers: `elbo` is E[log p(θ, labels) − log q(θ)] in nats, the mean over the last 100
+        steps, which is a bound of the log evidence at every temperature; `mean_sd` is the mean standard deviation of
+        the parameters.
 
         Args:
             problem: the network and its training images.

@@ -64,7 +64,7 @@ def free_bytes(device: torch.device) -> int | None:
 def free_if_short(needed_bytes: int, device: torch.device | None = None) -> int | None:
     """Return the number of free bytes of a device (the CPU by default) if they are fewer than needed.
 
-    None means that the needed bytes are free, or that the free memory is unknown.
+    The result None means that the needed bytes are free, or that the free memory is unknown.
     """
     free = free_bytes(torch.device("cpu") if device is None else device)
     return free if free is not None and needed_bytes > free else None

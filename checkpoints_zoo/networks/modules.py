@@ -103,37 +103,37 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
     )
 
 
-def build_skeleton(build: Build, layout: Layout, name: str) -> nn.Module:
+def build_skeleton(build: Build, layout: Layout, collection_name: str) -> nn.Module:
     """Build a module in eval mode whose parameters have shapes but no memory; return it.
 
     Args:
         build: function that builds the module.
         layout: layout of the members' tensors.
-        name: name of the collection, for errors.
+        collection_name: name of the collection, for errors.
 
     Raises:
-        LayoutError: the module's tensors differ from the layout's by name or shape.
+        LayoutError: the module's tensors differ in name or shape from the tensors of the layout.
         UsageError: `build` is not a function, or does not return a module.
     """
-    module = build_module(build, name)
+    module = build_module(build, collection_name)
     state_dict = module.state_dict(keep_vars=True)
     # Tensors outside the state dict, such as position tables, need their values, so build the module with memory.
     if unsaved_tensors(module):
         module = build()
     try:
-        check_tensors({n: tuple(t.shape) for n, t in state_dict.items()}, layout, f"architecture for {name}")
+        check_tensors({n: tuple(t.shape) for n, t in state_dict.items()}, layout, f"architecture for {collection_name}")
     except LayoutError as error:
         error.do = "Give the architecture with which these members were trained"
         raise
     return module.eval().requires_grad_(False)
 
 
-def build_module(build: Build, name: str) -> nn.Module:
+def build_module(build: Build, collection_name: str) -> nn.Module:
     """Build a module, if possible without memory for its parameters; return it.
 
     Args:
         build: function that builds the module.
-        name: name of the collection, for errors.
+        collection_name: name of the collection, for errors.
 
     Raises:
         UsageError: `build` is not a function, or does not return a module.
@@ -147,11 +147,11 @@ def build_module(build: Build, name: str) -> nn.Module:
             module = build()
     if not isinstance(module, nn.Module) or module is build:
         raise UsageError(
-            f"architecture for {name}",
+            f"architecture for {collection_name}",
             expected="a function that returns a torch.nn.Module",
             found=repr(module).partition("\n")[0][:80],
         )
-    check_module(module, f"architecture for {name}")
+    check_module(module, f"architecture for {collection_name}")
     return module
 
 
@@ -172,13 +172,13 @@ def check_module(module: nn.Module, name_in_errors: str) -> None:
     check_state(module.state_dict(keep_vars=True), name_in_errors)
 
 
-def check_state(state: Mapping[str, Any], name_in_errors: str) -> None:
+def check_state(state_dict: Mapping[str, Any], name_in_errors: str) -> None:
     """Check that a state dict contains only dense tensors.
 
     Raises:
         UsageError: a tensor has no shape (in a lazy layer) or is not dense, or a value is no tensor (extra state).
     """
-    for name, tensor in state.items():
+    for name, tensor in state_dict.items():
         if nn.parameter.is_lazy(tensor):
             found, do = f"{name!r} without a shape", "Run the module once, so that its lazy layers get their sizes"
         elif not isinstance(tensor, Tensor):
@@ -252,8 +252,8 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
-    """Map each name of a state dict to the first name of the same tensor, the one in `named_parameters()`; return the
-    map.
+    """Map each name of a state dict to the first name of the same tensor, which is the name in `named_parameters()`;
+    return the map.
 
     >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     >>> net[1].weight = net[0].weight
@@ -359,33 +359,35 @@ def check_tensors(shapes_by_name: Mapping[str, tuple[int, ...]], layout: Layout,
         )
 
 
-def norm_tensor_names(names: Iterable[str]) -> set[str]:
+def norm_tensor_names(tensor_names: Iterable[str]) -> set[str]:
     """Return the names of the tensors of all layers with running statistics; these layers compute in float32 or
     wider."""
-    names = list(names)
-    layers = {name.rpartition(".")[0] for name in names if is_statistic(name)}
-    return {name for name in names if name.rpartition(".")[0] in layers}
+    tensor_names = list(tensor_names)
+    layers = {name.rpartition(".")[0] for name in tensor_names if is_statistic(name)}
+    return {name for name in tensor_names if name.rpartition(".")[0] in layers}
 
 
-def input_dtype(state: Mapping[str, Tensor]) -> torch.dtype:
+def input_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """Return the dtype that inputs of a module with the given tensors must have: the dtype of its weights outside
     norms."""
-    norms = norm_tensor_names(state)
-    float_names = [n for n, t in state.items() if t.is_floating_point()]
+    norms = norm_tensor_names(tensors)
+    float_names = [n for n, t in tensors.items() if t.is_floating_point()]
     return (
-        state[next((n for n in float_names if n not in norms), float_names[0])].dtype if float_names else torch.float32
+        tensors[next((n for n in float_names if n not in norms), float_names[0])].dtype
+        if float_names
+        else torch.float32
     )
 
 
-def widen_norms(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def widen_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert the tensors of layers with running statistics to the dtype in which these layers compute; return all
     tensors.
 
     These layers compute in the dtype of the inputs, or in float32 if the inputs are in half precision: torch allows no
         other combination.
     """
-    norms, dtype = norm_tensor_names(state), norm_dtype(input_dtype(state))
-    return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in state.items()}
+    norms, dtype = norm_tensor_names(tensors), norm_dtype(input_dtype(tensors))
+    return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in tensors.items()}
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:

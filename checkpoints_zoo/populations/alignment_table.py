@@ -33,7 +33,8 @@ PANEL_SIZE = (4.6, 4.0)  # Width and height of a panel in inches.
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alignment(PrintedResult):
-    """The pair (‖W₀ − P·W‖², NoT) of each member, as Xiao, Liu, Bamler 2023 (arXiv 2401.00611) report it.
+    """The distance ‖W₀ − P·W‖² of each member to a reference and the number of transpositions NoT, the pair that Xiao,
+    Liu, Bamler 2023 (arXiv 2401.00611) report.
 
     Args:
         collection: name of the collection.
@@ -209,27 +210,33 @@ def _mean_weights(
     return stored_reference, aligned
 
 
-def draw_alignment(result: Alignment, lines: Sequence[Barriers] | None) -> Figure:
+def draw_alignment(alignment: Alignment, lines: Sequence[Barriers] | None) -> Figure:
     """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
     from matplotlib.figure import Figure
 
     panels = 3 if lines else 2
     figure = Figure(figsize=(PANEL_SIZE[0] * panels, PANEL_SIZE[1]), dpi=DPI, layout="constrained")
-    title = f"{result.collection}: {len(result)} member{'s' * (len(result) != 1)} aligned to {result.to}"
+    title = f"{alignment.collection}: {len(alignment)} member{'s' * (len(alignment) != 1)} aligned to {alignment.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     axes = figure.subplots(1, panels)
-    draw_distances(axes[0], result)
-    draw_transpositions(axes[1], result)
+    draw_distances(axes[0], alignment)
+    draw_transpositions(axes[1], alignment)
     if lines:
         _draw_losses(axes[2], lines)
     return figure
 
 
-def draw_distances(axes: Axes, result: Alignment) -> None:
+def draw_distances(axes: Axes, alignment: Alignment) -> None:
     """Draw the squared distance of each member but the reference, before and after alignment."""
-    is_moved = result.moved
-    axes.scatter(result.before[is_moved].tolist(), result.after[is_moved].tolist(), s=14, color=BLUE, edgecolors="none")
-    axis_end = float(max(result.before.max(), result.after.max())) * 1.05 or 1.0
+    is_moved = alignment.moved
+    axes.scatter(
+        alignment.before[is_moved].tolist(),
+        alignment.after[is_moved].tolist(),
+        s=14,
+        color=BLUE,
+        edgecolors="none",
+    )
+    axis_end = float(max(alignment.before.max(), alignment.after.max())) * 1.05 or 1.0
     axes.plot([0, axis_end], [0, axis_end], color=GREY, linewidth=0.8, linestyle=":")
     axes.set_xlim(0, axis_end)
     axes.set_ylim(0, axis_end)
@@ -238,16 +245,18 @@ def draw_distances(axes: Axes, result: Alignment) -> None:
     axes.set_ylabel("squared distance aligned")
 
 
-def draw_transpositions(axes: Axes, result: Alignment) -> None:
+def draw_transpositions(axes: Axes, alignment: Alignment) -> None:
     """Draw one box for each group: its transpositions as a share of the largest possible number.
 
     The reference is left out: its own permutation is the identity.
     """
-    groups = [name for name, size in result.sizes.items() if size > 1]
-    shares = [(result.transpositions[name][result.moved] / (result.sizes[name] - 1)).tolist() for name in groups]
+    groups = [name for name, size in alignment.sizes.items() if size > 1]
+    shares = [
+        (alignment.transpositions[name][alignment.moved] / (alignment.sizes[name] - 1)).tolist() for name in groups
+    ]
     if groups:
         axes.boxplot(shares, orientation="horizontal", widths=0.6, flierprops={"markersize": 3})
-        axes.set_yticks(range(1, len(groups) + 1), [f"{n} ({result.sizes[n]})" for n in groups], parse_math=False)
+        axes.set_yticks(range(1, len(groups) + 1), [f"{n} ({alignment.sizes[n]})" for n in groups], parse_math=False)
         axes.invert_yaxis()
     axes.set_xlim(-0.03, 1.03)
     axes.set_title("Transpositions")

@@ -1,8 +1,8 @@
 """A test of the corollary that all channels of a layer have the same marginal posterior.
 
-If all channels of a layer are initialised alike, they are exchangeable (Laurent et al. 2024, arXiv 2310.08287,
-corollary of proposition 1): each channel holds the layer's largest weight with the same probability. This is true of
-independently trained networks, and false for many approximate posteriors.
+If all channels of a layer are initialised alike, the channels are exchangeable (Laurent et al. 2024, arXiv 2310.08287,
+corollary of proposition 1): each channel holds the layer's largest weight with the same probability. Channels of
+independently trained networks are exchangeable; channels of many approximate posteriors are not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.formats.text import align_columns
 from checkpoints_zoo.populations.independent_units import draw_one_member_per_unit, unit_numbers
 from checkpoints_zoo.symmetry import Table
-from checkpoints_zoo.symmetry.applying import count_stacked
+from checkpoints_zoo.symmetry.applying import count_stacked_members
 from checkpoints_zoo.symmetry.table import Group
 
 _BYTES_AT_ONCE = 1 << 28  # Bytes of members that are read at once.
@@ -132,7 +132,9 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
     return _test_layers(table, largest_weights_by_group, members.ids, seed, simulations)
 
 
-def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000) -> Corollary:
+def check_layers(
+    symmetry_table: Table, params: Mapping[str, Tensor], *, seed: int = 0, simulations: int = 10_000
+) -> Corollary:
     """Test stacked parameters as `corollary` tests a collection; return the p-values.
 
     The statistic is Pearson's. The null distribution of the statistic is simulated: with many units and few members,
@@ -142,7 +144,7 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
     is exactly uniform if channels are exchangeable, for any number of members, units and simulations.
 
     Args:
-        table: symmetry table of the network.
+        symmetry_table: symmetry table of the network.
         params: stacked tensors, name -> (member, *shape): the first tensor that writes each group.
         seed: seed of the simulations, and of how ties of the largest weight (frequent in float16) or statistic are
             broken.
@@ -153,15 +155,15 @@ def check_layers(table: Table, params: Mapping[str, Tensor], *, seed: int = 0, s
         UsageError: there are fewer than two members, no simulations, or tensors without a member axis.
         DamagedError: some weights are not finite.
     """
-    members, seed = count_stacked(table, params), arguments.check_seed(seed)
-    return _test_layers(table, largest_weights(table, params), range(members), seed, simulations)
+    members, seed = count_stacked_members(symmetry_table, params), arguments.check_seed(seed)
+    return _test_layers(symmetry_table, largest_weights(symmetry_table, params), range(members), seed, simulations)
 
 
-def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def largest_weights(symmetry_table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Find the largest weight of each unit in the first kernel that writes the unit; return group -> (member, unit).
 
     Args:
-        table: symmetry table of the network.
+        symmetry_table: symmetry table of the network.
         params: stacked tensors, name -> (member, *shape).
 
     Raises:
@@ -169,15 +171,15 @@ def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Ten
         DamagedError: some weights are not finite.
     """
     result = {}
-    for name, group in table.groups.items():
+    for name, group in symmetry_table.groups.items():
         if not group.writers:
             continue
         tensor, axis = group.writers[0]
         if tensor not in params:
-            raise LayoutError(f"tensor {tensor!r}", expected=f"it, as {table.network} has it", found="none")
+            raise LayoutError(f"tensor {tensor!r}", expected=f"it, as {symmetry_table.network} has it", found="none")
         values = params[tensor].detach().movedim(axis + 1, 1).flatten(2 if params[tensor].ndim > 2 else 1)
         values = values.amax(2) if values.ndim > 2 else values
-        moves = [m for m in table.tensors[tensor].moves if m.group == name and m.axis == axis]
+        moves = [m for m in symmetry_table.tensors[tensor].moves if m.group == name and m.axis == axis]
         parts = [values[:, m.offset : m.offset + group.size * m.span].reshape(-1, group.size, m.span) for m in moves]
         result[name] = torch.cat(parts, 2).amax(2).cpu()
         if not bool(result[name].isfinite().all()):
@@ -186,16 +188,16 @@ def largest_weights(table: Table, params: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _test_layers(
-    table: Table, values: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int
+    symmetry_table: Table, weights_by_group: Mapping[str, Tensor], ids: Sequence[int], seed: int, simulations: int
 ) -> Corollary:
     for option_name, number, smallest in (("members", len(ids), 2), ("simulations", simulations, 1)):
         if number < smallest:
             raise UsageError(option_name, expected=f"{smallest} or more", found=str(number))
     tests = []
-    for i, (name, unit_values) in enumerate(values.items()):
+    for i, (name, unit_values) in enumerate(weights_by_group.items()):
         rng = np.random.default_rng([seed % 2**64, i])
-        group = table.groups[name]
-        units = _largest_units(unit_values, _block_numbers(table, group), rng)
+        group = symmetry_table.groups[name]
+        units = _largest_units(unit_values, _block_numbers(symmetry_table, group), rng)
         blocks = units.shape[1]
         counts = torch.bincount(units.flatten(), minlength=group.size)
         units_per_block = group.size // blocks
@@ -212,20 +214,20 @@ def _test_layers(
     return Corollary(tuple(ids), layers, simulations, seed)
 
 
-def _block_numbers(table: Table, group: Group) -> Tensor:
+def _block_numbers(symmetry_table: Table, group: Group) -> Tensor:
     """Number the blocks of units that symmetries never exchange with each other; return each unit's block, (unit,)."""
     blocks = torch.arange(group.blocks)
     if group.mover is not None:
-        blocks = _block_numbers(table, table.groups[group.mover])
+        blocks = _block_numbers(symmetry_table, symmetry_table.groups[group.mover])
     return blocks.repeat_interleave(group.size // group.blocks)
 
 
-def _largest_units(values: Tensor, block_numbers: Tensor, rng: np.random.Generator) -> Tensor:
+def _largest_units(unit_weights: Tensor, block_numbers: Tensor, rng: np.random.Generator) -> Tensor:
     """Find the unit with the largest value in each block, ties broken at random; return (member, block)."""
-    random_values = torch.from_numpy(rng.random(values.shape))
+    random_values = torch.from_numpy(rng.random(unit_weights.shape))
     result = []
     for block in range(int(block_numbers.max()) + 1):
-        block_values = torch.where(block_numbers == block, values.double(), -torch.inf)
+        block_values = torch.where(block_numbers == block, unit_weights.double(), -torch.inf)
         is_largest = block_values == block_values.amax(1, keepdim=True)
         result.append(torch.where(is_largest, random_values, -1.0).argmax(1))
     return torch.stack(result, 1)
@@ -250,14 +252,14 @@ def _simulate(
     return sums
 
 
-def adjust_p_values_by_holm(values: Sequence[float]) -> list[float]:
-    """Adjust p-values for the number of tests; return them in the same order (Holm 1979).
+def adjust_p_values_by_holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for the number of tests (Holm 1979); return the adjusted p-values in the same order.
 
     >>> adjust_p_values_by_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    adjusted, largest_so_far = [0.0] * len(values), 0.0
-    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest_so_far = max(largest_so_far, min(1.0, (len(values) - rank) * values[i]))
+    adjusted, largest_so_far = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest_so_far = max(largest_so_far, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest_so_far
     return adjusted

@@ -1,7 +1,7 @@
 """The compact posterior: how much of an ensemble a diagonal Gaussian over weights keeps, before and after alignment.
 
 The method is that of Xiao, Liu & Bamler 2023 (arXiv 2401.00611). The Gaussians are fitted to all members and to random
-halves of them; the figures of the halves give the intervals.
+halves of the members; the figures of the halves give the intervals.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ COLUMN_SYMBOLS = {"members": "members", "q_d": "$q_d$", "q_r": "$q_r$"}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compact(PrintedResult):
-    """Gaussians fitted to members before (q_d) and after (q_r) alignment, and how they compare with the ensemble.
+    """Gaussians fitted to members before (q_d) and after (q_r) alignment, and figures that compare the Gaussians with
+    the ensemble.
 
     Args:
-        collection, citation: name of the members' collection, and text that cites it.
+        collection, citation: name of the members' collection, and text that cites the members.
         to: reference of the alignment: "member 0", or "the mean".
         data: name and fingerprint of the images evaluated on.
         inputs, members, samples, splits, seed: numbers of inputs, members, samples and splits; seed of samples and
@@ -196,7 +197,7 @@ def fit_compact_posterior(
     Args:
         members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
-        to: id of the member that the others are aligned to, or "mean"; None for the first member.
+        to: id of the member that all other members are aligned to, or "mean"; None for the first member.
         samples: number of networks drawn from each Gaussian; None for as many as members, at most 100.
         splits: number of random halves of the members from which the intervals are computed.
         seed: seed of the samples and the splits.
@@ -321,7 +322,7 @@ class GaussianPredictions:
 
 
 class SubsetFigures:
-    """The figures of one subset of the members, and of the Gaussians fitted to it."""
+    """The figures of one subset of the members, and of the Gaussians fitted to the subset."""
 
     def __init__(
         self, subset: Tensor, probs: Tensor, networks: Mapping[str, GaussianPredictions], evaluator: Evaluator
@@ -438,16 +439,18 @@ def jackknife_intervals(
     return {key: _cut_to_range(key, x) for key, x in zip(measured[0].flat_figures, results, strict=True)}
 
 
-def _cut_to_range(key: tuple[str, str], interval: Interval) -> Interval:
-    """Cut an interval at the figure's range, 0..1 (-1..1 for a difference); return it."""
+def _cut_to_range(column_and_row: tuple[str, str], interval: Interval) -> Interval:
+    """Cut an interval at the figure's range, 0..1 (-1..1 for a difference); return the interval."""
     if interval.low is None or interval.high is None:
         return interval
-    return replace(interval, low=max(interval.low, -1.0 if key[0] == "gain" else 0.0), high=min(interval.high, 1.0))
+    return replace(
+        interval, low=max(interval.low, -1.0 if column_and_row[0] == "gain" else 0.0), high=min(interval.high, 1.0)
+    )
 
 
 def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
-    """Return figures of one half against the ensemble of the other: means over splits, and ranges of 95 % of the
-    splits."""
+    """Return the figures of one half of the members against the ensemble of the other half: means over splits, and
+    ranges of 95 % of the splits."""
     if not splits:
         return {}
     by_column: dict[str, dict[str, Interval]] = {}
@@ -467,16 +470,16 @@ def _distances_to_ensemble(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
     }
 
 
-def draw_compact(result: Compact) -> Figure:
+def draw_compact(compact: Compact) -> Figure:
     """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
-    counts = f"{result.members} members, aligned to {result.to}; {result.samples} samples"
+    counts = f"{compact.members} members, aligned to {compact.to}; {compact.samples} samples"
     figure = panels_figure(
-        3, PANEL_SIZE, f"{result.collection}: {counts}", f"{result.data.split(' ')[0]}, {result.inputs:,} inputs"
+        3, PANEL_SIZE, f"{compact.collection}: {counts}", f"{compact.data.split(' ')[0]}, {compact.inputs:,} inputs"
     )
     grid = figure.add_gridspec(1, 3)
-    _draw_sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": result.q_d.sigmas, "q_r": result.q_r.sigmas})
-    _draw_accuracies(figure.add_subplot(grid[1], label="accuracy"), result)
-    _draw_pruning(figure.add_subplot(grid[2], label="pruning"), result)
+    _draw_sigmas(figure.add_subplot(grid[0], label="sigma"), {"q_d": compact.q_d.sigmas, "q_r": compact.q_r.sigmas})
+    _draw_accuracies(figure.add_subplot(grid[1], label="accuracy"), compact)
+    _draw_pruning(figure.add_subplot(grid[2], label="pruning"), compact)
     return figure
 
 
@@ -498,10 +501,10 @@ def _draw_sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
     axes.legend(loc="upper right")
 
 
-def _draw_accuracies(axes: Axes, result: Compact) -> None:
+def _draw_accuracies(axes: Axes, compact: Compact) -> None:
     edges = [5.0 * i for i in range(21)]
     highest_bar = 0.0
-    for name, accuracies in result.drawing.items():
+    for name, accuracies in compact.drawing.items():
         shares = [100 * a for a in accuracies]
         row_label = COLUMN_SYMBOLS[name] if name == "members" else f"samples of {COLUMN_SYMBOLS[name]}"
         weights = [1 / len(shares)] * len(shares)
@@ -512,7 +515,7 @@ def _draw_accuracies(axes: Axes, result: Compact) -> None:
         )  # fmt: skip
         highest_bar = max(highest_bar, float(max(heights)))
     for name in ("q_d", "q_r"):
-        mean = 100 * result.table[name]["mean_accuracy"].value
+        mean = 100 * compact.table[name]["mean_accuracy"].value
         text = f"mean of {COLUMN_SYMBOLS[name]}: {mean:.1f} %"
         axes.axvline(mean, ymax=0.6, color=COLUMN_COLOURS[name], linewidth=2, linestyle="--", label=text)
     axes.set(
@@ -522,11 +525,11 @@ def _draw_accuracies(axes: Axes, result: Compact) -> None:
     axes.legend(loc="upper left")
 
 
-def _draw_pruning(axes: Axes, result: Compact) -> None:
-    levels = [100 * level for level in result.levels]
+def _draw_pruning(axes: Axes, compact: Compact) -> None:
+    levels = [100 * level for level in compact.levels]
     rule_texts = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
     for rule, style in (("sigma", "-"), ("snr", ":")):
-        for name, accuracies in result.pruning[rule].items():
+        for name, accuracies in compact.pruning[rule].items():
             percentages: Sequence[float] = [100 * a for a in accuracies]
             label = f"mean of {COLUMN_SYMBOLS[name]}, {rule_texts[rule]}"
             axes.plot(levels, percentages, style, color=COLUMN_COLOURS[name], marker="o", markersize=3, label=label)

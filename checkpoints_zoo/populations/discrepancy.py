@@ -2,7 +2,7 @@
 
 The estimate is the unbiased one of Gretton et al., A kernel two-sample test (2012), equation 3, with Gaussian kernels
 exp(-(d / bandwidth)²) of L2 distances and Laplace kernels exp(-d / bandwidth) of L1 distances, ten bandwidths each, as
-Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; it has
+Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; MMD² has
 no unit and is not scaled. The paper does not say how its column "MMD" is scaled, nor how kernels are combined.
 """
 
@@ -155,17 +155,18 @@ class MMD(PrintedResult):
         return save_figure(lambda: draw_mmd(self), check_picture_path(path), figure_title(self))
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about the comparison, such as its members and settings, as JSON values."""
+        """Return the citations of both sets, their numbers of members and the number of permutations, as JSON
+        values."""
         sets = {"first": self.first, "second": self.second, "members": self.members}
         return {**sets, "permutations": self.permutations}
 
 
 @dataclass(frozen=True, repr=False)
 class NS(PrintedResult):
-    """MMD² of two sets of members as they are stored, and with the symmetries of their network removed.
+    """MMD² of the stored weights of two sets of members, and MMD² of the weights with the network's symmetries removed.
 
     Args:
-        mmd: MMD of the weights as they are stored.
+        mmd: MMD of the stored weights.
         ns: MMD of the weights in canonical form.
         scale, permute, streams: arguments of `Collection.canonicalize` that made the canonical form.
     """
@@ -229,14 +230,14 @@ def mmd(
     """Compare the weights of two sets of members; return MMD² and p-values of each group of tensors and of all weights.
 
     The statistic of the test is the largest MMD² over the kernels, each standardised by its own mean and deviation over
-    the permutations and the data. So the level is exact for any number of kernels, members and permutations:
-    p = (1 + number of the B permutations with a statistic at least as large) / (1 + B).
+    the permutations and the data. Therefore the level of the test is exact for any number of kernels, members and
+    permutations: p = (1 + number of the B permutations with a statistic at least as large) / (1 + B).
 
     Permutations exchange independent units: members, or runs, as draws of one run depend on each other. If all runs
-    have the same number of draws, whole runs are exchanged; otherwise the test takes one draw of each run, chosen at
-    random, and MMD² all draws. p is None if a set has fewer than two units, such as draws of one run, or if both sets
-    share a unit. Runs of different methods that start at the same modes depend on each other too, but no column shows
-    that.
+        have the same number of draws, whole runs are exchanged; if not, the test takes one draw of each run, chosen at
+        random, while MMD² is still computed from all draws. p is None if a set has fewer than two units, such as draws
+        of one run, or if both sets share a unit. Runs of different methods that start at the same modes depend on each
+        other too, but no column shows that.
 
     Args:
         first, second: sets of members of one architecture, two or more each; canonical or aligned views stay so.
@@ -250,8 +251,8 @@ def mmd(
             alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
         device: torch device for the computation; it needs float64.
-        memory: bytes of members in memory at once; 16 (m + n)² bytes per group of tensors are needed beside them. If it
-            is too small for all members, they are read several times.
+        memory: bytes of members in memory at once; 16 (m + n)² bytes per group of tensors are needed beside them. If
+            `memory` is too small for all members, the members are read several times.
         seed: seed of the permutations, and of the choice of draws that are compared.
 
     Raises:
@@ -290,7 +291,7 @@ def ns(
     memory: int = 1 << 30,
     seed: int = 0,
 ) -> NS:
-    """Compare two sets of members as they are stored and after removing symmetries; return both results.
+    """Compare the weights of two sets of members before and after removing symmetries; return both results.
 
     Args:
         first, second: sets of members, as in `mmd`.
@@ -310,7 +311,7 @@ def ns(
     return NS(before, after, scale, permute, streams)
 
 
-def distances_between(
+def distances_between_sets(
     first: Collection,
     second: Collection,
     *,
@@ -318,7 +319,8 @@ def distances_between(
     device: str | torch.device = "cpu",
     memory: int = 1 << 30,
 ) -> dict[str, Distances]:
-    """Measure the distances between all members of two sets; return them for each group of tensors and for all tensors.
+    """Measure the distances between all members of two sets; return the distances for each group of tensors and for all
+    tensors.
 
     Args:
         first, second: sets as in `mmd`; rows and columns of the distances are the first set's members, then the
@@ -362,17 +364,17 @@ def _parameter_names(skeleton: nn.Module) -> list[str]:
 
 
 def _read_in_blocks(
-    first: Collection, second: Collection, names: Sequence[str], device: str | torch.device, memory: int
+    first: Collection, second: Collection, tensor_names: Sequence[str], device: str | torch.device, memory: int
 ) -> Blocks:
     """Return a function that reads the members of both sets in blocks, starting at a position."""
     size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
-    def read_blocks(start: int) -> Iterator[StackedTensors]:
+    def read_blocks(first_position: int) -> Iterator[StackedTensors]:
         for members in (first, second):
-            if start < len(members):
-                for _, params in members[start:].batches(size, device):
-                    yield {name: params[name] for name in names if name in params}
-            start = max(0, start - len(members))
+            if first_position < len(members):
+                for _, params in members[first_position:].batches(size, device):
+                    yield {name: params[name] for name in tensor_names if name in params}
+            first_position = max(0, first_position - len(members))
 
     return read_blocks
 
@@ -418,7 +420,7 @@ def compare_blocks(
 
 
 def _check_float64(device: str | torch.device) -> torch.device:
-    """Check that a device exists and supports float64; return it."""
+    """Check that a device exists and supports float64; return the device."""
     torch_device = check_device(device)
     if torch_device.type == "mps":
         raise UsageError("device 'mps'", expected="one that has float64", found="none", do="Use the CPU")
@@ -426,7 +428,7 @@ def _check_float64(device: str | torch.device) -> torch.device:
 
 
 def _check_finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
-    """Check that distances are finite; return them."""
+    """Check that distances are finite; return the distances by group."""
     damaged = [name for name, distances in by_group.items() if not bool((distances.l2 + distances.l1).isfinite().all())]
     if damaged:
         found = f"others in {damaged[0]!r}"
@@ -490,7 +492,7 @@ def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float
 
 
 def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
-    """Draw the p-value of each group of tensors, one row per group, into axes beside those of `draw_discrepancies`.
+    """Draw the p-value of each group of tensors, one row per group, into axes beside the axes of `draw_discrepancies`.
 
     Args: same arguments as in `draw_discrepancies`.
     """
@@ -503,11 +505,11 @@ def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
     axes.tick_params(axis="y", labelleft=False)
 
 
-def figure_title(result: MMD) -> str:
+def figure_title(comparison: MMD) -> str:
     """Return a title that names the two compared sets."""
-    citations = [parse_citation(citation) for citation in (result.first, result.second)]
+    citations = [parse_citation(citation) for citation in (comparison.first, comparison.second)]
     names = ["" if citation is None else citation.name for citation in citations]
-    first, second = (f"{count:,}" for count in result.members)
+    first, second = (f"{count:,}" for count in comparison.members)
     if names[0] == names[1]:
         return f"{names[0]}: {first} members against {second}".lstrip(": ")
     return f"{names[0]} ({first} members) against {names[1]} ({second})"
@@ -522,11 +524,11 @@ def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     legend_box.set_in_layout(False)
 
 
-def _label_rows(axes: Axes, names: Sequence[str], height: float) -> None:
+def _label_rows(axes: Axes, row_names: Sequence[str], height: float) -> None:
     """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
-    label_step = -(-len(names) // max(1, int((height - LEAST_HEIGHT) / 0.16)))
+    label_step = -(-len(row_names) // max(1, int((height - LEAST_HEIGHT) / 0.16)))
     # The last row, all weights together, always gets a label.
-    labelled_rows = [i for i in range(len(names)) if (len(names) - 1 - i) % label_step == 0]
-    axes.set_yticks(labelled_rows, [names[i] for i in labelled_rows], parse_math=False, fontsize=8.5)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.axhline(len(names) - 1.5, color=GREY, linewidth=0.8)
+    labelled_rows = [i for i in range(len(row_names)) if (len(row_names) - 1 - i) % label_step == 0]
+    axes.set_yticks(labelled_rows, [row_names[i] for i in labelled_rows], parse_math=False, fontsize=8.5)
+    axes.set_ylim(len(row_names) - 0.4, -0.6)
+    axes.axhline(len(row_names) - 1.5, color=GREY, linewidth=0.8)

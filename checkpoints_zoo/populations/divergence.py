@@ -1,7 +1,7 @@
 """The mutual information of every pair of members, as one product of matrices.
 
 The mutual information of a pair is the Jensen-Shannon divergence of its two predictions. A table turns probabilities
-into vectors whose squared distances are these divergences, so that all pairs cost one matrix product.
+into vectors whose squared distances are the Jensen-Shannon divergences, so that all pairs cost one matrix product.
 
 Axes: predictions (member, input, class), results (member, member).
 """
@@ -66,8 +66,8 @@ def compare_pairs(
     Args:
         predictions: logits or probabilities (member, input, class) of any float dtype; or blocks of inputs, each with
             all members in order.
-        kind: kind of predictions; it can't be guessed from values, as logits may lie within [0, 1].
-        device: torch device for the computation; blocks are moved to it.
+        kind: kind of predictions, which can't be guessed from values, as logits may lie within [0, 1].
+        device: torch device for the computation; blocks of predictions are moved to the device.
         memory: bytes of working memory, beside the predictions and a few (member, member) matrices.
 
     Raises:
@@ -109,9 +109,9 @@ class _PairSums:
         )
         self.values_at_once = CACHED_PROBABILITIES if device.type == "cpu" else 64 * CACHED_PROBABILITIES
 
-    def add(self, piece: Tensor, kind: Kind) -> None:
+    def add(self, predictions: Tensor, kind: Kind) -> None:
         """Add the predictions for further inputs, (member, input, class)."""
-        members, inputs, classes = piece.shape
+        members, inputs, classes = predictions.shape
         vectors = torch.empty(
             members, inputs * classes * self.embedding.table.shape[1], dtype=torch.float32, device=self.device
         )
@@ -119,11 +119,11 @@ class _PairSums:
         centre: Tensor | None = None
         step = max(1, self.values_at_once // (inputs * classes))
         for start in range(0, members, step):
-            values = piece[start : start + step].to(self.device)
+            values = predictions[start : start + step].to(self.device)
             values = values if values.dtype == torch.float64 else values.float()
             votes[start : start + step].scatter_(-1, values.argmax(-1, keepdim=True), 1.0)
             probs = (values.softmax(-1) if kind == "logits" else values).float()
-            _check_values(probs, start, kind)
+            _check_probabilities(probs, start, kind)
             embedded_probs = self.embedding(probs.reshape(-1)).view(len(values), -1)
             # Distances do not depend on the subtracted centre; a centre near the members makes their rounding small.
             centre = embedded_probs.mean(0) if centre is None else centre
@@ -132,7 +132,8 @@ class _PairSums:
         self._multiply(votes.view(members, -1), self.agreements)
 
     def _multiply(self, vectors: Tensor, total: Tensor) -> None:
-        """Add vectors @ vectors.T to a sum: the upper triangle, and pairs below it that blocks of members contain."""
+        """Add vectors @ vectors.T to a sum: the upper triangle, and the pairs below the diagonal that blocks of members
+        contain."""
         for part in torch.split(vectors, PRODUCT_DEPTH, dim=1):
             for start in range(0, len(part), PRODUCT_MEMBERS):
                 product = torch.mm(part[start : start + PRODUCT_MEMBERS], part[start:].T)
@@ -176,12 +177,12 @@ def _check_shape(block: Tensor, earlier_shape: tuple[int, int] | None) -> tuple[
     return members, classes
 
 
-def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
+def _check_probabilities(probs: Tensor, first_position: int, kind: Kind) -> None:
     """Check that the values of members are predictions.
 
     Args:
         probs: probabilities (member, input, class).
-        first: position of the first member.
+        first_position: position of the first member.
         kind: kind of the predictions from which the probabilities were computed.
 
     Raises:
@@ -194,7 +195,7 @@ def _check_values(probs: Tensor, first: int, kind: Kind) -> None:
         is_off = ((totals - 1).abs() > SUM_TOLERANCE) | (probs.amin(-1) < 0) | ~totals.isfinite()
         is_wrong, expected = is_off.any(-1), "no negative one, and a sum of 1 over the classes"
     if bool(is_wrong.any()):
-        member = first + int(is_wrong.nonzero()[0, 0])
+        member = first_position + int(is_wrong.nonzero()[0, 0])
         found = f"others for the member at position {member}"
         do = "" if kind == "logits" else "Logits need kind='logits'"
         raise UsageError(kind, expected=expected, found=found, do=do)
@@ -243,9 +244,9 @@ def find_embedding(classes: int) -> Embedding:
     Args:
         classes: number of classes, whose probabilities sum to one.
     """
-    highest_exponent = math.ceil(math.log2(classes / TOLERANCE))
+    highest_scale_exponent = math.ceil(math.log2(classes / TOLERANCE))
     # The scales s run from s·p near 0 to s·p above 0 for the smallest probability; the two ends count double.
-    s = 2.0 ** np.arange(-20, highest_exponent + 1)
+    s = 2.0 ** np.arange(-20, highest_scale_exponent + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
 
@@ -253,7 +254,7 @@ def find_embedding(classes: int) -> Embedding:
         values: Array = -np.expm1(-np.outer(p, s)) * np.sqrt(width) / 2
         return values
 
-    octaves = highest_exponent + 8
+    octaves = highest_scale_exponent + 8
     rows = np.arange((octaves << TABLE_BITS) + 2)
     table_probs = 2.0 ** ((rows >> TABLE_BITS) - octaves) * (1 + (rows & ((1 << TABLE_BITS) - 1)) / (1 << TABLE_BITS))
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)

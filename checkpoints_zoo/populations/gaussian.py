@@ -1,8 +1,8 @@
 """A diagonal Gaussian over the weights of a network: fitted to members, sampled, pruned.
 
-The Gaussians are those of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as they are, q_r to
-members that were aligned to one of them. Running statistics are not fitted, since they are no weights, but
-estimated anew for every network drawn from a Gaussian (see `statistics`).
+The Gaussians q_d and q_r of Xiao, Liu & Bamler 2023 (arXiv 2401.00611): q_d is fitted to members as stored, q_r to
+members that were aligned to one of the members. Running statistics are not fitted, since running statistics are no
+weights, but estimated anew for every network drawn from a Gaussian (see `statistics`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Gaussian:
         return self._with_fixed_tensors({name: torch.stack(values) for name, values in draws.items()}, count)
 
     def pruned(self, levels: Sequence[float], by: str = "sigma") -> dict[str, Tensor]:
-        """Set shares of the weights to 0 and keep the others' means; return the networks, name -> (level, *shape).
+        """Set a share of the weights to 0 and all other weights to their means; return one network for each share, name
+        -> (level, *shape).
 
         The weights of all tensors are ranked together; among equal weights the first is kept.
 
@@ -132,7 +133,7 @@ def fit_subsets(
         batches: batches of stacked members in order, each name -> (member, *shape).
         subsets: whether each member is in each subset, (subset, member) bool; two members or more in each.
         device: torch device of the sums, which are float64.
-        excluded: names of tensors that are left out, because they are tied to another tensor.
+        excluded: names of tensors that are left out, because each is tied to another tensor.
 
     Raises:
         UsageError: a subset has fewer than two members, or integer tensors differ between members.
@@ -174,6 +175,8 @@ def fit_subsets(
     return gaussians
 
 
-def _check_equal_integers(name: str, values: Tensor, center: Tensor) -> None:
-    if not values.is_floating_point() and not (values == center).all():
-        raise UsageError(f"tensor {name!r}", expected="the same integers in all members", found="others", tensor=name)
+def _check_equal_integers(tensor_name: str, stacked_tensor: Tensor, first_tensor: Tensor) -> None:
+    if not stacked_tensor.is_floating_point() and not (stacked_tensor == first_tensor).all():
+        raise UsageError(
+            f"tensor {tensor_name!r}", expected="the same integers in all members", found="others", tensor=tensor_name
+        )

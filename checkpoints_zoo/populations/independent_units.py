@@ -1,6 +1,6 @@
 """The independent units of members: runs of draws, or single members. Permutation tests exchange units.
 
-Draws of one run depend on each other, as do snapshots of one member. A test that exchanges single draws counts them as
+Draws of one run depend on each other, as do snapshots of one member. A test that exchanges single draws treats draws as
 independent, and gives p-values that are far too small. A test that exchanges whole units is exact (Good, Permutation,
 Parametric and Bootstrap Tests of Hypotheses, 2005, section 3.7: exchangeability of blocks).
 """
@@ -49,10 +49,10 @@ def unit_numbers(*sets: Collection) -> list[list[int]]:
             names.append((unit, unit if row["sha256"] is None else row["sha256"]))
     parents: dict[Hashable, Hashable] = {}
 
-    def root(name: Hashable) -> Hashable:
-        while (parent := parents.setdefault(name, name)) != name:
-            name = parent
-        return name
+    def root(element: Hashable) -> Hashable:
+        while (parent := parents.setdefault(element, element)) != element:
+            element = parent
+        return element
 
     for unit, content in names:
         parents[root(content)] = root(unit)
@@ -102,8 +102,8 @@ def draw_one_member_per_unit(numbers: Sequence[int], seed: int) -> list[int]:
 class Exchange:
     """Members of two sets that take part in a permutation test, grouped into the units that are exchanged.
 
-    If all units of both sets have the same size, all members take part and whole units are exchanged. Otherwise one
-    member of each unit takes part, drawn at random.
+    If all units of both sets have the same size, all members take part and whole units are exchanged. If the sizes
+    differ, one member of each unit takes part, drawn at random.
 
     Args:
         positions: positions of the compared members in the joined sets; members of a unit are neighbours.
@@ -117,13 +117,13 @@ class Exchange:
     size: int
 
     @classmethod
-    def of_units(cls, first: Sequence[int], second: Sequence[int], seed: int) -> Exchange | None:
+    def of_units(cls, first_units: Sequence[int], second_units: Sequence[int], seed: int) -> Exchange | None:
         """Choose the units that are exchanged between two sets; return None if there is no exact test.
 
         There is no exact test if a set has fewer than two units, or if a unit is in both sets.
 
         Args:
-            first, second: unit number of each member.
+            first_units, second_units: unit number of each member.
             seed: seed of the random choice of members.
 
         >>> Exchange.of_units([0, 0, 1, 1], [2, 2, 3, 3], seed=0).size
@@ -131,9 +131,9 @@ class Exchange:
         >>> Exchange.of_units([0, 0, 0], [1, 2], seed=0) is None
         True
         """
-        sets = (first, second)
+        sets = (first_units, second_units)
         units = [positions_by_unit(numbers) for numbers in sets]
-        if min(map(len, units)) < 2 or set(first) & set(second):
+        if min(map(len, units)) < 2 or set(first_units) & set(second_units):
             return None
         sizes = {len(unit) for of_set in units for unit in of_set}
         if len(sizes) == 1:
@@ -141,7 +141,7 @@ class Exchange:
         else:
             selected_positions = [sorted(draw_one_member_per_unit(numbers, seed)) for numbers in sets]
         positions = torch.tensor(
-            [*selected_positions[0], *(len(first) + position for position in selected_positions[1])]
+            [*selected_positions[0], *(len(first_units) + position for position in selected_positions[1])]
         )
         return cls(positions, len(units[0]), len(units[1]), sizes.pop() if len(sizes) == 1 else 1)
 

@@ -51,7 +51,8 @@ class Distances:
 def measure_distances(
     blocks: Blocks, members: int, groups: Mapping[str, Sequence[str]], device: torch.device
 ) -> dict[str, Distances]:
-    """Measure the distances of all pairs of members; return them by group, and for all groups' tensors as "all".
+    """Measure the distances of all pairs of members; return the distances by group, and for all groups' tensors as
+    "all".
 
     Args:
         blocks: function that yields the members in blocks from a position on. Three blocks are in memory at once;
@@ -108,52 +109,52 @@ def _pair_distances(first_rows: Tensor, second_rows: Tensor) -> Tensor:
     return result
 
 
-def _check_shapes(block: StackedTensors, names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
+def _check_shapes(block: StackedTensors, tensor_names: Sequence[str], shapes: Mapping[str, torch.Size]) -> None:
     """Check that a block has the same tensors as the first block.
 
     Raises:
         LayoutError: the tensors differ.
     """
-    for name in names:
+    for name in tensor_names:
         if name not in shapes or name not in block or block[name].shape[1:] != shapes[name]:
             expected = f"shape {tuple(shapes[name])} for every member" if name in shapes else "it in every member"
             found = f"shape {tuple(block[name].shape[1:])}" if name in block else "no such tensor"
             raise LayoutError(f"tensor {name!r}", expected=expected, found=found, tensor=name)
 
 
-def tensors_by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group tensors by the module they belong to; return layer -> names of its tensors, in order.
+def tensors_by_layer(tensor_names: Iterable[str]) -> dict[str, list[str]]:
+    """Group tensors by the module that they belong to; return layer -> names of the layer's tensors, in order.
 
     >>> tensors_by_layer(["conv1.weight", "conv1.bias", "fc.weight"])
     {'conv1': ['conv1.weight', 'conv1.bias'], 'fc': ['fc.weight']}
     """
     by_layer: dict[str, list[str]] = {}
-    for name in names:
+    for name in tensor_names:
         by_layer.setdefault(name.rpartition(".")[0] or name, []).append(name)
     return by_layer
 
 
-def choose_groups(groups: str | Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
+def choose_groups(groups: str | Mapping[str, Sequence[str]], tensor_names: Sequence[str]) -> dict[str, list[str]]:
     """Check a choice of groups; return name -> names of its tensors.
 
     Args:
         groups: "layer", "tensor", or name -> names of tensors.
-        names: names of the tensors.
+        tensor_names: names of the tensors.
 
     Raises:
         UsageError: the groups are another word, or name a tensor that does not exist.
     """
     if isinstance(groups, str):
-        groups_by_kind = {"layer": tensors_by_layer(names), "tensor": {name: [name] for name in names}}
+        groups_by_kind = {"layer": tensors_by_layer(tensor_names), "tensor": {name: [name] for name in tensor_names}}
         if groups not in groups_by_kind:
             raise UsageError("groups of tensors", expected="'layer', 'tensor' or a mapping", found=repr(groups)[:80])
         return groups_by_kind[groups]
     names_by_group = {name: list(tensors) for name, tensors in groups.items()}
     for name, tensors in names_by_group.items():
-        unknown_tensors = [t for t in tensors if t not in names]
+        unknown_tensors = [t for t in tensors if t not in tensor_names]
         if name == ALL_TENSORS or unknown_tensors or not tensors:
             found = f"{unknown_tensors[0]!r}" if unknown_tensors else f"the name {name!r}" if tensors else "none"
-            expected = f"names among {', '.join(names[:12])}, and another name of the group than {ALL_TENSORS!r}"
+            expected = f"names among {', '.join(tensor_names[:12])}, and another name of the group than {ALL_TENSORS!r}"
             raise UsageError(f"group {name!r} of tensors", expected=expected, found=found)
     return names_by_group
 
@@ -180,7 +181,7 @@ def bandwidths(distances: Tensor, count: int = BANDWIDTH_COUNT) -> Tensor:
 
 
 def choose_kernels(
-    distances: Distances, first: int, grid: BandwidthGrid, widths: Mapping[str, Sequence[float]] | None
+    distances: Distances, first_count: int, grid: BandwidthGrid, widths: Mapping[str, Sequence[float]] | None
 ) -> tuple[tuple[str, float], ...]:
     """Return (kernel, bandwidth) of all kernels.
 
@@ -199,8 +200,8 @@ def choose_kernels(
     upper_pairs = torch.triu_indices(members, members, 1, device=distances.l2.device)
     kernels_and_widths = []
     for kernel, matrix in zip(KERNELS, (distances.l2.sqrt(), distances.l1), strict=True):
-        across = matrix[: min(first, MOST_PAIRED_MEMBERS), first : first + MOST_PAIRED_MEMBERS]
-        inside = upper_pairs if grid != "second" else upper_pairs[:, upper_pairs[0] >= first]
+        across = matrix[: min(first_count, MOST_PAIRED_MEMBERS), first_count : first_count + MOST_PAIRED_MEMBERS]
+        inside = upper_pairs if grid != "second" else upper_pairs[:, upper_pairs[0] >= first_count]
         pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
         kernels_and_widths += [(kernel, width) for width in bandwidths(pairs).tolist()]
     return tuple(kernels_and_widths)
@@ -217,7 +218,7 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
 
 
 def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
-    """Estimate MMD² between the chosen members and the others, without bias; return it (choice), float64.
+    """Estimate MMD² between the chosen members and all other members, without bias; return MMD² (choice), float64.
 
     The estimate is the mean of the kernel over pairs within each set (without pairs of a member with itself), minus
     twice the
@@ -242,20 +243,21 @@ def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
     return within / (first * (first - 1)) + sum_of_others / (second * (second - 1)) - 2 * across / (first * second)
 
 
-def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], first: int) -> tuple[float, ...]:
+def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], first_count: int) -> tuple[float, ...]:
     """Estimate MMD² of two sets with each kernel, without bias; return the estimates.
 
     Args:
         distances: distances between all members, (member, member); the first set comes first.
         kernels: (name, bandwidth) of each kernel.
-        first: number of members of the first set.
+        first_count: number of members of the first set.
     """
-    in_first = (torch.arange(len(distances.l2), device=distances.l2.device) < first).double()[:, None]
+    in_first = (torch.arange(len(distances.l2), device=distances.l2.device) < first_count).double()[:, None]
     return tuple(float(unbiased_mmd2(kernel_matrix(distances, *kernel), in_first)) for kernel in kernels)
 
 
 def draw_permutations(first_units: int, second_units: int, permutations: int, seed: int) -> Tensor:
-    """Draw which units form the first set; return (unit, 1 + permutation) of 0 and 1.
+    """Draw the units that form the first set in each permutation; return (unit, 1 + permutation): 1 for the units of
+    the first set, else 0.
 
     Column 0 is the original split.
 

@@ -37,8 +37,8 @@ class Barriers(PrintedResult):
         lambdas: positions on the line, from 0 to 1, (point,).
         losses: mean negative log-likelihood, nats, (pair, point).
         accuracies: accuracies in 0..1, (pair, point).
-        stored: losses of the two ends with their stored running statistics, nats, (pair, 2); without running statistics
-            these losses equal the ends of `losses`.
+        stored: losses of the two ends with their stored running statistics, nats, (pair, 2); for networks without
+            running statistics `stored` equals the ends of `losses`.
         data: name and fingerprint of the images evaluated on.
         inputs: number of inputs.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
@@ -187,29 +187,31 @@ def _check_ends(first: object, second: object, to: int | None) -> None:
         raise UsageError("members of a loss barrier", expected="two or more", found=found, do="Select more members")
 
 
-def _read_both_ends(first: Member, second: Member, device: torch.device) -> tuple[Params, Params]:
+def _read_both_ends(first_member: Member, second_member: Member, device: torch.device) -> tuple[Params, Params]:
     """Read the weights of two members; return both, name -> (*shape).
 
     Raises:
         UsageError: the members have different networks.
     """
-    start, end = (_read_weights(member, device) for member in (first, second))
+    start, end = (_read_weights(member, device) for member in (first_member, second_member))
     shapes = [{name: tuple(t.shape) for name, t in params.items()} for params in (start, end)]
     if shapes[0] != shapes[1]:
         raise UsageError(
-            f"members {first.collection}/{first.id} and {second.collection}/{second.id}",
+            f"members {first_member.collection}/{first_member.id} and {second_member.collection}/{second_member.id}",
             expected="tensors of the same names and shapes",
             found="others",
         )
     return start, end
 
 
-def _read_line_ends(members: Collection, start: Member, device: torch.device) -> Iterator[tuple[Params, Params]]:
+def _read_line_ends(
+    members: Collection, reference_member: Member, device: torch.device
+) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line from one member to each other member, in order."""
-    reference, keys = _read_weights(start, device), iter(members._keys)
+    reference, keys = _read_weights(reference_member, device), iter(members._keys)
     for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):
         for i in range(len(next(iter(stacked.values())))):
-            if next(keys) != (start.id, start.epoch):
+            if next(keys) != (reference_member.id, reference_member.epoch):
                 yield reference, {name: t[i] for name, t in stacked.items()}
 
 
@@ -218,14 +220,14 @@ def _read_weights(member: Member, device: torch.device) -> dict[str, Tensor]:
     return {name: t[0] for name, t in member.selected._read(device, torch.float32).items()}
 
 
-def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Tensor]:
+def interpolate(first_network: Params, second_network: Params, lambdas: Tensor) -> dict[str, Tensor]:
     """Return the networks (1 − λ)·first + λ·second, stacked: name -> (point, *shape); the two ends are exact.
 
     Running statistics are interpolated like weights and have to be estimated anew: see
     `statistics.reestimate_statistics`.
 
     Args:
-        first, second: tensors of the two networks, name -> (*shape).
+        first_network, second_network: tensors of the two networks, name -> (*shape).
         lambdas: positions on the line, (point,).
 
     Raises:
@@ -236,8 +238,8 @@ def interpolate(first: Params, second: Params, lambdas: Tensor) -> dict[str, Ten
             [0.2500, 0.2500]])
     """
     line = {}
-    for name, start in first.items():
-        end = second[name]
+    for name, start in first_network.items():
+        end = second_network[name]
         if start.is_floating_point():
             weight = lambdas.to(start.device, start.dtype).view(-1, *[1] * start.ndim)
             line[name] = torch.lerp(start[None], end[None], weight)

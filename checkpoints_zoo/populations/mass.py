@@ -1,4 +1,4 @@
-"""The mass of a collection's members, and the smallest mass that rescaling can give them."""
+"""The mass of a collection's members, and the smallest mass that rescaling can give each member."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[EpochMas
 
 
 def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
-    """Find each member's last snapshot; return the positions of these snapshots.
+    """Find each member's last snapshot; return the positions of the last snapshots.
 
     Raises:
         UsageError: the number of epochs differs from the number of snapshots.
@@ -168,13 +168,15 @@ def _check_epochs(masses: MinimalMass, epochs: Sequence[int]) -> None:
         raise UsageError("epochs", expected=f"{len(masses)}, one of each snapshot", found=str(len(epochs)))
 
 
-def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs: Sequence[int] | None = None) -> Path:
+def mass_figure(
+    masses: MinimalMass, path: str | Path, *, collection_name: str = "", epochs: Sequence[int] | None = None
+) -> Path:
     """Draw masses beside their minima into a PNG file; return its path.
 
     Args:
         masses: masses of members, or of their snapshots.
         path: path of the PNG file; its folder is created.
-        name: name of the collection, for the title.
+        collection_name: name of the collection, for the title.
         epochs: epoch of each snapshot; adds a panel of masses along training; other panels show each member's last
             snapshot.
 
@@ -189,7 +191,11 @@ def mass_figure(masses: MinimalMass, path: str | Path, *, name: str = "", epochs
             expected="members, and an epoch of each or none",
             found=f"{len(masses)} members{epoch_count}",
         )
-    return save_figure(lambda: draw_mass(masses, name, epochs), path, f"{name}: mass and minimal mass".lstrip(": "))
+    return save_figure(
+        lambda: draw_mass(masses, collection_name, epochs),
+        path,
+        f"{collection_name}: mass and minimal mass".lstrip(": "),
+    )
 
 
 def draw_mass(masses: MinimalMass, collection_name: str, epochs: Sequence[int] | None) -> Figure:

@@ -159,7 +159,8 @@ def pairwise(
         members: two members or more of a collection, or their stored predictions, which name their images.
         data: images in distribution, as `images.of` takes them; None for the collection's own test set. Labels are
             not used.
-        ood: images out of distribution, or the same members' stored predictions on them; None to leave them out.
+        ood: images out of distribution, or the same members' stored predictions on images out of distribution; None to
+            compare only in distribution.
         device, dtype: torch device and dtype of the members' networks; pairs are computed on this device in float32.
         batch: number of images in a forward pass.
         memory: bytes of memory for the comparison, beside the members' logits.
@@ -288,7 +289,7 @@ def _compute_figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Int
 
 
 def _shift_interval(interval: Interval, offset: float, unit: str) -> Interval:
-    """Shift an interval by an offset; return it, cut at 0 and at the unit's largest value."""
+    """Shift an interval by an offset; return the shifted interval, cut at 0 and at the unit's largest value."""
     upper_bound = 1.0 if unit == "0..1" else math.inf
     bounds = (interval.low, interval.high)
     low, high = (None if bound is None else min(max(0.0, bound + offset), upper_bound) for bound in bounds)
@@ -347,16 +348,16 @@ def upper_values(matrix: Tensor) -> list[float]:
     return values
 
 
-def draw_histogram(axes: Axes, values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
+def draw_histogram(axes: Axes, pair_values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
     """Draw a histogram of the pairs' information, and its mean."""
-    low, high = min(values), max(values)
+    low, high = min(pair_values), max(pair_values)
     if high - low <= 1e-9 * max(high, 1e-9):
         half_width = max(high / 20, 1e-6)
         low, high, bars = low - half_width, high + half_width, 1
     else:
-        bars = min(MOST_BARS, max(5, round(len(values) ** 0.5)))
+        bars = min(MOST_BARS, max(5, round(len(pair_values) ** 0.5)))
     edges = [low + (high - low) * i / bars for i in range(bars)] + [high]
-    heights, *_ = axes.hist(values, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
+    heights, *_ = axes.hist(pair_values, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
     axes.axvline(mean.value, ymax=0.8, color=GREY, linewidth=2, label=f"mean {as_text(mean)}")
     axes.set(title=title, xlabel="mutual information of a pair (nats)", ylabel="pairs", ylim=(0, max(heights) / 0.8))
     axes.locator_params(axis="y", integer=True, nbins=6)

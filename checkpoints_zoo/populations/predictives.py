@@ -156,8 +156,9 @@ def compare_logits(
 ) -> dict[str, Interval]:
     """Compare two predictive distributions by the logits of their members; return the figures with intervals.
 
-    A delete-half jackknife over each set's members, with all of the other set, gives two intervals. The two sets are
-    independent, so the squares of their half widths add up. A set of fewer than three members gives no interval.
+    A delete-half jackknife over each set's members, with all members of the other set, gives two intervals. The two
+    sets are independent, so the squares of their half widths add up. A set of fewer than three members gives no
+    interval.
 
     Args:
         first, second: logits (member, input, class), on the same inputs.
@@ -234,27 +235,28 @@ def _subset_weights(plan: Plan) -> Tensor:
     return weights
 
 
-def _mean_probabilities(logits: Logits, weights: Tensor, start: int, end: int) -> Tensor:
+def _mean_probabilities(logits: Logits, weights: Tensor, first_input: int, end_input: int) -> Tensor:
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
-    probs = logits.block(start, end, kind).softmax(-1)
+    probs = logits.block(first_input, end_input, kind).softmax(-1)
     # The sum is divided instead of the weights, so that the mean of equal probabilities is exactly their value.
     sums = weights.to(kind) @ probs.flatten(1)
     return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
 
 
-def join_intervals(parts: Sequence[Interval]) -> Interval:
+def join_intervals(intervals: Sequence[Interval]) -> Interval:
     """Join the intervals of one figure over independent sets of members or runs; return one interval, cut at 0 and 1.
 
     The squares of half widths add up. The value is the value of the first interval; if one of the intervals is missing,
     there is no joint interval.
 
     Args:
-        parts: one interval for each set, over the members of this set with all members of the other sets.
+        intervals: one interval for each set: the members of the set are resampled, all members of the other sets take
+            part.
     """
-    value, half_width = parts[0].value, 0.0
-    for part in parts:
-        if part.high is None:
+    value, half_width = intervals[0].value, 0.0
+    for interval in intervals:
+        if interval.high is None:
             return Interval(value, None, None)
-        half_width = math.hypot(half_width, part.high - value)
+        half_width = math.hypot(half_width, interval.high - interval.value)
     return Interval(value, max(0.0, value - half_width), min(1.0, value + half_width))

@@ -34,7 +34,7 @@ def reestimate_statistics(
     dropout and the like are off.
 
     Args:
-        skeleton: the networks' module, in eval mode; it is not changed.
+        skeleton: the networks' module, in eval mode; the module is not changed.
         stacked: parameters and buffers, name -> (member, …).
         inputs: preprocessed batches of two inputs or more, of about the same size.
 
@@ -78,7 +78,7 @@ def reestimate_statistics(
     with torch.no_grad():
         for batch in inputs:
             for i in range(members):
-                # The norms get views of the stack, so they write into the stack.
+                # The norm layers get views of the stack, so the new running statistics are written into the stack.
                 state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
                 functional_call(training, state | unsaved_tensors, (batch,))
             batches += 1

@@ -75,8 +75,7 @@ class Evaluator:
 
         Args:
             stacked: parameters and buffers, name -> (member, …).
-            reestimated: whether running statistics are estimated first; otherwise the stack's running statistics are
-                used.
+            reestimated: whether running statistics are estimated first; False uses the stack's running statistics.
 
         Raises:
             DamagedError: some logits are not finite.

@@ -75,7 +75,7 @@ class PredictionSet:
             raise
 
 
-def read_set(source: Source, collection: str, name: str) -> PredictionSet:
+def read_set(source: Source, collection: str, set_name: str) -> PredictionSet:
     """Read and check the description and rows of a set; return the set.
 
     Raises:
@@ -84,36 +84,40 @@ def read_set(source: Source, collection: str, name: str) -> PredictionSet:
             source.
         AccessError, NetworkError: the source is on the Hub and can't be read.
     """
-    folder = set_folder(collection, name)
-    table, description = (
-        _find_file(source, f"{folder}/{file}", collection, name) for file in (MANIFEST_FILE, DESCRIPTION_FILE)
+    folder = folder_of_set(collection, set_name)
+    manifest_path, description_path = (
+        _find_file(source, f"{folder}/{file}", collection, set_name) for file in (MANIFEST_FILE, DESCRIPTION_FILE)
     )
-    facts, rows = _read_checked(table, description, (file_stamp(table), file_stamp(description)))
-    if (facts.collection, facts.set) != (collection, name):
+    facts, rows = _read_checked(
+        manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
+    )
+    if (facts.collection, facts.set) != (collection, set_name):
         raise FormatError(
-            f"description {description}",
-            expected=f"the names {collection!r} and {name!r}, as its folder's",
+            f"description {description_path}",
+            expected=f"the names {collection!r} and {set_name!r}, as its folder's",
             found=f"{facts.collection!r:.80} and {facts.set!r:.80}",
-            path=description,
+            path=description_path,
         )
     for shard_path in set(rows.column("path").to_pylist()):
         if not shard_path.startswith(f"{folder}/"):
             expected = f"a path below {folder}/"
-            raise FormatError(f"manifest {table}", expected=expected, found=repr(shard_path)[:200], path=table)
+            raise FormatError(
+                f"manifest {manifest_path}", expected=expected, found=repr(shard_path)[:200], path=manifest_path
+            )
     return PredictionSet(source, facts, rows)
 
 
-def _find_file(source: Source, path_in_source: str, collection: str, name: str) -> Path:
+def _find_file(source: Source, path_in_source: str, collection: str, set_name: str) -> Path:
     try:
         return source.local_path(path_in_source)
     except SourceNotFound as error:
         # If the whole repo or the commit is missing, and not only this file, the error is raised unchanged.
         if error.path not in (path_in_source, str(source.root / path_in_source)):
             raise
-        known = ", ".join(set_names(source, collection)) or "none"
+        known = ", ".join(list_set_names(source, collection)) or "none"
         beside = path_in_source.endswith(DESCRIPTION_FILE)
         raise SourceNotFound(
-            f"predictions {name!r} of {collection}",
+            f"predictions {set_name!r} of {collection}",
             expected=f"{path_in_source} beside its rows"
             if beside
             else f"a set of source {source.display_name}, which has: {known}",
@@ -126,29 +130,35 @@ def _find_file(source: Source, path_in_source: str, collection: str, name: str) 
 
 @lru_cache(maxsize=16)
 def _read_checked(
-    table: Path, description: Path, stamps: tuple[tuple[int, ...], ...]
+    manifest_path: Path, description_path: Path, stamps: tuple[tuple[int, ...], ...]
 ) -> tuple[SetDescription, pa.Table]:
-    """Read and check the manifest and the description of a set; unchanged files are read only once."""
-    facts = SetDescription.from_json(catalog.read_json(description), description)
-    rows = manifest.read_manifest(table, SCHEMA)
-    manifest.check_rows(rows, facts, table)
+    """Read and check the manifest and the description of a set; files that did not change since an earlier call are not
+    read again."""
+    facts = SetDescription.from_json(catalog.read_json(description_path), description_path)
+    rows = manifest.read_manifest(manifest_path, SCHEMA)
+    manifest.check_rows(rows, facts, manifest_path)
     for column in SCHEMA.names:
         if rows.column(column).null_count:
             raise FormatError(
-                f"manifest {table}", expected=f"a value for {column} in each row", found="null", path=table
+                f"manifest {manifest_path}",
+                expected=f"a value for {column} in each row",
+                found="null",
+                path=manifest_path,
             )
-    _check_hashes(rows.column("weights_sha256").to_pylist(), table)
+    _check_hashes(rows.column("weights_sha256").to_pylist(), manifest_path)
     return facts, rows
 
 
-def _check_hashes(hashes: Sequence[str], table: Path) -> None:
+def _check_hashes(hashes: Sequence[str], manifest_path: Path) -> None:
     for digest in hashes:
         if len(digest) != 64 or set(digest) - _DIGITS:
             expected = "weights_sha256 of 64 lower-case hex digits"
-            raise FormatError(f"manifest {table}", expected=expected, found=repr(digest[:80]), path=table)
+            raise FormatError(
+                f"manifest {manifest_path}", expected=expected, found=repr(digest[:80]), path=manifest_path
+            )
 
 
-def set_names(source: Source, collection: str) -> list[str]:
+def list_set_names(source: Source, collection: str) -> list[str]:
     """Return the names of a collection's sets of predictions in a source.
 
     Raises:
@@ -181,21 +191,21 @@ def find_source(source: str | Path | Source) -> Source:
         raise
 
 
-def set_folder(collection: str, name: str) -> str:
+def folder_of_set(collection: str, set_name: str) -> str:
     """Check the names of a collection and a set; return the set's folder in its source."""
-    return f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}/{check_set_name(name)}"
+    return f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}/{check_set_name(set_name)}"
 
 
-def check_set_name(name: str) -> str:
+def check_set_name(set_name: str) -> str:
     """Check that the name of a set can be the name of a folder; return it.
 
     Raises:
         UsageError: it can't.
     """
     try:
-        return catalog.check_name(name)
+        return catalog.check_name(set_name)
     except UsageError as error:
-        error.thing = f"name of a set of predictions {name!r}"
+        error.thing = f"name of a set of predictions {set_name!r}"
         raise
 
 
@@ -248,7 +258,7 @@ class SetDescription:
         return {"format_version": FORMAT_VERSION, **values, "classes": list(self.classes)}
 
     @classmethod
-    def from_json(cls, values: Any, path: Path) -> SetDescription:
+    def from_json(cls, description_json: Any, path: Path) -> SetDescription:
         """Check every value of a set's JSON; return the description.
 
         Raises:
@@ -256,8 +266,8 @@ class SetDescription:
         """
         other_kinds = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
         kinds = {f.name: other_kinds.get(f.name, str) for f in fields(cls)}
-        labelled = isinstance(values, dict) and values.get("labels") is not None
-        values_by_key = check_keys(values, kinds | {"labels": list if labelled else type(None)}, path)
+        labelled = isinstance(description_json, dict) and description_json.get("labels") is not None
+        values_by_key = check_keys(description_json, kinds | {"labels": list if labelled else type(None)}, path)
 
         def make_error(expected: str, found: str) -> FormatError:
             return FormatError(f"description {path}", expected=expected, found=found, path=path)
@@ -293,7 +303,7 @@ class SetDescription:
         return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
 
 
-def layout_of(inputs: int, classes: int, dtype: str = "F16") -> Layout:
+def logits_layout(inputs: int, classes: int, dtype: str = "F16") -> Layout:
     """Return the layout of one member's logits, (input, class)."""
     return Layout.of([(LOGITS_TENSOR, dtype, (inputs, classes))])
 
@@ -304,10 +314,11 @@ def weight_hashes(rows: pa.Table) -> dict[Key, str | None]:
     return {(member, epoch): digest for member, epoch, digest in zip(*columns, strict=True)}
 
 
-def find_problems(
+def find_set_problems(
     stored: PredictionSet, known_hashes: Mapping[Key, str | None] | None, check_finite: bool = True
 ) -> list[Problem]:
-    """Check a set's bytes against its rows, and its rows against the members' manifest; return the problems.
+    """Check the bytes of a set of predictions against the set's manifest, and the set's manifest against the members'
+    manifest; return the problems.
 
     Args:
         stored: the set of predictions to check; missing bytes are fetched from the Hub together.
@@ -337,19 +348,20 @@ def find_problems(
 
 
 def find_changed_weights(stored: PredictionSet, known_hashes: Mapping[Key, str | None]) -> Iterator[tuple[int, str]]:
-    """Compare a set's rows with the members' manifest; yield (member, problem) where the weights differ."""
+    """Compare the manifest of a set of predictions with the members' manifest; yield (member, problem) where the
+    weights differ."""
     columns = [stored.rows.column(c).to_pylist() for c in ("member", "epoch", "weights_sha256")]
     for member, epoch, used_hash in zip(*columns, strict=True):
-        if problem := _describe_weights(known_hashes, (member, epoch), used_hash):
+        if problem := _describe_weights_mismatch(known_hashes, (member, epoch), used_hash):
             yield member, problem
 
 
-def _describe_weights(known_hashes: Mapping[Key, str | None], key: Key, used_hash: str) -> str:
+def _describe_weights_mismatch(known_hashes: Mapping[Key, str | None], member_key: Key, used_hash: str) -> str:
     """Compare the hash of the weights in a row with the hash in the members' manifest; return a text on the difference,
     "" if the hashes are equal."""
-    if key not in known_hashes:
-        return f"expected a row of the collection's manifest for epoch {key[1]}; found none."
-    known_hash = known_hashes[key]
+    if member_key not in known_hashes:
+        return f"expected a row of the collection's manifest for epoch {member_key[1]}; found none."
+    known_hash = known_hashes[member_key]
     if known_hash is None or known_hash == used_hash:
         return ""
     return f"expected predictions of weights with sha256 {known_hash[:16]}…; found them made from {used_hash[:16]}…."

@@ -69,7 +69,7 @@ def logits(
     """Run members on images, as many members at a time as 1 GiB holds; return logits (member, input, class).
 
     Args:
-        members: a collection of any size; one group of members is read while another computes.
+        members: a collection of any size; the next group of members is read while the present group computes.
         data: the images that the members run on, before preprocessing.
         device, dtype: device and dtype of the computation; the returned logits are on the CPU.
         batch: number of images in each forward pass.

@@ -78,7 +78,7 @@ def cite_weights(label: str, commit: str, collection: str, rows: pa.Table) -> st
 def check_same(predictions: Predictions, members: Predictions | Members) -> Predictions:
     """Check that predictions have the same members, with the same weights, in the same order; return the predictions.
 
-    Weights are compared by their content hashes; if a manifest has none, by the names of the collections.
+    Weights are compared by their content hashes; if a manifest has no hashes, by the names of the collections.
 
     Raises:
         UsageError: the predictions are of other members, or were made with other weights.
@@ -106,7 +106,8 @@ def check_same(predictions: Predictions, members: Predictions | Members) -> Pred
 
 
 def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
-    """Return (member, epoch, content hash of the weights) of each member; the hash is "" if the manifest has none."""
+    """Return (member, epoch, content hash of the weights) of each member; the hash is "" if the manifest has no hash
+    for the member."""
     if isinstance(members, Predictions):
         return members.keys
     hashes = members.rows.column("sha256").to_pylist()
@@ -152,7 +153,7 @@ class Predictions:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the stored logits; the widest one if members have different dtypes."""
+        """The dtype of the stored logits; the widest dtype if members have different dtypes."""
         widest: torch.dtype = max(
             (TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize
         )
@@ -170,7 +171,7 @@ class Predictions:
 
     @cached_property
     def labels(self) -> Tensor | None:
-        """The inputs' labels as positions in `classes`, (input,) int64; None if the images have none."""
+        """The inputs' labels as positions in `classes`, (input,) int64; None if the images have no labels."""
         return None if self.facts.labels is None else torch.tensor(self.facts.labels)
 
     @cached_property
@@ -222,7 +223,8 @@ class Predictions:
 
         Raises:
             MemberNotFound: the set has no predictions for one of the ids.
-            DamagedError, SourceNotFound: the bytes do not match the rows.
+            DamagedError, SourceNotFound: a file of logits is missing, differs from the manifest, or has logits that are
+                not finite.
             NetworkError, AccessError: the source is on the Hub and can't be read.
         """
         if ids is None:
@@ -255,10 +257,10 @@ class Predictions:
         """Read the member at one position; return its logits (input, class) in float32 on the CPU."""
         return self._read([self._locations[at]], 0, self.shape[1])[0].float()
 
-    def _read(self, locations: Sequence[Location], start: int, end: int) -> Tensor:
+    def _read(self, locations: Sequence[Location], first_input: int, end_input: int) -> Tensor:
         """Read some inputs of members; return their logits (member, input, class) in the stored dtype."""
         classes = self.shape[2]
-        stored = torch.empty(len(locations), end - start, classes, dtype=self.dtype)
+        stored = torch.empty(len(locations), end_input - first_input, classes, dtype=self.dtype)
         if not stored.numel():
             return stored
         rows = stored.view(len(stored), -1).view(torch.uint8).numpy()
@@ -269,10 +271,10 @@ class Predictions:
                     files.close()
                     opened = {location.path: files.enter_context(self._open(location))}
                 dtype = TORCH_DTYPES[location.layout.tensors[0].dtype]
-                offset = location.offset + location.layout.tensors[0].offset + start * classes * dtype.itemsize
+                offset = location.offset + location.layout.tensors[0].offset + first_input * classes * dtype.itemsize
                 if dtype == self.dtype:
                     read_at(opened[location.path], location, offset, row.data)
-                else:  # The dtype of these members is narrower than that of others in the set.
+                else:  # This member's logits have a narrower dtype than the logits of other members.
                     narrow = torch.empty(logits.shape, dtype=dtype)
                     read_at(opened[location.path], location, offset, narrow.view(-1).view(torch.uint8).numpy().data)
                     logits.copy_(narrow)
@@ -373,7 +375,8 @@ class Blocks:
 
 
 def check_members(description: SetDescription, members: Members) -> None:
-    """Check that a set has the members' classes, in the order of their logits, and their preprocessing.
+    """Check that a set of predictions has the classes of the members, in the order of the logits, and the members'
+    preprocessing.
 
     Raises:
         UsageError: the set has other classes or another preprocessing.
@@ -447,16 +450,16 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
     return rows
 
 
-def weights_mismatch(name: str, member: int, row_hash: str | None, used_hash: str) -> UsageError:
+def weights_mismatch(predictions_name: str, member: int, row_hash: str | None, used_hash: str) -> UsageError:
     """Return the error for predictions that were made with other weights than a member's."""
     hash_advice = "`zoo-cli import --hash` fills the hashes of a collection that has none"
     return UsageError(
-        f"predictions {name} of member {member}",
+        f"predictions {predictions_name} of member {member}",
         expected=f"made with weights of sha256 {row_hash[:16]}…"
         if row_hash
         else "the hash of its weights in its manifest",
         found=f"made with {used_hash[:16]}…" if row_hash else "null, so that the two can't be compared",
         do="Predict again, under another name or after deleting the set" if row_hash else hash_advice,
-        collection=name.partition("/")[0],
+        collection=predictions_name.partition("/")[0],
         member=member,
     )

@@ -22,7 +22,13 @@ from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import pack_member
 from checkpoints_zoo.predictions import prediction_sets
-from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.predictions.prediction_sets import (
+    LOGITS_TENSOR,
+    SCHEMA,
+    PredictionSet,
+    SetDescription,
+    logits_layout,
+)
 from checkpoints_zoo.predictions.running import Members, by_members, group_size
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
 from checkpoints_zoo.sources import hub
@@ -31,7 +37,7 @@ from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
 GROUP_BYTES = 2**27  # Number of bytes of float32 logits that are held in memory before they are written.
 JOB_MEMBERS = 16  # Number of members in one job on a CPU, where a member's logits depend on no other member.
-LEAST_JOBS = 16  # Smallest number of jobs, if there are that many members.
+LEAST_JOBS = 16  # Smallest number of jobs, if there are at least as many members.
 
 Key = tuple[int, int]
 PackedLogits = tuple[int, bytearray]  # Position of a member, and the bytes of its logits as they are stored.
@@ -96,8 +102,8 @@ def predict(
         for device_name in [device] if devices is None else devices:
             check_device(device_name)
     root = _output_folder(members, out)
-    folder = root / prediction_sets.set_folder(members.name, set_name)
-    description = _describe(members, data_set, set_name, dtype)
+    folder = root / prediction_sets.folder_of_set(members.name, set_name)
+    description = _describe_set(members, data_set, set_name, dtype)
     with disk.translate_write_errors(folder), disk.hold_lock(folder / ".lock", _locked_error(folder)):
         existing_set = (
             prediction_sets.read_set(FolderSource(root, root.as_uri()), members.name, set_name)
@@ -150,16 +156,16 @@ def _output_folder(members: Members, out: str | Path | None) -> Path:
     return members.source.root
 
 
-def _describe(members: Members, data: ImageData, name: str, dtype: torch.dtype) -> SetDescription:
+def _describe_set(members: Members, data: ImageData, set_name: str, dtype: torch.dtype) -> SetDescription:
     classes, labels = members.classes, None
     if data.labels is not None and tuple(data.classes) == classes:
         labels = tuple(int(x) for x in data.labels.tolist())
     return SetDescription(
-        collection=members.name, set=name, data=data.name, split=data.split, revision=data.revision,
+        collection=members.name, set=set_name, data=data.name, split=data.split, revision=data.revision,
         fingerprint=data.fingerprint, inputs=len(data), classes=classes,
         preprocessing=dict(members.description.preprocessing), computed=str(dtype).removeprefix("torch."),
         view="; ".join(str(step) for step in members._view.steps), version=version("checkpoints-zoo"), citation="",
-        layouts={LOGITS_TENSOR: layout_of(len(data), len(classes))}, labels=labels,
+        layouts={LOGITS_TENSOR: logits_layout(len(data), len(classes))}, labels=labels,
     )  # fmt: skip
 
 
@@ -319,6 +325,10 @@ class PredictionRun:
     def packed_logits(self, positions: range, device: str | torch.device) -> Iterator[PackedLogits]:
         """Run members and round their logits; yield (position, bytes of the logits) of each member.
 
+        Args:
+            positions: positions of the members to run.
+            device: device that the members run on.
+
         Raises:
             UsageError: the members can't take the images, or give logits of another number of classes.
             DamagedError: weights do not match their manifest rows, or logits are too large for float16.
@@ -385,27 +395,27 @@ class FinishedMembers:
         for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.
             path.unlink()
 
-    def _path(self, key: Key, weights_hash: str) -> Path:
-        return self.parts_folder / f"{key[0]:06d}@{key[1]}-{weights_hash}.safetensors"
+    def _logits_path(self, member_key: Key, weights_hash: str) -> Path:
+        return self.parts_folder / f"{member_key[0]:06d}@{member_key[1]}-{weights_hash}.safetensors"
 
-    def has_logits(self, key: Key, weights_hash: str) -> bool:
+    def has_logits(self, member_key: Key, weights_hash: str) -> bool:
         """Say whether a complete file with a member's logits exists."""
-        path = self._path(key, weights_hash)
+        path = self._logits_path(member_key, weights_hash)
         try:
             if path.is_file():
-                shard_files.check_against_files([self._location(key, path)])
+                shard_files.check_against_files([self._logits_location(member_key, path)])
                 return True
         except DamagedError:  # A damaged file of logits counts as missing.
             path.unlink()
         return False
 
-    def _location(self, key: Key, path: Path) -> Location:
-        return Location(key[0], "", path, shard_files.first_offset(self.layout, [""]), self.layout)
+    def _logits_location(self, member_key: Key, logits_path: Path) -> Location:
+        return Location(member_key[0], "", logits_path, shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def write_logits(self, key: Key, weights_hash: str, raw: shard_files.Bytes) -> None:
+    def write_logits(self, member_key: Key, weights_hash: str, raw: shard_files.Bytes) -> None:
         """Write a member's logits to a file of its own, by rename."""
         written = shard_files.write_shard(self.parts_folder / ".new", 0, self.layout, [("", raw)])
-        written.replace(self._path(key, weights_hash))
+        written.replace(self._logits_path(member_key, weights_hash))
 
     def write_set(
         self,
@@ -438,26 +448,30 @@ class FinishedMembers:
             catalog.write_json(describe(table).to_json(), self.folder / prediction_sets.DESCRIPTION_FILE)
             manifest.write_manifest(table, self.folder / prediction_sets.MANIFEST_FILE, SCHEMA)
             for key, _ in chunk:
-                self._path(key, hashes[key]).unlink()
+                self._logits_path(key, hashes[key]).unlink()
         if not any(self.parts_folder.glob("*.safetensors")):
             shutil.rmtree(self.parts_folder)
 
     def _write_shard(
-        self, number: int, chunk: Sequence[tuple[Key, bool]], hashes_of_weights: Mapping[Key, str]
+        self, shard_number: int, keys_in_shard: Sequence[tuple[Key, bool]], hashes_of_weights: Mapping[Key, str]
     ) -> list[dict[str, Any]]:
         """Write the logits of some members into a shard; return their manifest rows."""
         hashes: list[str] = []
 
         def read() -> Iterator[shard_files.Bytes]:
-            for key, _ in chunk:
+            for key, _ in keys_in_shard:
                 _, raw = next(
-                    iter(shard_files.read_members([self._location(key, self._path(key, hashes_of_weights[key]))]))
+                    iter(
+                        shard_files.read_members(
+                            [self._logits_location(key, self._logits_path(key, hashes_of_weights[key]))]
+                        )
+                    )
                 )
                 hashes.append(content_hash(self.layout, raw))
                 yield raw
 
-        prefixes = [tensor_prefix(member, None if final else epoch) for (member, epoch), final in chunk]
-        path = shard_files.stream_shard(self.folder, number, self.layout, prefixes, read())
+        prefixes = [tensor_prefix(member, None if final else epoch) for (member, epoch), final in keys_in_shard]
+        path = shard_files.stream_shard(self.folder, shard_number, self.layout, prefixes, read())
         path_in_source = "/".join(path.parts[-4:])
         start, step = shard_files.first_offset(self.layout, prefixes), self.layout.nbytes
         return [
@@ -466,5 +480,5 @@ class FinishedMembers:
                 "weights_sha256": hashes_of_weights[key], "sha256": hashes[i], "path": path_in_source,
                 "offset": start + i * step, "nbytes": step, "layout": LOGITS_TENSOR, "dtype": self.layout.dtype,
             }
-            for i, (key, final) in enumerate(chunk)
+            for i, (key, final) in enumerate(keys_in_shard)
         ]  # fmt: skip

@@ -51,7 +51,7 @@ CollectionRows = tuple[str, Description, pa.Table]  # name, description and mani
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a file, or one unusual property.
+    """One fault or unusual property of a file.
 
     Args:
         kind: kind of the fault: "archive", "duplicate", "empty", "header", "link", "manifest", "member", "missing",
@@ -132,7 +132,7 @@ def audit(place: str | Path) -> Audit:
     return result
 
 
-def _read_manifests(source: Source, files: Files, result: Audit) -> Iterator[CollectionRows]:
+def _read_manifests(source: Source, files: Files, audit: Audit) -> Iterator[CollectionRows]:
     """Yield name, description and rows of each readable manifest; add a finding for each unreadable manifest."""
     for path in sorted(files):
         if match := _MANIFEST_PATH.fullmatch(path):
@@ -141,10 +141,10 @@ def _read_manifests(source: Source, files: Files, result: Audit) -> Iterator[Col
             except (NetworkError, AccessError, StorageError):
                 raise
             except ZooError as error:
-                result.findings.append(Finding("manifest", path, str(error)))
+                audit.findings.append(Finding("manifest", path, str(error)))
 
 
-def _read_sets(source: Source, files: Files, result: Audit) -> Iterator[PredictionSet]:
+def _read_sets(source: Source, files: Files, audit: Audit) -> Iterator[PredictionSet]:
     """Yield each readable set of stored predictions; add a finding for each unreadable set."""
     names = {match.groups(): path for path in sorted(files) if (match := _PREDICTION_SET_PATH.fullmatch(path))}
     for name, path in sorted(names.items()):
@@ -153,27 +153,26 @@ def _read_sets(source: Source, files: Files, result: Audit) -> Iterator[Predicti
         except (NetworkError, AccessError, StorageError):
             raise
         except ZooError as error:
-            result.findings.append(Finding("manifest", path, str(error)))
+            audit.findings.append(Finding("manifest", path, str(error)))
 
 
-def _check_weights(collections: list[CollectionRows], predictions: list[PredictionSet], result: Audit) -> None:
+def _check_weights(collections: list[CollectionRows], predictions: list[PredictionSet], audit: Audit) -> None:
     """Check that stored predictions were made from the weights that the manifest of their collection names."""
     weights = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
     for stored in predictions:
-        path = (
-            f"{prediction_sets.set_folder(stored.facts.collection, stored.facts.set)}/{prediction_sets.MANIFEST_FILE}"
-        )
+        folder = prediction_sets.folder_of_set(stored.facts.collection, stored.facts.set)
+        path = f"{folder}/{prediction_sets.MANIFEST_FILE}"
         known_weights = weights.get(stored.facts.collection)
         if known_weights is None:
             text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
-            result.notes.append(Finding("member", path, text))
+            audit.notes.append(Finding("member", path, text))
             continue
         for member, text in prediction_sets.find_changed_weights(stored, known_weights):
-            result.findings.append(Finding("member", path, f"member {member}: {text}"))
+            audit.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 
 def _check_rows(
-    source: Source, files: Files, collections: list[CollectionRows], predictions: list[PredictionSet], result: Audit
+    source: Source, files: Files, collections: list[CollectionRows], predictions: list[PredictionSet], audit: Audit
 ) -> dict[str, int]:
     """Check that members' byte ranges lie inside existing files and do not overlap; return the first offset per file.
 
@@ -195,7 +194,7 @@ def _check_rows(
     for (base, path), members in sorted(ranges.items()):
         size = (bases[base] if base else files).get(path)
         for kind, text in _range_problems(sorted(members), size):
-            result.findings.append(Finding(kind, f"{base}/{path}" if base else path, text))
+            audit.findings.append(Finding(kind, f"{base}/{path}" if base else path, text))
     return {path: min(members)[0] for (base, path), members in ranges.items() if not base and path in files}
 
 
@@ -223,7 +222,7 @@ def _range_problems(members: list[tuple[int, int, str]], file: File | None) -> I
         last_range = max(last_range, current, key=lambda member_range: member_range[1])
 
 
-def _check_first_bytes(files: Files, ends: dict[str, int], result: Audit) -> None:
+def _check_first_bytes(files: Files, ends: dict[str, int], audit: Audit) -> None:
     """Check the first bytes of weights, of archives and of files as small as a Git LFS pointer."""
     window_sizes: dict[str, int] = {}
     for path, file in files.items():
@@ -243,26 +242,26 @@ def _check_first_bytes(files: Files, ends: dict[str, int], result: Audit) -> Non
 
     with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="zoo-audit") as pool:
         first_bytes = dict(zip(path_of_content, pool.map(read, path_of_content.values()), strict=True))
-    result.read = sum(1 for path in path_of_content.values() if files[path].size)
+    audit.read = sum(1 for path in path_of_content.values() if files[path].size)
     for path in window_sizes:
         first = first_bytes[files[path].content or path]
         if isinstance(first, Exception):
-            result.findings.append(Finding("unreadable", path, str(first)))
+            audit.findings.append(Finding("unreadable", path, str(first)))
             continue
         expected = is_weights(path) or is_archive(path) or path in ends
         fault = find_fault(path, files[path].size, first)
         if fault and (expected or fault[0] in ("pointer", "pickle")):
-            result.findings.append(Finding(fault[0], path, fault[1]))
+            audit.findings.append(Finding(fault[0], path, fault[1]))
         elif compression_note := unusual_compression(path, first):
-            result.notes.append(Finding("archive", path, compression_note))
+            audit.notes.append(Finding("archive", path, compression_note))
 
 
-def _check_duplicates(files: Files, collections: list[CollectionRows], result: Audit) -> None:
+def _check_duplicates(files: Files, collections: list[CollectionRows], audit: Audit) -> None:
     """Look for files with the same content under several paths, and members with the same hash under several ids."""
     for paths in find_equal_files(files):
         text = f"the same {files[paths[0]].size:,} bytes as {first_few(paths[1:], LARGEST_SHOWN_COUNT)}"
         is_fault = any(files[p].large or is_weights(p) for p in paths)
-        (result.findings if is_fault else result.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
+        (audit.findings if is_fault else audit.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
     hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for name, description, rows in collections:
         columns = (rows.column(c).to_pylist() for c in ("status", "sha256", "path", "offset"))
@@ -273,7 +272,7 @@ def _check_duplicates(files: Files, collections: list[CollectionRows], result: A
         hashes.append((name, rows, content_names))
     for duplicate in shard_files.find_duplicates(hashes):
         path = f"manifests/{duplicate.collection}.parquet"
-        result.findings.append(Finding("member", path, f"member {duplicate.member}: {duplicate.text}"))
+        audit.findings.append(Finding("member", path, f"member {duplicate.member}: {duplicate.text}"))
 
 
 @dataclass(frozen=True)
@@ -370,14 +369,14 @@ def _describe_file(path: Path) -> File | None:
     try:
         status = path.stat()
     except OSError:
-        return File(0, "", True, _reader_of(path))
+        return File(0, "", True, _file_reader(path))
     if not stat.S_ISREG(status.st_mode):
         return None
     content = f"inode {status.st_dev}:{status.st_ino}" if path.is_symlink() or status.st_nlink > 1 else ""
-    return File(status.st_size, content, True, _reader_of(path))
+    return File(status.st_size, content, True, _file_reader(path))
 
 
-def _reader_of(path: Path) -> Callable[[int, int], bytes]:
+def _file_reader(path: Path) -> Callable[[int, int], bytes]:
     def read(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
@@ -400,12 +399,12 @@ def find_equal_files(files: Files) -> list[list[str]]:
         if isinstance(key, str):
             equal_paths.append(paths)
         elif len(paths) > 1:
-            candidates = [path for group in _group_by(files, paths, _hash_samples) for path in group]
-            equal_paths += _group_by(files, candidates, _hash_content)
+            candidates = [path for group in _group_by_digest(files, paths, _hash_samples) for path in group]
+            equal_paths += _group_by_digest(files, candidates, _hash_content)
     return sorted(paths for paths in equal_paths if len(paths) > 1)
 
 
-def _group_by(files: Files, paths: list[str], digest: Callable[[File], str]) -> list[list[str]]:
+def _group_by_digest(files: Files, paths: list[str], digest: Callable[[File], str]) -> list[list[str]]:
     """Group paths whose files have the same digest; return the groups of two or more paths."""
     groups: dict[str, list[str]] = {}
     for path in paths:
@@ -440,15 +439,15 @@ def is_archive(path: str) -> bool:
     return path.lower().endswith(ARCHIVE_SUFFIXES)
 
 
-def find_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
+def find_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndText | None:
     """Find a fault in the first bytes of a file of weights or an archive; return (kind, text), or None without one.
 
     Args:
         path: path of the file inside the source.
-        size: size of the file in bytes.
+        file_nbytes: size of the file in bytes.
         first_bytes: first bytes of the file. If a safetensors header is longer, only its length is checked.
     """
-    if size == 0:
+    if file_nbytes == 0:
         return "empty", "a file of 0 bytes"
     guessed_kind = guess_kind(first_bytes)
     if guessed_kind.startswith("a Git LFS pointer"):
@@ -459,9 +458,9 @@ def find_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
     if reason := _why_pickle(name, first_bytes, guessed_kind):
         return "pickle", reason
     if name.endswith(SAFETENSORS_SUFFIX):
-        return _header_fault(path, size, first_bytes)
+        return _header_fault(path, file_nbytes, first_bytes)
     if is_archive(path):
-        return _archive_fault(path, size, first_bytes)
+        return _archive_fault(path, file_nbytes, first_bytes)
     return None
 
 
@@ -475,7 +474,7 @@ def unusual_compression(path: str, first_bytes: bytes) -> str:
     return ""
 
 
-def _why_pickle(name: str, first_bytes: bytes, guessed_kind: str) -> str:
+def _why_pickle(path: str, first_bytes: bytes, guessed_kind: str) -> str:
     """Return text on the bytes or the suffix that show that a file is a pickle; return "" if the file is not a
     pickle."""
     if first_bytes.startswith(b"PK\x03\x04") and b"data.pkl" in first_bytes[:512]:
@@ -484,7 +483,7 @@ def _why_pickle(name: str, first_bytes: bytes, guessed_kind: str) -> str:
         return "a Python pickle, by its first bytes"
     if first_bytes.startswith(b"\x93NUMPY") and b"|O" in first_bytes[:512]:
         return "a NumPy file of pickled objects, by its first bytes"
-    if name.endswith(PICKLE_SUFFIXES) and not (
+    if path.endswith(PICKLE_SUFFIXES) and not (
         first_bytes.startswith(HARMLESS_FIRST_BYTES) or _is_safetensors(first_bytes)
     ):
         return f"a pickle, by its name; its first bytes are {guessed_kind or 'of no format that is known'}"
@@ -495,21 +494,21 @@ def _is_safetensors(first_bytes: bytes) -> bool:
     return first_bytes[8:9] == b"{" and int.from_bytes(first_bytes[:8], "little") < 2**32
 
 
-def _header_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
+def _header_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndText | None:
     try:
-        length = header_length(first_bytes, size, path)
+        length = header_length(first_bytes, file_nbytes, path)
         if len(first_bytes) < 8 + length:
             return (
                 None if _is_safetensors(first_bytes) else ("header", "expected a safetensors header; found other bytes")
             )
-        if not parse_header(first_bytes, size, path).tensors:
+        if not parse_header(first_bytes, file_nbytes, path).tensors:
             return "empty", "a safetensors file without a tensor"
     except DamagedError as error:
         return "header", f"expected {error.expected}; found {error.found}"
     return None
 
 
-def _archive_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | None:
+def _archive_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndText | None:
     """Check the headers in the first bytes of an archive; return (kind, text) of a fault, or None without one."""
     if first_bytes.startswith(b"\x1f\x8b"):
         return None
@@ -523,7 +522,7 @@ def _archive_fault(path: str, size: int, first_bytes: bytes) -> KindAndText | No
 
     at = 0
     try:
-        while (header := header_at(read_bytes, at, size, path)) is not None:
+        while (header := header_at(read_bytes, at, file_nbytes, path)) is not None:
             if leads_out(header.name):
                 return "archive", f"expected names that stay in its folder; found {header.name[:200]!r}"
             if not header.kind:

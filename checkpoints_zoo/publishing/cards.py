@@ -57,10 +57,10 @@ TRAINING_COLUMNS = (
 )  # fmt: skip
 SEED_COLUMNS = ("seed", "seed_init", "seed_order", "seed_augment")
 DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST_FIGURE = 1e6  # larger test figures, and figures that are no numbers, are not shown
+LARGEST_FIGURE = 1e6  # test figures above this number, and figures that are not numbers, are not shown
 HUB_ADDRESS = "https://huggingface.co/datasets"
 PICTURE_INCHES = (9.6, 3.5)
-FEWEST_BARS = 8  # a histogram with fewer bars is drawn as narrow as if it had so many
+FEWEST_BARS = 8  # a histogram with fewer bars has bars as narrow as one with this number
 README = "README.md"
 EXAMPLE_MEMBERS = 5  # number of members that the examples load, if the collection has so many
 # The architectures and images of the package; importing them takes torch.
@@ -131,21 +131,21 @@ def card_files(
     return file_contents
 
 
-def picture_path(name: str) -> str:
+def picture_path(collection: str) -> str:
     """Return the path of a collection's picture in its source."""
-    return f"cards/{name}.png"
+    return f"cards/{collection}.png"
 
 
-def is_generated(text: str) -> bool:
+def is_generated(readme: str) -> bool:
     """Return whether a README.md is a card that this package wrote, in any version, and that nobody edited since.
 
     >>> is_generated("# My networks")
     False
     """
-    text = text.replace("\r\n", "\n")
+    readme = readme.replace("\r\n", "\n")
     # The search starts behind the YAML head, whose values may contain a copy of the marker.
-    match = _MARKER.search(text, max(text.find("\n---\n"), 0))
-    return match is not None and match["digest"] == _digest_of(text[: match.start()] + text[match.end() :])
+    match = _MARKER.search(readme, max(readme.find("\n---\n"), 0))
+    return match is not None and match["digest"] == _digest_of(readme[: match.start()] + readme[match.end() :])
 
 
 def _check_arguments(collections: Mapping[str, object], repo: str, revision: str | None) -> None:
@@ -172,13 +172,13 @@ def _templates() -> Environment:
     )  # fmt: skip
 
 
-def _render(template: str, values: Mapping[str, str]) -> Markup:
+def _render(template: str, template_values: Mapping[str, str]) -> Markup:
     """Fill values into a template; return Markdown that ends in exactly one newline."""
-    return Markup(_templates().get_template(f"{template}.md").render(values).rstrip("\n") + "\n")
+    return Markup(_templates().get_template(f"{template}.md").render(template_values).rstrip("\n") + "\n")
 
 
-def _digest_of(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest_of(card_text: str) -> str:
+    return hashlib.sha256(card_text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _marker_of(digest: str) -> str:
@@ -596,22 +596,23 @@ def _predictions_sentence(s: Section) -> str:
     )
 
 
-def picture(name: str, rows: pa.Table, description: Description) -> bytes | None:
+def picture(collection: str, rows: pa.Table, description: Description) -> bytes | None:
     """Draw the distributions of a collection's test accuracy and NLL; return a PNG, None where no accuracy is known.
 
     Args:
-        name: name of the collection.
+        collection: name of the collection.
         rows: manifest of the collection.
         description: description of the collection.
     """
-    section = Section(name, description, rows)
+    section = Section(collection, description, rows)
     if not section.finite("test_accuracy"):
         return None
-    return png_bytes(lambda: draw_histograms(section), f"{name}: test figures of its members")
+    return png_bytes(lambda: draw_histograms(section), f"{collection}: test figures of its members")
 
 
 def draw_histograms(section: Section) -> Figure:
-    """Draw histograms of test accuracy and NLL; return the figure. Each axes' label is its manifest column."""
+    """Draw histograms of test accuracy and NLL; return the figure. The label of each matplotlib axes is the name of its
+    manifest column."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

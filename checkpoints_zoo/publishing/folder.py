@@ -117,7 +117,7 @@ class Folder:
         """The shards, manifests and descriptions of stored predictions: path in the repo -> path on disk."""
         paths: set[str] = set()
         for stored in self.sets:
-            folder = prediction_sets.set_folder(stored.facts.collection, stored.facts.set)
+            folder = prediction_sets.folder_of_set(stored.facts.collection, stored.facts.set)
             paths |= {f"{folder}/{file}" for file in (prediction_sets.MANIFEST_FILE, prediction_sets.DESCRIPTION_FILE)}
             paths |= set(stored.rows.column("path").to_pylist())
         return {inside: self.source.local_path(inside) for inside in sorted(paths)}
@@ -221,8 +221,9 @@ def _check_rows(collection: LocalCollection) -> None:
         )
 
 
-def _format_keys(keys: Sequence[tuple[int, int | None]]) -> str:
-    return f"{format_ids(keys[:100])}{f' and {len(keys) - 100:,} more' if len(keys) > 100 else ''}"
+def _format_keys(snapshot_keys: Sequence[tuple[int, int | None]]) -> str:
+    more = f" and {len(snapshot_keys) - 100:,} more" if len(snapshot_keys) > 100 else ""
+    return f"{format_ids(snapshot_keys[:100])}{more}"
 
 
 def _unpublished_files(root: Path, inside: str, published: set[str], folders: set[str]) -> Iterator[str]:
@@ -306,9 +307,9 @@ def check(folder: Folder, say: Say, finite: bool) -> None:
     )
 
 
-def _member_problems(name: str, location: Location, expected_hash: str, finite: bool) -> list[Problem]:
+def _member_problems(collection: str, location: Location, expected_hash: str, finite: bool) -> list[Problem]:
     problems, _ = shard_files.check_bytes(location, expected_hash, finite)
-    return [Problem(name, location.member, kind, text) for kind, text in problems]
+    return [Problem(collection, location.member, kind, text) for kind, text in problems]
 
 
 def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
@@ -316,7 +317,9 @@ def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite
     weights."""
     say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
     rows = next((c.rows for c in folder.collections if c.name == stored.facts.collection), None)
-    return prediction_sets.find_problems(stored, None if rows is None else prediction_sets.weight_hashes(rows), finite)
+    return prediction_sets.find_set_problems(
+        stored, None if rows is None else prediction_sets.weight_hashes(rows), finite
+    )
 
 
 def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:

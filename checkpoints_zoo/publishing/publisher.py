@@ -305,16 +305,16 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
     return []
 
 
-def _check_configs(text: str, names: Sequence[str], path: Path) -> None:
+def _check_configs(readme: str, collections: Sequence[str], path: Path) -> None:
     """Check that a README's YAML names every manifest; the Hub's viewer and `datasets.load_dataset` need the names."""
     known_configs, problem = set(), ""
     try:
-        match = _YAML_HEAD.match(text)
+        match = _YAML_HEAD.match(readme)
         configs = (yaml.safe_load((match[1] if match else "") or "") or {}).get("configs") or []
-        known_configs = {(c["config_name"], file) for c in configs for file in _paths_in(c.get("data_files"))}
+        known_configs = {(c["config_name"], file) for c in configs for file in _data_file_paths(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         problem = f": {' '.join(str(error).split())[:200]}"
-    unnamed_manifests = [name for name in names if (name, f"manifests/{name}.parquet") not in known_configs]
+    unnamed_manifests = [name for name in collections if (name, f"manifests/{name}.parquet") not in known_configs]
     if unnamed_manifests:
         lines = "; ".join(f"- config_name: {n}, data_files: manifests/{n}.parquet" for n in unnamed_manifests)
         raise UsageError(
@@ -326,13 +326,13 @@ def _check_configs(text: str, names: Sequence[str], path: Path) -> None:
         )
 
 
-def _paths_in(value: Any) -> list[str]:
+def _data_file_paths(data_files: Any) -> list[str]:
     """Return the paths in a config's `data_files`: a path, a list of paths, or a list of splits with paths."""
-    if isinstance(value, dict):
-        value = value.get("path")
-    if isinstance(value, list):
-        return [file for entry in value for file in _paths_in(entry)]
-    return [value] if isinstance(value, str) else []
+    if isinstance(data_files, dict):
+        data_files = data_files.get("path")
+    if isinstance(data_files, list):
+        return [file for entry in data_files for file in _data_file_paths(entry)]
+    return [data_files] if isinstance(data_files, str) else []
 
 
 def _make_card(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
@@ -508,7 +508,7 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
 
     def attempt() -> tuple[str, str]:
         if opens and (pull := remote.find_pull_request(title)):
-            return pull.name, pull.head  # an earlier attempt opened it, but its answer was lost
+            return pull.name, pull.head  # an earlier attempt opened this pull request, but the answer was lost
         try:
             commit_info = remote.api.create_commit(
                 remote.id, additions, commit_message=title, parent_commit=branch.head, **repo_options

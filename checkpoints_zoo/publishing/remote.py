@@ -217,7 +217,7 @@ def parse_repo(repo: str) -> Remote:
     """Parse the name of a repo, "org/name" or its address; return the repo, which need not exist.
 
     Raises:
-        UsageError: the name has another form.
+        UsageError: the name is not ORG/NAME.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -239,7 +239,7 @@ def hub_errors(label: str, subject: str, permission: str = "write") -> Iterator[
 
     Args:
         label: address of the repo.
-        subject: the thing that is read or written, for the error text.
+        subject: name of the repo or file that is read or written, for the error text.
         permission: permission that the call needs, "read" or "write".
     """
     try:

@@ -54,7 +54,7 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
         members: collection whose members are checked.
         sample: number of members whose accuracy is measured again, spread evenly; 0 for none.
         data: images that the claimed accuracies were measured on, if the package can't load them by name, in any form
-            that `images.of` takes. They need the manifest's name and split (`images.of(…, name="mine")` for
+            that `images.of` takes. The images need the manifest's name and split (`images.of(…, name="mine")` for
             "mine/test").
 
     Raises:
@@ -249,7 +249,7 @@ def measure_again(
     members: Collection,
     intact_positions: Sequence[int],
     sample: int,
-    result: Verification,
+    verification: Verification,
     custom_data: ImageData | None = None,
 ) -> None:
     """Measure the claimed accuracy of some members again, and add the outcome to a verification.
@@ -258,7 +258,7 @@ def measure_again(
         members: collection with the claimed accuracies.
         intact_positions: positions of the members whose bytes are right.
         sample: number of members that are measured, spread evenly over the intact ones; 0 for none.
-        result: verification that gets the problems, the number of measured members, and the impossible measurements.
+        verification: gets the problems, the number of measured members, and the impossible measurements.
         custom_data: the user's images, with the name and split that the manifest states; None without such images.
     """
     if sample < 1:
@@ -271,13 +271,15 @@ def measure_again(
     for position in intact_positions:
         name = images_of_claim[position]
         if claimed_accuracies[position] is None:
-            result.impossible["accuracy, since the rows have none"] += 1
+            verification.impossible["accuracy, since the rows have none"] += 1
         elif not name:
-            result.impossible["accuracy, since the rows do not name the images"] += 1
+            verification.impossible["accuracy, since the rows do not name the images"] += 1
         elif name not in custom_images and str(name).split("/")[0] not in images.DATASETS:
-            result.impossible[f"accuracy, since the package does not have the images {name!r} (give them as data)"] += 1
+            verification.impossible[
+                f"accuracy, since the package does not have the images {name!r} (give them as data)"
+            ] += 1
         elif not has_network:
-            result.impossible[
+            verification.impossible[
                 f"accuracy, since the package does not have the network {network!r} (give it as architecture)"
             ] += 1
         else:
@@ -286,7 +288,7 @@ def measure_again(
         measurable_positions[i * len(measurable_positions) // min(sample, len(measurable_positions))]
         for i in range(min(sample, len(measurable_positions)))
     ]
-    problems = result.problems
+    problems = verification.problems
     for name in sorted({images_of_claim[position] for position in sampled_positions}):
         positions = [position for position in sampled_positions if images_of_claim[position] == name]
         data, _, split = name.partition("/")
@@ -304,7 +306,7 @@ def measure_again(
                 continue
             if image_data.labels is None:
                 continue
-            result.measured += 1
+            verification.measured += 1
             accuracy = metrics.accuracy(logits.softmax(-1), image_data.labels).item()
             if abs(accuracy - claimed_accuracies[position]) * len(image_data) > LARGEST_DIFFERING_COUNT + 0.5:
                 text = f"expected test accuracy {claimed_accuracies[position]:.4f} on {name}; found {accuracy:.4f}."
@@ -328,7 +330,7 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         NetworkError, AccessError, StorageError: the bytes can't be downloaded or stored.
     """
     prediction_set = prediction_sets.read_set(members.source, members.name, name)
-    problems = prediction_sets.find_problems(
+    problems = prediction_sets.find_set_problems(
         prediction_set, prediction_sets.weight_hashes(members.source.read_collection(members.name)[1])
     )
     facts, faulty_members = prediction_set.facts, {problem.member for problem in problems}

@@ -104,21 +104,21 @@ def member_file_name(etag: str, offset: int, layout: Layout, cache_header: bytes
     return f"{etag_text}-{offset}-{layout.nbytes}-{hashlib.sha256(identifying_bytes).hexdigest()[:8]}.safetensors"
 
 
-def find_member(repo: str, name: str, size: int) -> Path | None:
+def find_member(repo: str, file_name: str, nbytes: int) -> Path | None:
     """Look for a member's cache file of the right size; return the file's path, None if there is no such file."""
     for cache_folder in cache_folders(repo):
-        path = cache_folder / "members" / name
+        path = cache_folder / "members" / file_name
         try:
-            if path.is_file() and path.stat().st_size == size:
+            if path.is_file() and path.stat().st_size == nbytes:
                 return path
         except OSError:
             continue
     return None
 
 
-def record_path(path: Path) -> Path:
+def record_path(member_path: Path) -> Path:
     """Return the path of the hash record of a member's file."""
-    return path.parents[1] / "records" / f"{path.name}.json"
+    return member_path.parents[1] / "records" / f"{member_path.name}.json"
 
 
 def member_files(repo: str) -> set[Path]:
@@ -142,7 +142,7 @@ def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] 
     return None
 
 
-def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str, size: int) -> None:
+def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str, nbytes: int) -> None:
     """Record the ETag and size of a file at a commit; the record is written by rename.
 
     Raises:
@@ -150,7 +150,7 @@ def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str
     """
     try:
         with disk.replace_file(_record_path(cache_folder, commit, repo_path)) as file:
-            file.write(json.dumps({"path": repo_path, "etag": etag, "size": size}))
+            file.write(json.dumps({"path": repo_path, "etag": etag, "size": nbytes}))
     except OSError as error:
         raise disk.disk_full_error(cache_folder, error) from error
 
@@ -183,7 +183,7 @@ class MemberDraft:
 
     def write(self, offset: int, piece: bytes) -> bool:
         """Write a piece of the member at an offset from the member's first byte; return whether all bytes have arrived.
-        Each byte must be written once.
+        Each byte of the member must be written once.
 
         Raises:
             StorageError: the disk is full.
@@ -193,10 +193,10 @@ class MemberDraft:
                 if self._file is None:
                     self._file, self._position = FileIO(self.temporary, "w+"), self._header_nbytes
                     _write_all(self._file, self._header)
-                skipped_nbytes = max(0, min(len(piece), len(self.bytes_before) - offset))
-                self.bytes_before[offset : offset + skipped_nbytes] = piece[:skipped_nbytes]
-                if stored_piece := piece[skipped_nbytes:]:
-                    file_offset = self._header_nbytes + offset + skipped_nbytes - len(self.bytes_before)
+                proof_nbytes = max(0, min(len(piece), len(self.bytes_before) - offset))
+                self.bytes_before[offset : offset + proof_nbytes] = piece[:proof_nbytes]
+                if stored_piece := piece[proof_nbytes:]:
+                    file_offset = self._header_nbytes + offset + proof_nbytes - len(self.bytes_before)
                     if (
                         file_offset != self._position
                     ):  # Most pieces continue at the current position, so that no seek is needed.
@@ -217,7 +217,7 @@ class MemberDraft:
         """Write the file's bytes to the disk, rename the file to its final name, and record its hash.
 
         Args:
-            digest: hash of the member, which has just been computed from these bytes.
+            digest: hash of the member, computed from the written bytes.
 
         Raises:
             StorageError: the disk is full.

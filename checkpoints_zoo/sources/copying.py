@@ -98,8 +98,8 @@ def _locate_members(
 ) -> tuple[list[Location], SelectedMembers]:
     """Find the bytes of a shard's members; return their locations, and the selected members with corrected rows.
 
-    Reading an archive can show that its members lie at other offsets than predicted. Then the returned rows differ from
-    those in `selected`.
+    If reading an archive shows that its members lie at other offsets than predicted, the returned rows differ from the
+    rows in `selected`.
     """
     source_positions = [p.position for p in shard.snapshots if p.position is not None]
     from_source = iter(
@@ -222,7 +222,7 @@ def _merge_descriptions(
     return replace(existing_description, layouts={**existing_description.layouts, **layouts})
 
 
-def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple[Row, PlannedSnapshot | None]:
+def _merge_row(row: Row, old_row: Row | None, position: int, collection: str) -> tuple[Row, PlannedSnapshot | None]:
     """Merge a new row with the folder's row of the same snapshot; return the merged row, and the snapshot to write,
     None if the folder has the snapshot."""
     merged_row = (
@@ -233,11 +233,11 @@ def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple
     hashes = row["sha256"], None if old_row is None or old_row["path"] is None else old_row["sha256"]
     if hashes[0] and hashes[1] and hashes[0] != hashes[1]:
         raise UsageError(
-            f"member {format_ids([(row['member'], None if row['final'] else row['epoch'])])} of {name}",
+            f"member {format_ids([(row['member'], None if row['final'] else row['epoch'])])} of {collection}",
             expected=f"the weights that the folder has under this id, sha256 {hashes[1][:16]}…",
             found=f"{hashes[0][:16]}…",
             do="Give another folder",
-            collection=name,
+            collection=collection,
             member=row["member"],
         )
     if old_row is not None and None not in hashes and old_row["final"] == row["final"]:
@@ -245,17 +245,17 @@ def _merge_row(row: Row, old_row: Row | None, position: int, name: str) -> tuple
     return merged_row, PlannedSnapshot(merged_row, position, hashes[0] or hashes[1])
 
 
-def _check_finals(rows: Iterable[Row], name: str, dest: Path) -> None:
+def _check_finals(rows: Iterable[Row], collection: str, dest: Path) -> None:
     """Check that no member has final snapshots at two different epochs."""
     final_epoch_of_member: dict[int, int] = {}
     for row in rows:
         if row["final"] and final_epoch_of_member.setdefault(row["member"], row["epoch"]) != row["epoch"]:
             raise UsageError(
-                f"member {row['member']} of {name} in folder {dest}",
+                f"member {row['member']} of {collection} in folder {dest}",
                 expected=f"the final epoch {final_epoch_of_member[row['member']]}",
                 found=f"{row['epoch']} in the members to add",
                 do="Give another folder",
-                collection=name,
+                collection=collection,
                 member=row["member"],
             )
 
@@ -329,14 +329,14 @@ class PlannedShard:
         return shard_files.first_offset(self.layout, self.prefixes) + len(self.snapshots) * self.layout.nbytes
 
 
-def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], name: str) -> Path:
+def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], collection: str) -> Path:
     """Write a shard unless a finished copy of the shard exists; return the path of the shard file."""
     if similar_files(folder, shard):  # A finished shard may exist: compute missing hashes to find out.
         for piece, x in zip(shard.snapshots, locations, strict=True):
             piece.sha256 = piece.sha256 or content_hash(x.layout, _read_member(x))
         if path := find_finished(folder, shard):
             return path
-    members = _checked_members(shard, locations, name)
+    members = _checked_members(shard, locations, collection)
     return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
 
 
@@ -368,18 +368,20 @@ def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
     return paths
 
 
-def _checked_members(shard: PlannedShard, locations: Sequence[Location], name: str) -> Iterator[shard_files.Bytes]:
+def _checked_members(
+    shard: PlannedShard, locations: Sequence[Location], collection: str
+) -> Iterator[shard_files.Bytes]:
     """Read and check a shard's members one by one; yield their bytes in the shard's layout."""
     for piece, location in zip(shard.snapshots, locations, strict=True):
         member_bytes = _read_member(location)
         digest = content_hash(location.layout, member_bytes)
         if piece.sha256 not in (None, digest):
             raise DamagedError(
-                f"member {format_ids([piece.key])} of {name} in file {location.path}",
+                f"member {format_ids([piece.key])} of {collection} in file {location.path}",
                 expected=f"sha256 {str(piece.sha256)[:16]}…, as its row says",
                 found=f"{digest[:16]}…",
                 do="The member's shard was not written. Get the member again, or leave it out",
-                collection=name,
+                collection=collection,
                 member=location.member,
                 path=location.path,
             )

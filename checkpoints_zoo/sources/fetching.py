@@ -134,14 +134,14 @@ def count_cached(repo: Repo, requests: Sequence[MemberRequest]) -> int:
 
 
 def fetch_members(
-    repo: Repo, name: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+    repo: Repo, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
 ) -> list[Location]:
     """Fetch members whose locations in the repo are known, all missing members together; return the locations on this
     disk.
 
     Args:
         repo: the repo, at the commit from which the manifest rows are.
-        name: name of the collection, for errors.
+        collection: name of the collection, for errors.
         requests: the requested members.
         allow_whole_files: whether a file may be fetched whole, into the cache of the Hub's client, if most of its bytes
             are needed.
@@ -153,12 +153,12 @@ def fetch_members(
         DamagedError: fetched bytes differ from the manifest; these bytes are not stored.
         StorageError: the disk is full.
     """
-    locations, _ = fetch_predicted(repo, name, requests, allow_whole_files, check)
+    locations, _ = fetch_predicted(repo, collection, requests, allow_whole_files, check)
     return [locations[x] for x in requests]
 
 
 def fetch_predicted(
-    repo: Repo, name: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+    repo: Repo, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
 ) -> tuple[dict[MemberRequest, Location], list[str]]:
     """Fetch members like `fetch_members`; return their locations, and the paths of irregular archives.
 
@@ -175,10 +175,10 @@ def fetch_predicted(
     if irregular:
         return locations, irregular
     if missing_requests and is_offline_mode():
-        raise _offline_error(repo, name, missing_requests, len(requests))
+        raise _offline_error(repo, collection, missing_requests, len(requests))
     if missing_requests:
         partly_cached = {x.repo_path for x in (locations if allow_whole_files else requests)}
-        irregular_fetched = _fetch_missing(repo, name, missing_requests, header_of_layout, partly_cached)
+        irregular_fetched = _fetch_missing(repo, collection, missing_requests, header_of_layout, partly_cached)
         fetched, irregular = _find_local(repo, missing_requests, header_of_layout)
         damaged_requests = [
             x for x in missing_requests if x not in fetched and x.repo_path not in {*irregular_fetched, *irregular}
@@ -187,7 +187,7 @@ def fetch_predicted(
         # raises the right error.
         if damaged_requests and not irregular_fetched and not irregular:
             irregular_fetched = _fetch_missing(
-                repo, name, damaged_requests, header_of_layout, {x.repo_path for x in damaged_requests}
+                repo, collection, damaged_requests, header_of_layout, {x.repo_path for x in damaged_requests}
             )
             fetched |= _find_local(repo, damaged_requests, header_of_layout)[0]
         return locations | fetched, sorted({*irregular_fetched, *irregular})
@@ -249,12 +249,17 @@ def _find_local(
 
 
 def _is_intact(
-    path: Path, data_offset: int, request: MemberRequest, expected_header: bytes, record: HashRecord, record_key: str
+    cached_path: Path,
+    data_offset: int,
+    request: MemberRequest,
+    expected_header: bytes,
+    record: HashRecord,
+    record_key: str,
 ) -> bool:
     """Say whether a cached file has the bytes of a member. Bytes whose hash is recorded are not read again.
 
     Args:
-        path: path of the cached file.
+        cached_path: path of the cached file.
         data_offset: offset of the member's first tensor in the file.
         request: the request for the member.
         expected_header: expected bytes at the start of the file; b"" if the start is not compared.
@@ -265,14 +270,16 @@ def _is_intact(
     if recorded_hash is not None and request.sha256 in (None, recorded_hash):
         return True
     header_nbytes = request.layout.header_nbytes
-    raw = _read_bytes(path, data_offset - max(len(expected_header), header_nbytes), data_offset + request.layout.nbytes)
+    raw = _read_bytes(
+        cached_path, data_offset - max(len(expected_header), header_nbytes), data_offset + request.layout.nbytes
+    )
     if len(raw) < max(len(expected_header), header_nbytes) + request.layout.nbytes or not raw.startswith(
         expected_header
     ):
         return False
     if header_nbytes:
         try:
-            check_own_header(raw[:header_nbytes], request.layout, path)
+            check_own_header(raw[:header_nbytes], request.layout, cached_path)
         except DamagedError:
             return False
     digest = content_hash(request.layout, memoryview(raw)[-request.layout.nbytes or len(raw) :])
@@ -290,7 +297,7 @@ def _read_bytes(path: Path, start: int, end: int) -> bytes:
 
 def _fetch_missing(
     repo: Repo,
-    name: str,
+    collection: str,
     missing_requests: Sequence[MemberRequest],
     header_of_layout: Mapping[int, bytes],
     partly_cached: set[str],
@@ -345,12 +352,12 @@ def _fetch_missing(
                 )
         if downloads:
             cache.check_room(folder, sum(p.draft.size for p in downloads))
-            irregular = _read_ranges(downloads, name, pool)
+            irregular = _read_ranges(downloads, collection, pool)
     _remote_files.update({(repo, repo_path): remote for repo_path, remote in remotes.items()})
     return irregular
 
 
-def _read_ranges(downloads: Sequence[_Download], name: str, pool: ThreadPoolExecutor) -> set[str]:
+def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
     """Read members' bytes over several connections, each member into its cache file; if one read fails, members that
     arrived stay.
 
@@ -361,7 +368,7 @@ def _read_ranges(downloads: Sequence[_Download], name: str, pool: ThreadPoolExec
     stop_event, irregular = threading.Event(), set[str]()
     ranges = list(_plan_ranges(downloads))
     total_nbytes = sum(end - start for _, start, end in ranges)
-    title = f"{name}: {len(downloads)} member{'s' if len(downloads) > 1 else ''}"
+    title = f"{collection}: {len(downloads)} member{'s' if len(downloads) > 1 else ''}"
     progress_bar = tqdm(total=total_nbytes, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
     with progress_bar:
 
@@ -487,13 +494,13 @@ def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
 
 
 def _offline_error(
-    repo: Repo, name: str, missing_requests: Sequence[MemberRequest], request_count: int
+    repo: Repo, collection: str, missing_requests: Sequence[MemberRequest], request_count: int
 ) -> NetworkError:
     ids = format_ids([x.key for x in missing_requests])
     return NetworkError(
-        f"{len(missing_requests)} of {request_count} members of {name}",
+        f"{len(missing_requests)} of {request_count} members of {collection}",
         expected="members in the cache, since HF_HUB_OFFLINE is set",
         found=f"no members {ids} of {repo}",
-        do=f"Get them online: `zoo-cli download {name} --members {ids} --source {repo}`",
-        collection=name,
+        do=f"Get them online: `zoo-cli download {collection} --members {ids} --source {repo}`",
+        collection=collection,
     )

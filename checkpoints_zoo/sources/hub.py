@@ -90,7 +90,7 @@ def resolve_address(address: str) -> Repo:
         address: `hf://datasets/org/name[@revision]`; the revision is a branch, tag or commit, by default main.
 
     Raises:
-        SourceNotFound: the address has another form, or the repo or the revision does not exist.
+        SourceNotFound: the address is malformed, or the repo or the revision does not exist.
         AccessError: the user's login may not read the repo.
         NetworkError: the Hub gave no answer; or offline mode is on, and this machine never found the revision's commit.
     """
@@ -219,11 +219,11 @@ def split_address(address: str, subject: str) -> tuple[str, str]:
     """Split an address on the Hub; return the address of the repo, and the path in the repo ("" if the address has
     none).
 
-    An address of another form is returned unchanged; `resolve_address` raises the error that explains it.
+    A malformed address is returned unchanged; `resolve_address` raises the error that explains it.
 
     Args:
         address: an address on the Hub.
-        subject: noun for the thing at the address, for error texts.
+        subject: noun for error texts, such as "source".
 
     Raises:
         SourceNotFound: the path leads out of the repo.
@@ -285,22 +285,22 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
     return None
 
 
-def whole_file_record(repo: Repo, path: Path) -> Path:
+def whole_file_record(repo: Repo, cached_path: Path) -> Path:
     """Return the path of the record with the hashes of a file in the client's cache."""
-    name = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    name = hashlib.sha256(str(cached_path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return cache_root() / folder_name(repo.id) / "records" / f"{name}.json"
 
 
-def _blob_name(path: Path) -> str:
+def _blob_name(cached_path: Path) -> str:
     """Return the name of a cached file's blob, which is its ETag."""
     # The client's cache holds links to a file named by the ETag; with Xet this file is itself a link to another file.
-    return path.readlink().name if path.is_symlink() else path.name
+    return cached_path.readlink().name if cached_path.is_symlink() else cached_path.name
 
 
-def has_announced_hash(path: Path) -> bool:
+def has_announced_hash(cached_path: Path) -> bool:
     """Say whether the client's cache states which hash a file should have. On file systems without links, no hash is
     stated."""
-    return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", _blob_name(path)) is not None
+    return re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", _blob_name(cached_path)) is not None
 
 
 def is_offline() -> bool:
@@ -310,20 +310,20 @@ def is_offline() -> bool:
     return is_offline_mode()
 
 
-def check_whole_file(repo: Repo, path: Path, ignore_recorded: bool = False) -> str:
+def check_whole_file(repo: Repo, cached_path: Path, ignore_recorded: bool = False) -> str:
     """Compare the hash of a file in the client's cache with the announced hash; delete the file if the two differ.
 
     The file is read again only after it has changed.
 
     Args:
-        repo, path: the repo that has the file, and the path of the cached file.
+        repo, cached_path: the repo that has the file, and the path of the cached file.
         ignore_recorded: whether the file is hashed again even if a hash is recorded.
 
     Returns:
         The hash and kind of a file that was deleted; "" if the hash is right, or if no hash was announced.
     """
-    announced_hash, blob_path = _blob_name(path), path.resolve()
-    record = HashRecord(blob_path, whole_file_record(repo, path), ignore_recorded)
+    announced_hash, blob_path = _blob_name(cached_path), cached_path.resolve()
+    record = HashRecord(blob_path, whole_file_record(repo, cached_path), ignore_recorded)
     if record.hashes.get("") == announced_hash:
         return ""
     actual_hash = _hash_as_announced(announced_hash, blob_path)
@@ -334,15 +334,15 @@ def check_whole_file(repo: Repo, path: Path, ignore_recorded: bool = False) -> s
         return ""
     with blob_path.open("rb") as file:
         kind = guess_kind(file.read(512))
-    drop_whole_file(repo, path)
+    drop_whole_file(repo, cached_path)
     return f"{actual_hash[:16]}…{f': {kind}' if kind else ''}"
 
 
-def drop_whole_file(repo: Repo, path: Path) -> None:
+def drop_whole_file(repo: Repo, cached_path: Path) -> None:
     """Delete a file and the links to it from the client's cache, so that the file is fetched again."""
-    record, blob_path = whole_file_record(repo, path), path.resolve()
-    etag_link = path.parent / path.readlink() if path.is_symlink() else path
-    for link in {path, etag_link, blob_path}:
+    record, blob_path = whole_file_record(repo, cached_path), cached_path.resolve()
+    etag_link = cached_path.parent / cached_path.readlink() if cached_path.is_symlink() else cached_path
+    for link in {cached_path, etag_link, blob_path}:
         delete_file(link, record)
 
 
@@ -487,16 +487,16 @@ def _limited_progress_bar(repo_path: str, subject: str) -> type[Any]:
     return BoundedBar
 
 
-def _hash_as_announced(announced_hash: str, path: Path) -> str:
+def _hash_as_announced(announced_hash: str, cached_path: Path) -> str:
     """Hash a file as the Hub does: sha256 for large files, git's sha1 for others; return the hash, "" if the ETag is no
     hash."""
     if re.fullmatch("[0-9a-f]{64}", announced_hash):
         digest = hashlib.sha256()
     elif re.fullmatch("[0-9a-f]{40}", announced_hash):
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        digest = hashlib.sha1(b"blob %d\0" % cached_path.stat().st_size, usedforsecurity=False)
     else:
         return ""
-    with path.open("rb") as file:
+    with cached_path.open("rb") as file:
         while piece := file.read(2**20):
             digest.update(piece)
     return digest.hexdigest()
@@ -530,7 +530,7 @@ def translated_errors(label: str, subject: str, permission: str = "read") -> Ite
 
     Args:
         label: label of the repo, for error texts.
-        subject: name of the requested thing, for error texts.
+        subject: name of the requested repo or file, for error texts.
         permission: the permission that the request needs, "read" or "write".
     """
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -321,13 +321,13 @@ class HubSource(Source):
         paths = [self._fetch_path(source_path, name) for source_path in source_paths]
         return _read_collection_files(name, paths[0], paths[1])
 
-    def _fetch_path(self, source_path: str, name: str) -> Path:
+    def _fetch_path(self, source_path: str, collection: str) -> Path:
         try:
             return self.local_path(source_path)
         except SourceNotFound as error:
             if error.path != source_path:  # The repo or the commit is missing, not the file.
                 raise
-            raise _missing_file_error(self, self.root / source_path, name) from error
+            raise _missing_file_error(self, self.root / source_path, collection) from error
 
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
@@ -344,44 +344,46 @@ class HubSource(Source):
         return hub.fetch_file(self.repo, source_path, self.check)
 
 
-def _missing_file_error(source: Source, path: Path, name: str) -> ZooError:
+def _missing_file_error(source: Source, path: Path, collection: str) -> ZooError:
     """Return the error for a collection whose manifest or description is missing in a source."""
     if path.suffix == ".parquet":
-        return catalog.collection_not_found(name, source.collections(), f"source {source.label}")
+        return catalog.collection_not_found(collection, source.collections(), f"source {source.label}")
     return SourceNotFound(
         f"source {source.label}",
         expected=f"{path.relative_to(source.root)} beside the manifest",
         found="no such file",
-        collection=name,
+        collection=collection,
         path=path,
     )
 
 
-def _read_collection_files(name: str, manifest_path: Path, description_path: Path) -> tuple[Description, pa.Table]:
+def _read_collection_files(
+    collection: str, manifest_path: Path, description_path: Path
+) -> tuple[Description, pa.Table]:
     """Read and check a manifest and its description; return description and manifest. Unchanged files are read only
     once.
 
     Args:
-        name: name of the collection.
+        collection: name of the collection.
         manifest_path, description_path: paths of the two files.
 
     Raises:
         FormatError, DamagedError: one of the files does not follow the format.
     """
     return _read_collection_files_once(
-        name, manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
+        collection, manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
     )
 
 
 @lru_cache(maxsize=32)
 def _read_collection_files_once(
-    name: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
+    collection: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
 ) -> tuple[Description, pa.Table]:
     description = Description.from_json(catalog.read_json(description_path), description_path)
-    if description.name != name:
+    if description.name != collection:
         raise FormatError(
             f"description {description_path}",
-            expected=f"the name {name!r}, as in the file's name",
+            expected=f"the name {collection!r}, as in the file's name",
             found=repr(description.name[:80]),
             path=description_path,
         )
@@ -592,13 +594,13 @@ def _locate_member(
     )
 
 
-def open_source(source: str | Path | None, name: str, check: bool = False) -> Source:
+def open_source(source: str | Path | None, collection: str, check: bool = False) -> Source:
     """Open the source that contains a collection; return it.
 
     Args:
         source: a folder, a file URI, an address on the Hub, "embedded", or None for the first source that the catalog
             names.
-        name: name of the collection; "" for the whole folder or repo.
+        collection: name of the collection; "" for the whole folder or repo.
         check: whether each member is hashed when its location is found.
 
     Raises:
@@ -606,22 +608,22 @@ def open_source(source: str | Path | None, name: str, check: bool = False) -> So
         SourceNotFound: the folder does not exist or has no manifests, or the repo or revision does not exist.
         AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
-    place = _open_folder_or_repo(catalog.find_listing(name).sources[0] if source is None else source)
-    return collection_source(name, replace(place, check=check))
+    place = _open_folder_or_repo(catalog.find_listing(collection).sources[0] if source is None else source)
+    return collection_source(collection, replace(place, check=check))
 
 
-def collection_source(name: str, base_source: Source) -> Source:
+def collection_source(collection: str, base_source: Source) -> Source:
     """Choose whether a collection is read by its manifest or from its archives; return the source to read.
 
     Args:
-        name: name of the collection.
+        collection: name of the collection.
         base_source: the folder or repo; it is returned unchanged if it has a manifest of the collection, or no
             archives.
     """
-    listing = catalog.collections().get(name)
+    listing = catalog.collections().get(collection)
     if listing is None or listing.archives is None or not isinstance(base_source, FolderSource | HubSource):
         return base_source
-    if base_source.has_manifest(name) or not base_source.list_archives(listing.archives):
+    if base_source.has_manifest(collection) or not base_source.list_archives(listing.archives):
         return base_source
     return ArchiveSource.of(base_source, listing, listing.archives)
 
@@ -682,7 +684,7 @@ class SelectedMembers:
 
 
 def select_members(
-    name: str,
+    collection: str,
     *,
     n: int | None = None,
     where: str | None = None,
@@ -696,18 +698,18 @@ def select_members(
 
     The arguments and errors are those of `zoo.load`.
     """
-    citation = selection.parse_citation(str(name))
+    citation = selection.parse_citation(str(collection))
     if citation:
         if any(x is not None for x in (n, where, members, sample)) or snapshots:
             raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
-        name, members = citation.name, citation.ids
+        collection, members = citation.name, citation.ids
         source = citation.source if source is None else source
-    place = open_source(source, name, check)
-    description, rows = place.read_collection(name)
-    commit = place.commit(name)
+    place = open_source(source, collection, check)
+    description, rows = place.read_collection(collection)
+    commit = place.commit(collection)
     try:
         selected_rows = selection.select_rows(
-            rows, name, n=n, where=where, members=members, sample=sample, snapshots=snapshots
+            rows, collection, n=n, where=where, members=members, sample=sample, snapshots=snapshots
         )
     except (MemberNotFound, SelectionError) as error:
         if citation and citation.commit != commit:

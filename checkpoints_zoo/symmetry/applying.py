@@ -1,6 +1,6 @@
 """Apply symmetries to parameters: pure functions on the tensors of one member or of stacked members.
 
-Whether tensors have a leading member axis follows from the comparison of their shapes with those in the table.
+The shapes of tensors, compared with the shapes in the table, show whether the tensors have a leading member axis.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _INDICES_AT_ONCE = 1 << 18  # Largest number of indices in one gather: their 2 M
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
     """Apply a symmetry to tensors: scale, change signs, then permute; return new tensors in the same dtypes.
 
-    Arguments and errors are those of `rescale`, `flip` and `permute`.
+    See `rescale`, `flip` and `permute` for the arguments and errors.
     """
     return permute(table, flip(table, rescale(table, params, element.scales), element.signs), element.permutations)
 
 
 def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Permute the units of each group along all axes that have them; return the tensors. Tensors without a permuted
-    axis are returned as they are.
+    """Permute the units of each group along all axes that have these units; return the tensors. Tensors without a
+    permuted axis are returned unchanged.
 
     Args:
         table: the network's symmetry table.
@@ -124,7 +124,7 @@ def count_members(table: Table, params: Mapping[str, Tensor]) -> int | None:
     return next(iter(counts), None)
 
 
-def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
+def count_stacked_members(table: Table, params: Mapping[str, Tensor]) -> int:
     """Check stacked tensors against a table; return the number of members.
 
     Raises:
@@ -139,7 +139,7 @@ def count_stacked(table: Table, params: Mapping[str, Tensor]) -> int:
     return members
 
 
-def check_single(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
+def check_unstacked(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
     """Check that tensors have no member axis.
 
     Args:
@@ -165,10 +165,10 @@ def check_element(table: Table, element: Element, members: int | None) -> None:
     _check_members(members, element.signs)
 
 
-def _check_members(members: int | None, values: Mapping[str, Tensor]) -> None:
-    for name, value in values.items():
-        if value.ndim == 2 and len(value) != members:
-            found = f"{len(value)} for {'one member without a member axis' if members is None else members}"
+def _check_members(member_count: int | None, values_by_name: Mapping[str, Tensor]) -> None:
+    for name, value in values_by_name.items():
+        if value.ndim == 2 and len(value) != member_count:
+            found = f"{len(value)} for {'one member without a member axis' if member_count is None else member_count}"
             raise UsageError(f"values of {name!r}", expected="as many rows as members", found=found)
 
 
@@ -202,7 +202,7 @@ def source_entries(
     for move in moves_on_axis:
         p = permutations[move.group].to(device)
         if move.within:
-            # The entries are (member, block, column); they are repeated for each row of a block.
+            # The rows of a block share their entries, so (member, block, column) is repeated for each row of a block.
             columns = p.reshape(*p.shape[:-1], move.within, size) % size
             return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
         entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
@@ -261,7 +261,7 @@ def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> 
         values = scales[power.scale].to(tensor.device, torch.float64).pow(power.power).to(dtype)
         values = values.repeat_interleave(power.length // values.shape[-1], -1)
         if power.within:
-            # The entries are (member, block, column); they are repeated for each row of a block.
+            # The rows of a block share their entries, so (member, block, column) is repeated for each row of a block.
             columns = axes.shape[1]
             run = torch.ones(*values.shape[:-1], power.within * columns, dtype=dtype, device=tensor.device)
             run[..., power.offset : power.offset + power.length] = values

@@ -19,15 +19,15 @@ def approximate_changes(
 ) -> dict[str, float]:
     """Measure how far each approximate scale changes the outputs; return name of the scale -> relative change.
 
-    A norm without running statistics divides by sqrt(variance + eps). If the input of such a norm is multiplied by s,
-    the output is multiplied by sqrt((variance + eps) / (variance + eps / s²)), which is close to 1 only if eps is small
+    A norm without running statistics divides by sqrt(variance + eps). If the input of this norm is multiplied by s, the
+    output is multiplied by sqrt((variance + eps) / (variance + eps / s²)), which is close to 1 only if eps is small
     against the variance. The change of the outputs therefore depends on the weights and inputs; small weights before
-    the norm make it large.
+    the norm make the change large.
 
     Args:
         table: symmetry table of the network.
         weights: state dict of one member.
-        module: the network; it is copied, and run in eval mode.
+        module: the network. A copy of the network runs in eval mode.
         inputs: batch of inputs.
         factor: number by which all units of one scale are multiplied, one scale at a time; 1 / factor is tried as well.
 

@@ -79,27 +79,27 @@ def random_element(
 
 
 def _draw_permutation(
-    table: Table, name: str, draws: dict[str, Tensor], count: int, generator: torch.Generator
+    table: Table, group_name: str, draws: dict[str, Tensor], member_count: int, generator: torch.Generator
 ) -> None:
-    group = table.groups[name]
-    if name in draws:
+    group = table.groups[group_name]
+    if group_name in draws:
         return
     width = group.size // group.blocks
-    keys = torch.rand(count, group.blocks, width, generator=generator, dtype=torch.float64)
+    keys = torch.rand(member_count, group.blocks, width, generator=generator, dtype=torch.float64)
     orders_in_blocks = keys.argsort(-1)
-    blocks = torch.arange(group.blocks).expand(count, -1)
+    blocks = torch.arange(group.blocks).expand(member_count, -1)
     if group.mover is not None:
-        _draw_permutation(table, group.mover, draws, count, generator)
+        _draw_permutation(table, group.mover, draws, member_count, generator)
         blocks = draws[group.mover]
-    draws[name] = (blocks[..., None] * width + orders_in_blocks).reshape(count, group.size)
+    draws[group_name] = (blocks[..., None] * width + orders_in_blocks).reshape(member_count, group.size)
 
 
 def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Draw permutations that need `count` transpositions in all; return group -> int64 (unit).
 
     Each transposition joins two cycles of a group, so that none undoes another. Each transposition is drawn uniformly
-    among the pairs of units in different cycles. Groups with blocks, and groups that move the blocks of others, stay as
-    they are.
+    among the pairs of units in different cycles. Groups with blocks, and groups that move the blocks of other groups,
+    are not permuted.
 
     Args:
         table: the network's symmetry table.
@@ -135,7 +135,7 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
 
 
 def inverse(table: Table, element: Element) -> Element:
-    """Return the symmetry that undoes another, up to rounding."""
+    """Return the symmetry that undoes a given symmetry, up to rounding."""
     inverses = {name: p.argsort(-1) for name, p in element.permutations.items()}
     scales = {
         n: permute_scale(table.scales[n], table, s.reciprocal(), element.permutations)
@@ -149,7 +149,7 @@ def compose(table: Table, first: Element, second: Element) -> Element:
     """Return the symmetry that applies `first`, then `second`."""
     permutations = dict(first.permutations)
     for name, p in second.permutations.items():
-        permutations[name] = _gather_last(first.permutations[name], p) if name in first.permutations else p
+        permutations[name] = _gather_on_last_axis(first.permutations[name], p) if name in first.permutations else p
     # The scales of `second` are in the order of the permuted units; they are needed in the order before the
     # permutation.
     inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
@@ -161,17 +161,19 @@ def compose(table: Table, first: Element, second: Element) -> Element:
     return Element(permutations, scales, signs)
 
 
-def permute_scale(scale: Scale | Sign, table: Table, values: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+def permute_scale(
+    scale: Scale | Sign, table: Table, scale_values: Tensor, permutations: Mapping[str, Tensor]
+) -> Tensor:
     """Return the values of a scale or sign (..., value) in the order of the permuted units."""
     if scale.group is None or scale.group not in permutations:
-        return values
+        return scale_values
     units_per_scale = scale.size // table.groups[scale.group].size
-    p = permutations[scale.group].to(values.device)
+    p = permutations[scale.group].to(scale_values.device)
     entries = (p[..., None] * units_per_scale + torch.arange(units_per_scale, device=p.device)).flatten(-2)
-    return _gather_last(values, entries)
+    return _gather_on_last_axis(scale_values, entries)
 
 
-def _gather_last(values: Tensor, positions: Tensor) -> Tensor:
+def _gather_on_last_axis(values: Tensor, positions: Tensor) -> Tensor:
     """Gather values along the last axis; return the gathered values. The values or the positions may have no member
     axis."""
     leading_shape = max(values.shape[:-1], positions.shape[:-1], key=len)
@@ -203,7 +205,7 @@ def check_symmetry(table: Table, element: Element) -> None:
             raise UsageError(
                 f"scale {name!r}",
                 expected=f"{scale.size} positive values, or (member, {scale.size})",
-                found=_describe(s),
+                found=_describe_tensor(s),
             )
     for name, values in element.signs.items():
         sign = table.signs.get(name)
@@ -213,11 +215,11 @@ def check_symmetry(table: Table, element: Element) -> None:
             raise UsageError(
                 f"sign {name!r}",
                 expected=f"{sign.size} values 1 or -1, or (member, {sign.size})",
-                found=_describe(values),
+                found=_describe_tensor(values),
             )
 
 
-def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, Tensor]) -> None:
+def _check_permutation(group: Group, permutation: Tensor, all_permutations: Mapping[str, Tensor]) -> None:
     thing = f"permutation {group.name!r}"
     unit_numbers = torch.arange(group.size, device=permutation.device)
     if (
@@ -229,21 +231,23 @@ def _check_permutation(group: Group, permutation: Tensor, others: Mapping[str, T
         raise UsageError(
             thing,
             expected=f"each of 0-{group.size - 1} once, int64, or a row of them a member",
-            found=_describe(permutation),
+            found=_describe_tensor(permutation),
         )
     if group.blocks > 1:
         width = group.size // group.blocks
         default = torch.arange(group.blocks)
-        expected_blocks = others.get(group.mover, default) if group.mover is not None else default
+        expected_blocks = all_permutations.get(group.mover, default) if group.mover is not None else default
         is_in_block = permutation.div(width, rounding_mode="floor") == expected_blocks.to(
             permutation.device
         ).repeat_interleave(width, -1)
         if not bool(is_in_block.all()):
             place_text = f"in the order that {group.mover!r} gives" if group.mover else "in place"
             raise UsageError(
-                thing, expected=f"{group.blocks} blocks that stay together, {place_text}", found=_describe(permutation)
+                thing,
+                expected=f"{group.blocks} blocks that stay together, {place_text}",
+                found=_describe_tensor(permutation),
             )
 
 
-def _describe(values: Tensor) -> str:
-    return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}: {values.flatten()[:8].tolist()}"
+def _describe_tensor(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}: {tensor.flatten()[:8].tolist()}"

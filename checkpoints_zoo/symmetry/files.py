@@ -22,7 +22,7 @@ _IDENTITY_COLUMNS = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.str
 
 
 def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) -> None:
-    """Write symmetries to a temporary file, then rename it.
+    """Write symmetries into a Parquet file. The file is written under a temporary name, then renamed.
 
     Args:
         path: path of the Parquet file. The folder of the file is made if missing.
@@ -93,7 +93,7 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
     return {key: i for i, key in enumerate(keys)}, Element(*tensors.values())
 
 
-def _check_hashes(path: Path, stored_hashes: dict[tuple[int, int], str | None], rows: pa.Table) -> None:
+def _check_hashes(symmetries_path: Path, stored_hashes: dict[tuple[int, int], str | None], rows: pa.Table) -> None:
     names = ("member", "epoch", "sha256")
     identities: Sequence[tuple[int, int, str | None]] = list(
         zip(*(rows.column(c).to_pylist() for c in names), strict=True)
@@ -102,10 +102,10 @@ def _check_hashes(path: Path, stored_hashes: dict[tuple[int, int], str | None], 
         stored = stored_hashes.get((member, epoch))
         if sha is not None and stored is not None and sha != stored:
             raise DamagedError(
-                f"symmetries {path}",
+                f"symmetries {symmetries_path}",
                 expected=f"symmetries of member {member} with weights {sha[:8]}",
                 found=f"symmetries of weights {stored[:8]}",
                 do="Write them again for these members",
                 member=member,
-                path=path,
+                path=symmetries_path,
             )

@@ -35,7 +35,7 @@ class Table:
         """Return log10 of the number of permutations.
 
         Args:
-            streams: whether permutations of residual streams count, or those of inner channels only.
+            streams: whether permutations of residual streams count, or only permutations of inner channels.
         """
         return sum(group.log10_order for group in self.groups.values() if streams or not group.stream)
 
@@ -98,7 +98,7 @@ class Scale:
         group: the group whose permutation also moves the factors, size / (units of the group) factors a unit; None: the
             factors stay in place.
         exact: whether the network's function stays exactly the same. If false, the function would stay the same only if
-            the norms had eps = 0; see `approximate_changes` for how far it changes.
+            the norms had eps = 0; `approximate_changes` measures the change.
         norms: names of the layers that undo the scale, so that the layers after them do not depend on the scale.
         writers: (tensor, axis) of the kernels or gains that scale the output, in topological order.
     """

@@ -195,7 +195,9 @@ def train_into(
         if export.lost:
             say(f"{recipe.name}: the bytes of {len(export.lost)} members are gone; these are trained again")
         if missing_ids:
-            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time")
+            not_full = len(missing_ids) % recipe.stack_width
+            cost = "; a stack that is not full takes as long as a full one" if not_full else ""
+            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time{cost}")
         export.write_shards(complete_only=True)
         start_time, accuracies, done_count = time.monotonic(), list[float](), 0
 

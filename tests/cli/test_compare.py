@@ -104,6 +104,7 @@ def test_another_population_as_the_reference(place: Path, images: tuple[str, ...
     assert found["ood"] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [

@@ -30,7 +30,7 @@ def test_members_at_any_offset(tmp_path: Path, net: str, weights: torch.dtype, c
     assert_same(stacked, looped(built, members))
     assert all(row.is_contiguous() for tensor in stacked.values() for row in tensor)
     assert len({t[1].data_ptr() - t[0].data_ptr() for t in stacked.values() if t.numel()}) == 1  # whole members
-    some = reading.stack(located(built, members), names=list(stacked)[1:3])
+    some = reading.stack(located(built, members), tensor_names=list(stacked)[1:3])
     assert_same(some, {n: t for n, t in looped(built, members).items() if n in some})
     next(iter(stacked.values())).zero_()  # of this process alone
     assert_same(reading.stack(located(built, members)), looped(built, members))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from docs.make import readability
 
 FILE = '''"""A short module.
@@ -40,6 +42,7 @@ def test_sentences_of_docstrings_comments_and_errors_are_drawn(tmp_path: Path) -
     }
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_lines_again() -> None:
     assert readability.draw(20, seed=0) == readability.draw(20, seed=0)
     assert readability.draw(20, seed=0) != readability.draw(20, seed=1)

@@ -81,6 +81,7 @@ def equal_mass_by_hand(stated: list[float], came_true: list[float], bins: int) -
     return total
 
 
+@pytest.mark.slow
 @given(cases())
 def test_accuracy_and_brier_equal_the_oracles(oracle: Oracle, case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case

@@ -23,9 +23,9 @@ def curve_of(limit: float, b: float, sizes: tuple[int, ...] = (1, 2, 4, 8, 16)) 
 def test_a_figure_of_k_members_is_worth_k(limit: float, b: float, rising: bool, size: float) -> None:
     curve = curve_of(limit, -b if rising else b)
     value = limit + (-b if rising else b) / size
-    assert curve.size_of(value) == pytest.approx(size, rel=1e-6)
-    assert curve.size_of(limit + (-b if rising else b) * 1.5) == 0
-    assert curve.size_of(limit - (-b if rising else b)) == math.inf
+    assert curve.equal_ensemble_size(value) == pytest.approx(size, rel=1e-6)
+    assert curve.equal_ensemble_size(limit + (-b if rising else b) * 1.5) == 0
+    assert curve.equal_ensemble_size(limit - (-b if rising else b)) == math.inf
 
 
 def test_worth_in_words_and_where_it_says_nothing() -> None:
@@ -46,7 +46,7 @@ def test_worth_in_words_and_where_it_says_nothing() -> None:
         assert EquivalentSize.from_json(json.loads(json.dumps(placed.to_json(), allow_nan=False))) == placed
     uneven = FigureCurve((1, 2, 4, 8), (0.9, 0.98, 0.96, 1.0), 1.0)  # regression: sizes 2 and 4 both 0.97
     assert uneven.falling_distances() == pytest.approx([0.1, 0.03, 0.03, 0.0])
-    assert uneven.size_of(0.97) == 4
+    assert uneven.equal_ensemble_size(0.97) == 4
     assert equivalent_size(curve, Estimate(math.nan)) is None
     assert equivalent_size(FigureCurve((1, 2), (0.5, 0.5), 0.5), Estimate(0.5)) is None
 

@@ -165,6 +165,7 @@ def test_tied_parameters_have_no_factors(
         METHODS[name]().fit(problem, 1, 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vi", "swag", "sgld", "sghmc", "csghmc"])
 def test_buffers_that_are_random_are_refused(name: str, oracle: Callable[[str], Any]) -> None:
     oracle(ORACLES[name])

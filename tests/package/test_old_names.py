@@ -165,6 +165,7 @@ def test_every_name_is_there() -> None:
     assert set(RENAMED) <= set(NAMES.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RENAMED)
 def test_a_name_with_a_new_one_works_and_warns(name: str) -> None:
     use, text = RENAMED[name]

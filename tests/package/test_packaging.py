@@ -167,7 +167,7 @@ def test_the_demo_runs_from_the_wheel_away_from_the_clone(installed: Path, tmp_p
 def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_path: Path) -> None:
     assert "convnet-digits" in run(installed, "recipes", cwd=tmp_path)
     for members, folder in (("0-1", "here"), ("2-3", "there")):
-        recipe = ("convnet-digits", "--set", "epochs=2")
+        recipe = ("convnet-digits", "--set", "epochs=2", "--set", "stack_width=2")
         run(installed, "train", *recipe, "--members", members, "--out", folder, cwd=tmp_path)
     run(installed, "train-merge", "here", "there", "--out", "merged", cwd=tmp_path)
     source = ("convnet-digits", "--source", "merged", "--format", "json")

@@ -146,9 +146,11 @@ def test_no_members_give_no_masses() -> None:
 
 
 def test_the_picture_shows_masses_and_their_excess(found: MinimalMass, tmp_path: Path) -> None:
-    path = mass_figure(found, tmp_path / "new" / "mass.png", name="convnet-digits")
+    path = mass_figure(found, tmp_path / "new" / "mass.png", collection_name="convnet-digits")
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert mass_figure(found, tmp_path / "again.png", name="convnet-digits").read_bytes() == path.read_bytes()
+    assert (
+        mass_figure(found, tmp_path / "again.png", collection_name="convnet-digits").read_bytes() == path.read_bytes()
+    )
     mass_axes, excess_axes = mass.draw_mass(found, "convnet-digits", None).axes
     points = mass_axes.lines[1].get_xydata()
     np.testing.assert_array_equal(points, np.stack([found.before, found.after], 1))

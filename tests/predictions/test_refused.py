@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.prediction_sets import find_problems, weight_hashes
+from checkpoints_zoo.predictions.prediction_sets import find_set_problems, weight_hashes
 from checkpoints_zoo.publishing.verification import verify_predictions
 from tests.support.commands import run, values
 from tests.support.scenarios import Built, build, load
@@ -161,7 +161,7 @@ def test_damaged_files_are_refused(stored: tuple[Built, Predictions], tmp_path: 
         return predictions_of(members, "few-test", source=tmp_path)
 
     def said() -> list[tuple[int | None, str]]:
-        return [(p.member, p.kind) for p in find_problems(found().stored, weights)]
+        return [(p.member, p.kind) for p in find_set_problems(found().stored, weights)]
 
     assert said() == []
     shard.write_bytes(raw[:-1])

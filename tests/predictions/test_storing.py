@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import (
     UsageError,
 )
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of, storing
-from checkpoints_zoo.predictions.prediction_sets import SetDescription, find_problems, layout_of, weight_hashes
+from checkpoints_zoo.predictions.prediction_sets import SetDescription, find_set_problems, logits_layout, weight_hashes
 from tests.support.kills import Contract, OnFiles, forks
 from tests.support.scenarios import Built, build, digest_of, hash_of, load, opened
 from tests.support.stored_sets import INSIDE, by_loop, few, six
@@ -108,7 +108,7 @@ def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str,
     facts = SetDescription(
         collection="c", set="s", data=text, split=text, revision=text, fingerprint=text, inputs=inputs,
         classes=tuple(f"{text}{i}" for i in range(classes)), preprocessing={"mean": [0.5]}, computed="float32",
-        view=text, version="1", citation=text, layouts={"logits": layout_of(inputs, classes, dtype)},
+        view=text, version="1", citation=text, layouts={"logits": logits_layout(inputs, classes, dtype)},
         labels=tuple(i % classes for i in range(inputs)) if labelled else None,
     )  # fmt: skip
     assert SetDescription.from_json(json.loads(json.dumps(facts.to_json())), Path("x")) == facts
@@ -140,7 +140,7 @@ def test_stored_members_are_not_computed_again(tmp_path: Path, monkeypatch: pyte
     predict(members[:3], few(), tmp_path)
     assert ran == [1, 2, 5, 0]
     assert digest_of(tmp_path / "predictions") == after
-    assert find_problems(found.stored, weight_hashes(members.rows)) == []
+    assert find_set_problems(found.stored, weight_hashes(members.rows)) == []
 
 
 def test_snapshots_and_views(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_run_killed_at_random_moments_continues(tmp_path: Path) -> None:
     def done() -> None:
         found = predictions_of(load(built), "few-test")
         assert torch.equal(found.logits(), whole.logits())
-        assert find_problems(found.stored, weight_hashes(load(built).rows)) == []
+        assert find_set_problems(found.stored, weight_hashes(load(built).rows)) == []
         assert names(built.root) == names(tmp_path / "whole")  # same members, same bytes
 
     def usable() -> None:

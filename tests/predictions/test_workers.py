@@ -11,7 +11,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.predictions import predict
-from checkpoints_zoo.predictions.storing import PredictionRun, _describe, _weight_hashes
+from checkpoints_zoo.predictions.storing import PredictionRun, _describe_set, _weight_hashes
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def test_several_processes_store_the_same_bytes(tmp_path: Path) -> None:
 def running(n: int) -> PredictionRun:
     members = zoo.load("convnet-digits", n=n)
     inside = images.load("digits")
-    facts = _describe(members, inside, "digits-test", torch.float32)
+    facts = _describe_set(members, inside, "digits-test", torch.float32)
     return PredictionRun(members, inside, facts, _weight_hashes(members), torch.float32, 512)
 
 

@@ -155,9 +155,9 @@ TEXTS: list[tuple[dict[str, Any], type[ZooError], str]] = [
     ),
     (
         {"path": "/revision/main", "body": HTML}, NetworkError,
-        "revision 'main' of ADDRESS: expected an answer from HOST; found …",
+        "revision 'main' of ADDRESS: expected JSON from HOST; found another page…",
     ),
-    ({"path": "/preupload/", "body": HTML}, NetworkError, "upload to ADDRESS: expected an answer from HOST; found …"),
+    ({"path": "/preupload/", "body": HTML}, NetworkError, "upload to ADDRESS: expected JSON from HOST; found another…"),
     ({"path": "/objects/batch", "body": b"{}"}, NetworkError, "upload to ADDRESS: expected an answer from HOST; …"),
     (
         {"path": "/tag/", "status": 500}, NetworkError,

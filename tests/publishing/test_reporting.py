@@ -28,6 +28,7 @@ from tests.support.report_pages import Tree, column, digits_page, few, left_out,
 from tests.support.scenarios import build, load
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_and_has_its_numbers_beneath() -> None:
     page = digits_page()
     figures = [block for part in page.parts for block in part.blocks if isinstance(block, FigureBlock)]
@@ -76,6 +77,7 @@ def test_captions_say_what_is_shown_on_what() -> None:
     assert all("n = " in t for t in texts if t.startswith(("Figure 1", "Figure 2", "Figure 3", "Figure 4", "Figure 6")))
 
 
+@pytest.mark.slow
 def test_the_remarks_of_the_report_stand_in_the_summary(tmp_path: Path) -> None:
     members = load(build(tmp_path, members=range(4)))
     remarks = zoo.evaluate(members, few(), few(1, labels=False), subsets=2).remarks
@@ -86,6 +88,7 @@ def test_the_remarks_of_the_report_stand_in_the_summary(tmp_path: Path) -> None:
     assert notes[-len(remarks) :] == remarks
 
 
+@pytest.mark.slow
 def test_the_same_bytes_each_time_and_the_day_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "out", members=range(4))
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
@@ -124,6 +127,7 @@ def test_one_member_and_no_images_out_of_distribution(tmp_path: Path) -> None:
     Tree(page.html)
 
 
+@pytest.mark.slow
 def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "out", members=range(4))
     members = load(built)
@@ -174,6 +178,7 @@ class Odd(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
     built = build(tmp_path, members=range(4))
     page = zoo.report_page(zoo.load("tiny", source=tmp_path, architecture=Odd), few(), None, subsets=2)
@@ -188,6 +193,7 @@ def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
         ns(zoo.load("tiny", source=tmp_path, architecture=Odd)[:2], load(built)[2:])
 
 
+@pytest.mark.slow
 def test_weights_of_many_members_are_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measurements, "LARGEST_MEMBER_COUNT", 5)
     members = load(build(tmp_path, members=range(7)))
@@ -264,6 +270,7 @@ def test_what_can_not_be_measured_is_refused_before_anything_is_run(
     assert said == []
 
 
+@pytest.mark.slow
 def test_the_command_makes_the_same_page(tmp_path: Path) -> None:
     options = ("-n", "2", "--ood", "none", "--sizes", "1", "--seed", "5")
     result = run("report", "convnet-digits", *options, "-o", tmp_path / "a.html")

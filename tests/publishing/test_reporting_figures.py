@@ -50,6 +50,7 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
     assert [plain(row[2]) for row in table(page, "pairwise").rows] == [as_text(x) for x in pairs.figures.values()]
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
     members, asked = load(build(tmp_path, members=range(5))), {"within": {"brier": "5%"}, "temperature": True}
     values = zoo.report_page(members, few(), few(1, labels=False), subsets=3, **asked).values()  # type: ignore[arg-type]
@@ -128,6 +129,7 @@ def test_roc_and_precision_recall_curves(oracle: Oracle) -> None:
     assert np.trapezoid(pr[1], pr[0]) == pytest.approx(metrics.average_precision_score(truth, scores), abs=2e-2)
 
 
+@pytest.mark.slow
 def test_temperature_scaling_limits_and_members_needed(tmp_path: Path) -> None:
     members, inside = load(build(tmp_path, members=range(5))), few()
     asked: dict[str, float | str] = {"nll": 0.1, "brier": "5%"}

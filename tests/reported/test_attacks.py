@@ -72,6 +72,7 @@ BITS = (
 )
 
 
+@pytest.mark.slow
 def test_columns_of_a_manifest_are_text_on_the_card() -> None:
     """Case 43: 200 rows of hostile strings in every column of text."""
     draw = random.Random(0)
@@ -98,6 +99,7 @@ def test_the_marker_of_a_card_in_a_field_does_not_break_the_card(field: str) -> 
         assert yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))["configs"][0]["config_name"] == "some"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$\\frac$", "$", "\x1b[31mred", "a\nb", "漢字", "\u202ename", "x" * 500])
 def test_a_name_on_a_figure_is_drawn_as_it_is(name: str, tmp_path: Path) -> None:
     """Case 42: the name of stored predictions, which matplotlib read as a formula."""

@@ -318,6 +318,7 @@ def test_inputs_of_a_description_are_bounded(tmp_path: Path, preprocessing: dict
         zoo.load("tiny", source=root).ensemble()
 
 
+@pytest.mark.slow
 def test_layers_of_a_description_are_bounded() -> None:
     """Case 23: 300,000 of them took a minute."""
     with pytest.raises(UsageError, match="expected a list of at most 1,024 whole numbers in 1-65536; found "):

@@ -124,6 +124,7 @@ def test_completion(shell: str) -> None:
     assert "evaluate" in done.stdout
 
 
+@pytest.mark.slow
 def test_bars_of_other_packages_do_not_flood_a_log(hub: Hub, tmp_path: Path) -> None:
     """Case 38."""
     published(hub)
@@ -296,6 +297,7 @@ def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> 
     assert axes.get_xlim()[1] <= max(100, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
 def test_pictures_for_papers(ending: str, tmp_path: Path) -> None:
     """Case 34: the same bytes each time, and no hash on the picture."""

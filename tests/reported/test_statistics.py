@@ -211,6 +211,7 @@ def test_p_values_of_one_run_and_of_shared_runs_do_not_exist(tmp_path: Path) -> 
     assert zoo.mmd(copies, permutations=9).members == (8, 4)
 
 
+@pytest.mark.slow
 def test_a_comparison_has_p_values_of_runs_alone(tmp_path: Path) -> None:
     """Case 11: one mode has none, multi mode those of one draw a run, and the tables say so."""
     members = zoo.load("convnet-digits", n=24)

@@ -244,6 +244,7 @@ def spellings() -> dict[str, list[Any]]:
 SPELLINGS = spellings()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*upsample.* is deprecated")
 @pytest.mark.parametrize("name", [name for name in SPELLINGS if name != "embedding"])
 def test_every_operation_that_passes_a_scale_is_positively_homogeneous(name: str) -> None:
@@ -348,6 +349,7 @@ TIED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("key", ["first", "max"])
 @pytest.mark.parametrize("name", TIED)
@@ -433,6 +435,7 @@ SIGNED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int | None]] =
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNED)
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1))

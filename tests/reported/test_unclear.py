@@ -111,6 +111,7 @@ def test_a_name_where_members_are_needed(name: str, value: object) -> None:
         CALLS[name](value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [np.int64(3), torch.tensor(3), np.uint8(3)], ids=["int64", "tensor", "uint8"])
 def test_seeds_of_numpy_and_torch(seed: int) -> None:
     """Case 25: a whole number is one whatever its type."""

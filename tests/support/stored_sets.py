@@ -43,7 +43,7 @@ def by_loop(built: Built, member: int, data: ImageData) -> torch.Tensor:
 def given(root: Path, name: str, logits: torch.Tensor, labels: torch.Tensor | None = None) -> Predictions:
     """Store logits (member, input, class) as they are, in float16, as a set of a collection without weights."""
     members, inputs, classes = logits.shape
-    folder, layout = root / prediction_sets.set_folder("given", name), prediction_sets.layout_of(inputs, classes)
+    folder, layout = root / prediction_sets.folder_of_set("given", name), prediction_sets.logits_layout(inputs, classes)
     raw = [member.half().numpy().tobytes() + bytes(layout.pad) for member in logits]
     prefixes = [tensor_prefix(i) for i in range(members)]
     path = shard_files.stream_shard(folder, 0, layout, prefixes, raw)

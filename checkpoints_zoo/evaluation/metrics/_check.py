@@ -17,38 +17,38 @@ MEMBER_INPUT_CLASS = ("member", "input", "class")
 
 
 def argument_error(argument_name: str, expected: str, found: str, advice: str) -> ValueError:
-    """Build the error for a wrong argument, and return it for the caller to raise."""
+    """Build the error for a metric's wrong argument; return the error, which the caller raises."""
     return ValueError(f"{argument_name}: expected {expected}; found {found}. {advice}.")
 
 
-def check_floats(argument_name: str, values: Tensor, axes: tuple[str, ...] | None = None) -> None:
+def check_floats(argument_name: str, tensor: Tensor, axes: tuple[str, ...] | None = None) -> None:
     """Check that a tensor has the expected axes, is float32 or float64, is not empty and has no NaN; return None.
 
     Args:
         argument_name: name of the tensor in the error text.
-        values: the tensor to check.
+        tensor: the tensor to check.
         axes: names of the tensor's axes; None to accept any number of axes from 1.
 
     Raises:
-        ValueError: the tensor fails one of these checks.
+        ValueError: the tensor has other axes or another dtype, is empty, or contains NaN.
     """
-    shape = f"shape {tuple(values.shape)}"
-    if axes is not None and values.ndim != len(axes):
+    shape = f"shape {tuple(tensor.shape)}"
+    if axes is not None and tensor.ndim != len(axes):
         axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
         raise argument_error(argument_name, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
-    _check_dense(argument_name, values)
-    if values.ndim == 0:
+    _check_dense(argument_name, tensor)
+    if tensor.ndim == 0:
         raise argument_error(argument_name, "an axis of classes", shape, "Give a tensor with a class axis")
-    if values.dtype not in (torch.float32, torch.float64):
+    if tensor.dtype not in (torch.float32, torch.float64):
         raise argument_error(
-            argument_name, "dtype float32 or float64", _dtype_name(values), f"Convert it with {argument_name}.float()"
+            argument_name, "dtype float32 or float64", _dtype_name(tensor), f"Convert it with {argument_name}.float()"
         )
-    if values.numel() == 0:
+    if tensor.numel() == 0:
         raise argument_error(argument_name, "at least one value", shape, "Check what was selected before it")
-    nan_count = int(values.isnan().sum())
+    nan_count = int(tensor.isnan().sum())
     if nan_count:
         raise argument_error(
-            argument_name, "no NaN", f"{nan_count} in {values.numel()} values", "Check the weights of the members"
+            argument_name, "no NaN", f"{nan_count} in {tensor.numel()} values", "Check the weights of the members"
         )
 
 
@@ -142,28 +142,28 @@ def check_at_least(argument_name: str, fewest: int, number: int) -> None:
         raise argument_error(argument_name, f"at least {fewest}", str(number), f"Give more {argument_name}")
 
 
-def _check_one_per_input(argument_name: str, values: Tensor, inputs: int) -> None:
-    _check_dense(argument_name, values)
-    if values.shape != (inputs,):
+def _check_one_per_input(argument_name: str, tensor: Tensor, inputs: int) -> None:
+    _check_dense(argument_name, tensor)
+    if tensor.shape != (inputs,):
         raise argument_error(
-            argument_name, f"shape ({inputs},)", f"shape {tuple(values.shape)}", "Give one value an input"
+            argument_name, f"shape ({inputs},)", f"shape {tuple(tensor.shape)}", "Give one value an input"
         )
 
 
-def _check_dense(argument_name: str, values: Tensor) -> None:
-    if values.layout != torch.strided:
-        layout = str(values.layout).removeprefix("torch.")
+def _check_dense(argument_name: str, tensor: Tensor) -> None:
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
         raise argument_error(
             argument_name, "a dense tensor", f"layout {layout}", f"Convert it with {argument_name}.to_dense()"
         )
 
 
-def _check_same_device(argument_name: str, values: Tensor, reference: Tensor) -> None:
-    if values.device != reference.device:
+def _check_same_device(argument_name: str, tensor: Tensor, reference: Tensor) -> None:
+    if tensor.device != reference.device:
         raise argument_error(
-            argument_name, f"device {reference.device}", str(values.device), f"Move it there with {argument_name}.to"
+            argument_name, f"device {reference.device}", str(tensor.device), f"Move it there with {argument_name}.to"
         )
 
 
-def _dtype_name(values: Tensor) -> str:
-    return str(values.dtype).removeprefix("torch.")
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -11,7 +11,7 @@ def tie_means(scores: Tensor, values: Tensor) -> Tensor:
     """Replace each value by the mean over the inputs of equal score, and return the values (column, input).
 
     The metric then depends neither on the order of the inputs nor on the processor (torch.sort returns ties in any
-    order). If the metric is linear in the values, it is then the average over all orders of the ties.
+    order). A metric that is linear in the values then equals its average over all orders of the ties.
 
     Args:
         scores: scores (column, input), sorted along the inputs.

@@ -24,8 +24,8 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     """Compare top probability with accuracy in bins of equal width, and return the ECE, in [0, 1].
 
     The ECE is the sum over bins of (share of inputs) * |accuracy - mean confidence|: Guo et al., On calibration of
-    modern neural networks (2017). The bins are those of `reliability`: a bin includes its lower edge, and the last bin
-    also confidence 1, for which torchmetrics has one more bin.
+    modern neural networks (2017). The bins are the same as in `reliability`: a bin includes its lower edge, and the
+    last bin also includes confidence 1, for which torchmetrics has one more bin.
 
     Args:
         probs: (input, class) probabilities.
@@ -46,7 +46,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     # The mean of probabilities over members may be rounded to a number above 1.
     confidence = confidence.clamp(0, 1).float()
     bin_of_input, correct = _bin_numbers(confidence, bins), (top_class == labels).float()
-    # The sum is in float32 and in torchmetrics' order, so that it equals the values in manifests bit for bit.
+    # The sum is in float32 and in torchmetrics' order, so that the ECE equals the values in manifests bit for bit.
     counts, confidence_sums, accuracy_sums = (
         confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
         for values in (torch.ones_like(confidence), confidence, correct)
@@ -86,14 +86,14 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool =
 def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
     """Average the equal-mass calibration errors of all classes, and return the ACE, in [0, 1].
 
-    For class c of C, sort the n inputs by p(c) and cut them into `bins` runs of equal length (the first
-    runs are longer by one if n is no multiple). Bin b has n_b inputs, the mean probability conf(c, b), and
+    For class c of C, sort the n inputs by p(c) and cut the sorted inputs into `bins` runs of equal length (the first
+    runs are longer by one if n is no multiple of `bins`). Bin b has n_b inputs, the mean probability conf(c, b), and
     the share acc(c, b) of labels that are c;
 
         ACE = 1/C * sum over c and b of n_b/n * |acc(c, b) - conf(c, b)|
 
-    Inputs of equal p(c) share the mean of their outcomes. If `bins` divides n, this is the ACE of Nixon et al.,
-    Measuring calibration in deep learning (2019); otherwise their ACE gives all bins the same weight.
+    Inputs of equal p(c) share the mean of their outcomes. If `bins` divides n, the result is the ACE of Nixon et al.,
+    Measuring calibration in deep learning (2019); if not, the ACE of Nixon et al. gives all bins the same weight.
 
     Args:
         probs: (input, class) probabilities.
@@ -174,8 +174,8 @@ def _equal_mass_errors(probabilities: Tensor, outcomes: Tensor, bins: int) -> Te
 
 
 def _sort_probabilities(probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort probabilities, and return them with the positions of their inputs, (column, input) each; ties in any
-    order."""
+    """Sort each column of probabilities; return the sorted probabilities and the positions of their inputs, (column,
+    input) each; ties are in any order."""
     if probabilities.dtype != torch.float32 or probabilities.device.type != "cpu":
         return torch.sort(probabilities)
     # The bits of non-negative floats have the order of the floats. numpy sorts one integer, made of these bits and the

@@ -32,7 +32,7 @@ def accuracy(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
 
 
 def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
-    """Average the negative log probability of the label over the inputs, and return it in nats.
+    """Average the negative log probability of the label over the inputs, and return the average in nats.
 
     The result is inf if a label has probability 0. For an ensemble, compute the log probabilities without underflow as
     `torch.logsumexp(member_log_probs, 0) - math.log(members)`.
@@ -56,7 +56,7 @@ def nll(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
 
 
 def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
-    """Average the squared distance to the label's indicator over the inputs, and return it, in [0, 2].
+    """Average the squared distance to the label's indicator over the inputs, and return the average, in [0, 2].
 
     The squared distance is summed over classes, not averaged: Brier, Verification of forecasts expressed in terms of
     probability (1950).

@@ -32,8 +32,8 @@ def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
 
 
 def total_variation(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
-    """Average half the summed absolute differences of two predictive distributions over the inputs, and return it, in
-    [0, 1].
+    """Average half the summed absolute differences of two predictive distributions over the inputs; return the average,
+    in [0, 1].
 
     Args:
         probs, others: probabilities of both distributions, (input, class).

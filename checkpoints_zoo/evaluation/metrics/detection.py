@@ -1,8 +1,8 @@
 """Detection of inputs out of distribution (OOD) by a score: OOD inputs are the positive class and should have higher
 scores.
 
-torchmetrics has two of these metrics, but passes scores outside [0, 1] through a sigmoid, which rounds neighbouring
-scores to equal ones. Counting pairs of scores is exact for all scores, and several times faster for a few thousand
+torchmetrics has AUROC and AUPR too, but passes scores outside [0, 1] through a sigmoid, which rounds neighbouring
+scores to equal scores. Counting pairs of scores is exact for all scores, and several times faster for a few thousand
 inputs.
 """
 
@@ -68,7 +68,7 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
 
 
 def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
-    """Average the precision over the steps in recall, and return it, OOD positive, in [0, 1].
+    """Average the precision over the steps in recall; return the average, in [0, 1]. OOD inputs are the positive class.
 
     The average precision is the sum of (step in recall) * precision, without interpolation, as in torchmetrics and
     scikit-learn. Random scores give the share of OOD inputs, not one half.
@@ -96,10 +96,11 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
 
 
 def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
-    """Find the highest threshold that flags 95 % of OOD inputs, and return the share of other inputs that it flags.
+    """Find the highest threshold that flags 95 % of the OOD inputs; return the share of inputs in distribution that the
+    threshold flags.
 
-    A threshold flags all inputs with at least that score, so it flags all inputs of a tie, and the recall may
-    be above 95 %. torch-uncertainty's FPR95 has the same definition.
+    A threshold flags all inputs whose score is at least the threshold, so all inputs of a tie are flagged, and the
+    recall may be above 95 %. torch-uncertainty's FPR95 has the same definition.
 
     Args:
         scores: scores (input,), higher for inputs that look more out of distribution.

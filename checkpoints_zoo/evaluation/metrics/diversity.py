@@ -24,8 +24,8 @@ def entropy(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_probabilities(probs, axes=None)
-    # torch.special.entr is not used, because it takes several times as long on a CPU. The clamp of the probabilities
-    # only ensures that 0 * log 0 is 0.
+    # torch.special.entr is not used, because torch.special.entr takes several times as long on a CPU. The clamp of the
+    # probabilities only ensures that 0 * log 0 is 0.
     return (probs.clamp_min(torch.finfo(probs.dtype).tiny).log_().neg_() * probs).sum(-1)
 
 
@@ -55,7 +55,8 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
 
 
 def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
-    """Average over pairs of members the share of inputs to which they give different classes, and return it, in [0, 1].
+    """Average, over pairs of members, the share of inputs to which both members give different classes; return the
+    average, in [0, 1].
 
     If several classes are equally probable, the first one counts. The result is NaN for a single member, which has no
     pair.
@@ -77,8 +78,8 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
 
 
 def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
-    """Average over pairs of members the share of inputs to which they give different classes, and return it, float64 in
-    [0, 1].
+    """Average, over pairs of members, the share of inputs to which both members give different classes; return the
+    average, float64 in [0, 1].
 
     The result is NaN for a single member, which has no pair.
 

@@ -39,11 +39,11 @@ class Interval:
         return f"{self.value:.4g}{bounds}"
 
     def if_enough(self, members: int) -> Interval:
-        """Return the interval, without bounds for fewer than 32 members: such a sample may lack the members that
+        """Return the interval, without bounds for fewer than 32 members: so few members may lack the members that
         decide the figure.
 
-        If a tenth of a population is far worse than the rest, 19 % of samples of 16 members contain none of these, and
-        then no interval covers the true value; for 32 members it is 3 %.
+        If a tenth of a population is far worse than the rest, 19 % of samples of 16 members, and 3 % of samples of 32
+        members, contain no member of this tenth; then no interval covers the true value.
         """
         return self if members >= FEWEST_SKEWED else replace(self, low=None, high=None)
 
@@ -142,22 +142,26 @@ class Plan:
         """The positions in `chosen` of the random subsets."""
         return slice(int(self.whole), len(self.chosen) - self.left_out)
 
-    def intervals(self, values: Tensor) -> list[Interval]:
-        """Compute intervals from measured figures, and return them.
+    def intervals(self, figures_of_subsets: Tensor) -> list[Interval]:
+        """Compute an interval for each figure from the figures of the subsets; return the intervals.
 
         Args:
-            values: figures of each subset, (subset, figure) float64, in the order of `chosen`.
+            figures_of_subsets: figures of each subset, (subset, figure) float64, in the order of `chosen`.
         """
-        random_values = values[self.random]
-        spread = random_values.std(0, correction=0 if self.is_complete else 1) if self.widening else values[0]
-        influence = values[0] - values[len(self.chosen) - self.left_out :] if self.left_out else None
-        centre = values[0] if self.whole else random_values.mean(0)
-        return _intervals_around(centre, spread * self.widening, self.members, influence)
+        random_values = figures_of_subsets[self.random]
+        spread = (
+            random_values.std(0, correction=0 if self.is_complete else 1) if self.widening else figures_of_subsets[0]
+        )
+        influence = (
+            figures_of_subsets[0] - figures_of_subsets[len(self.chosen) - self.left_out :] if self.left_out else None
+        )
+        centre = figures_of_subsets[0] if self.whole else random_values.mean(0)
+        return _intervals_around_figures(centre, spread * self.widening, self.members, influence)
 
 
 def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Plan:
-    """Draw the subsets that `subset_band` measures, and return them; arguments and errors are those of
-    `subset_band`."""
+    """Draw the subsets that `subset_band` measures; return the plan of the subsets. Arguments and errors are the same
+    as in `subset_band`."""
     if not 1 <= size < members:
         advice = "Use jackknife for all members"
         raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), advice)
@@ -169,7 +173,8 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
 def jackknife_plan(
     members: int, seed: int = 0, subsets: int = 200, delete: int | None = None, *, skewness: bool = False
 ) -> Plan:
-    """Draw the subsets that `jackknife` measures, and return them; arguments and errors are those of `jackknife`."""
+    """Draw the subsets that `jackknife` measures; return the plan of the subsets. Arguments and errors are the same as
+    in `jackknife`."""
     check_at_least("members", 1, members)
     if delete is not None and not 1 <= delete < members:
         raise argument_error("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
@@ -201,7 +206,7 @@ def jackknife(
     *,
     skewness: bool = False,
 ) -> list[Interval]:
-    """Measure figures on all N members, and return them with delete-d jackknife intervals.
+    """Measure figures on all N members; return the figures with delete-d jackknife intervals.
 
     The interval is the value on all members ± t sqrt((N - d) / d) s, where t is Student's quantile and s the standard
     deviation over subsets of N - d members: Shao & Wu, A general theory for jackknife variance estimation (1989), with
@@ -238,15 +243,15 @@ def jackknife(
     return plan.intervals(_measure_subsets(figure, plan.chosen))
 
 
-def _draw_subsets(members: int, size: int, seed: int, subsets: int) -> tuple[Tensor, bool]:
-    """Draw random subsets of members, or list all subsets if there are few; return them, (subset, size), and whether
-    the list is complete."""
-    check_at_least("subsets", 2, subsets)
-    if size == 1 or math.comb(members, size) <= subsets:
-        return torch.tensor(list(itertools.combinations(range(members), size))), True
-    keys = torch.rand(subsets, members, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def _draw_subsets(member_count: int, subset_size: int, seed: int, subset_count: int) -> tuple[Tensor, bool]:
+    """Draw random subsets of members, or list all subsets if there are few; return the subsets, (subset, size), and
+    whether all subsets are listed."""
+    check_at_least("subsets", 2, subset_count)
+    if subset_size == 1 or math.comb(member_count, subset_size) <= subset_count:
+        return torch.tensor(list(itertools.combinations(range(member_count), subset_size))), True
+    keys = torch.rand(subset_count, member_count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     # Positions are in rising order, so that the last bits of a sum do not depend on the order of the draw.
-    return keys.argsort(-1)[:, :size].sort(-1).values, False
+    return keys.argsort(-1)[:, :subset_size].sort(-1).values, False
 
 
 def _measure_subsets(figure: Callable[[Tensor], Tensor], subsets: Sequence[Tensor]) -> Tensor:
@@ -295,20 +300,22 @@ def skewness_half_widths(quantile: float, influence: Tensor) -> tuple[Tensor, Te
     return hall_transform(quantile).clamp_min(quantile), (-hall_transform(-quantile)).clamp_min(quantile)
 
 
-def _intervals_around(value: Tensor, spread: Tensor, members: int, influence: Tensor | None = None) -> list[Interval]:
+def _intervals_around_figures(
+    figures: Tensor, standard_errors: Tensor, members: int, influence: Tensor | None = None
+) -> list[Interval]:
     """Return an interval around each figure, without bounds if the spread isn't finite.
 
     Args:
-        value, spread: the figures (figure,), and their standard errors (figure,).
+        figures, standard_errors: the figures (figure,), and their standard errors (figure,).
         members: number of members.
         influence: contribution of each member to each figure, (member, figure); None for Student's interval.
     """
     width = _quantile(members) if members >= _FEWEST_MEMBERS else math.nan
-    below = above = torch.full_like(value, width)
+    below = above = torch.full_like(figures, width)
     if influence is not None and members >= _FEWEST_MEMBERS:
         below, above = skewness_half_widths(width, influence)
     intervals = []
-    columns = (value.tolist(), (below * spread).tolist(), (above * spread).tolist())
+    columns = (figures.tolist(), (below * standard_errors).tolist(), (above * standard_errors).tolist())
     for centre, left, right in zip(*columns, strict=True):
         if members < _FEWEST_MEMBERS or not all(map(math.isfinite, (centre, left, right))):
             intervals.append(Interval(centre, None, None))

@@ -13,7 +13,7 @@ _STEP_TOLERANCE = 1e-9  # Relative step in 1/T below which the search ends.
 
 
 def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
-    """Fit the temperature T whose softmax(log_probs / T) gives the labels the least mean NLL; return it, float64.
+    """Fit the temperature T whose softmax(log_probs / T) gives the labels the least mean NLL; return T, float64.
 
     Source: Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. The derivative of
     the NLL is
@@ -76,11 +76,13 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
 
 
 def tempered(log_probs: Tensor, temperature: float | Tensor) -> Tensor:
-    """Divide log probabilities by a temperature and normalise them again; return them, (input, class) nats.
+    """Divide log probabilities by a temperature and normalise the quotients; return log probabilities, (input, class)
+    nats.
 
     Args:
         log_probs: log probabilities (input, class), in nats.
-        temperature: the temperature; above 1 it softens the probabilities, below 1 it sharpens them.
+        temperature: the temperature; a temperature above 1 softens the probabilities, a temperature below 1 sharpens
+            the probabilities.
 
     >>> tempered(torch.tensor([[0.8, 0.2]]).log(), 0.5).exp()
     tensor([[0.9412, 0.0588]])

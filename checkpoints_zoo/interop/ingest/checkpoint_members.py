@@ -1,7 +1,7 @@
 """The members of an origin with their locations and headers, from which the rows of the manifest are made.
 
-A gzipped archive can only be read from front to back. It is streamed once, and its members are staged on disk until
-they are in a shard:
+A gzipped archive can only be read from front to back. Each gzipped archive is streamed once, and its members are staged
+on disk until a shard has them:
 
 OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position: names in archives are never used as file
 names OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
@@ -67,13 +67,13 @@ def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], pr
     return groups
 
 
-def _members_of_staged(path: str, index: archives.Index) -> MemberGroup:
+def _members_of_staged(archive_path: str, index: archives.Index) -> MemberGroup:
     # If entries have equal names, the last one counts.
     heads, last_position = index.headers, {e.name: i for i, e in enumerate(index.entries)}
     entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
     return MemberGroup(
         [
-            MemberRange(e.name, f"{path}!{i}", heads[e.header_number].header_nbytes, heads[e.header_number])
+            MemberRange(e.name, f"{archive_path}!{i}", heads[e.header_number].header_nbytes, heads[e.header_number])
             for i, e in entries
         ]
     )
@@ -129,9 +129,9 @@ def _open_local(path: Path) -> tuple[int, ReadRange]:
     return path.stat().st_size, read_range
 
 
-def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
+def _open_remote(repo: hub.Repo, repo_path: str) -> tuple[int, ReadRange]:
     """Read the first bytes of a repo's file, enough for most headers; return its size and its range reader."""
-    remote = fetching.remote_file(repo, path)
+    remote = fetching.remote_file(repo, repo_path)
     first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST_READ_BYTES))
 
     def read_range(offset: int, length: int) -> bytes:
@@ -140,18 +140,18 @@ def _open_remote(repo: hub.Repo, path: str) -> tuple[int, ReadRange]:
     return remote.size, read_range
 
 
-def number_members(group: MemberGroup, paths: Sequence[str], earlier_ids: Mapping[str, int]) -> MemberGroup:
+def number_members(group: MemberGroup, file_paths: Sequence[str], earlier_ids: Mapping[str, int]) -> MemberGroup:
     """Number the members of a folder by their file names; return them with the numbers.
 
     Args:
         group: members of the folder, one a file.
-        paths: paths of the files, in order.
-        earlier_ids: path -> member id of the files that were imported before. These files keep their numbers; if
-            numbering all files would change one of them, the other files get the next free numbers.
+        file_paths: paths of the files, in order.
+        earlier_ids: path -> member id of the files that were imported before. Files that were imported before keep
+            their numbers; if numbering all files would change such a number, the other files get the next free numbers.
     """
     names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
     present_names = set(names)
-    usable_paths = [path for path in paths if path in present_names]
+    usable_paths = [path for path in file_paths if path in present_names]
     ids = dict(zip(usable_paths, number_files(usable_paths), strict=True))
     known_numbers = {path: member for path, member in earlier_ids.items() if path in ids}
     if any(ids[path] != member for path, member in known_numbers.items()):
@@ -225,20 +225,20 @@ def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
     }
 
 
-def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
+def _stage_gzip(origin: Origin, archive_path: str, folder: Path, say: Say) -> Index:
     index_path = folder / "index.json"
     if index_path.is_file():
         try:
             return Index.from_json(catalog.read_json(index_path))
         except FormatError:
             pass  # if the index has another version, the archive is streamed again
-    say(f"{path}: a gzipped archive, read once from front to back …")
+    say(f"{archive_path}: a gzipped archive, read once from front to back …")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     number_of_header: dict[tuple[Any, ...], int] = {}
     kinds, entries, offset = list[MemberHeader](), list[Entry](), 0
-    with _open_archive(origin, path) as file:
-        for position, (name, header, raw) in enumerate(archives.stream_members(file, path)):
+    with _open_archive(origin, archive_path) as file:
+        for position, (name, header, raw) in enumerate(archives.stream_members(file, archive_path)):
             tensors = tuple((n, dtype, shape) for n, (dtype, shape, _, _) in header.tensors.items())
             key = (header.data_start, tensors)
             if key not in number_of_header:
@@ -248,27 +248,27 @@ def _stage_gzip(origin: Origin, path: str, folder: Path, say: Say) -> Index:
             entries.append(Entry(name, offset, offset + BLOCK_BYTES, number_of_header[key], True))
             offset += BLOCK_BYTES + len(raw)
             (folder / f"{position:06d}.safetensors").write_bytes(raw)
-    index = Index(path, offset, "tar", tuple(kinds), tuple(entries))
+    index = Index(archive_path, offset, "tar", tuple(kinds), tuple(entries))
     catalog.write_json(index.to_json(), index_path)
     return index
 
 
-def staging_key(origin: Origin, path: str) -> str:
+def staging_key(origin: Origin, archive_path: str) -> str:
     """Return the name of an archive's staging folder; a changed archive gets another folder."""
     if origin.repo is None:
-        stat = (origin.root / path).stat()
-        file_stamp = f"{path} {stat.st_size} {stat.st_mtime_ns}"
+        stat = (origin.root / archive_path).stat()
+        file_stamp = f"{archive_path} {stat.st_size} {stat.st_mtime_ns}"
     else:
-        file_stamp = f"{origin.repo} {path}"
+        file_stamp = f"{origin.repo} {archive_path}"
     return hashlib.sha256(file_stamp.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _open_archive(origin: Origin, path: str) -> IO[bytes]:
+def _open_archive(origin: Origin, archive_path: str) -> IO[bytes]:
     if origin.repo is None:
-        return (origin.root / path).open("rb")
-    if cached := hub.cached_file(origin.repo, path):
+        return (origin.root / archive_path).open("rb")
+    if cached := hub.cached_file(origin.repo, archive_path):
         return cached.open("rb")
-    return BufferedReader(_RemoteFile(fetching.remote_file(origin.repo, path)), RANGE_BYTES)
+    return BufferedReader(_RemoteFile(fetching.remote_file(origin.repo, archive_path)), RANGE_BYTES)
 
 
 class _RemoteFile(RawIOBase):
@@ -291,10 +291,10 @@ def file_finder(origin: Origin, folder: Path) -> Callable[[str], Path]:
     """Return a function that maps the path in a row to a file on this disk."""
     keys = {p: staging_key(origin, p) for p in origin.gzips}
 
-    def find_file(path: str) -> Path:
-        name, separator, position = path.rpartition("!")
+    def find_file(row_path: str) -> Path:
+        name, separator, position = row_path.rpartition("!")
         if separator and name in keys:
             return folder / keys[name] / f"{int(position):06d}.safetensors"
-        return origin.root / path
+        return origin.root / row_path
 
     return find_file

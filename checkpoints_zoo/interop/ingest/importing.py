@@ -72,8 +72,8 @@ def ingest(
         reshard: folder to copy the members into, as a new source; None leaves them where they are.
         hash: whether all members are read and their content hashes stored.
         evaluate: test images to measure the members on, as for `images.of`; hashes are stored as well.
-        user_facts: facts: title, dataset, classes, preprocessing, licence, citation.
-        like: name of a collection of the catalog with the same images, whose image facts are copied.
+        user_facts: the collection's title, dataset, classes, preprocessing, licence and citation.
+        like: name of a collection of the catalog with the same images, whose facts on the images are copied.
         net: network of the members, if their tensors do not show it.
         build: function that builds the user's net, to check and to measure the members.
         columns: function that maps (file -> member) to (member -> columns of the manifest).
@@ -131,32 +131,32 @@ def ingest(
                 options.state_dict_place(origin),
             )
             shards.reshard(reader, survey.rows.to_pylist(), target, say)
-            user_columns.write_files(root, name, survey.files)
+            user_columns.write_original_files(root, name, survey.files)
         user_columns.write_columns(target, name, survey.user_columns)
         if hash or test_images is not None:
             fill_columns(target, name, test_images, build, device, say)
         return _import_summary(target, name)
 
 
-def _earlier_members(target: FolderSource, name: str, copied: bool) -> dict[str, int]:
+def _earlier_members(target: FolderSource, collection: str, copied: bool) -> dict[str, int]:
     """Return path -> member of the files that an earlier import into a folder has; {} for archives and without one."""
-    if not target.manifest_path(name).is_file():
+    if not target.manifest_path(collection).is_file():
         return {}
     if copied:
-        return {path: member for member, path in user_columns.read_files(target.root, name).items()}
-    rows = target.read_collection(name)[1].select(["member", "path"]).to_pylist()
+        return {path: member for member, path in user_columns.read_original_files(target.root, collection).items()}
+    rows = target.read_collection(collection)[1].select(["member", "path"]).to_pylist()
     return {row["path"]: row["member"] for row in rows if row["path"] is not None and "!" not in row["path"]}
 
 
 def _find_origin(
-    sources: Sequence[str | Path], name: str, out: str | Path | None, reshard: str | Path | None, say: Say,
+    sources: Sequence[str | Path], collection: str, out: str | Path | None, reshard: str | Path | None, say: Say,
     file_filter: FileFilter,
 ) -> Origin:  # fmt: skip
     """Find the files of the sources, and check that the options fit; return the origin."""
     if out is not None and reshard is not None:
         raise UsageError("import", expected="a folder for the manifest, or one for shards", found="both")
     copy_root = None if reshard is None else Path(reshard).expanduser().resolve()
-    origin = find_origin(sources, name, None if out is None else Path(out), copy_root, say, file_filter)
+    origin = find_origin(sources, collection, None if out is None else Path(out), copy_root, say, file_filter)
     if reshard is None and (origin.gzips or origin.pickles):
         kind = "a gzipped archive" if origin.gzips else "a file of torch.save"
         raise UsageError(
@@ -212,8 +212,10 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
     return test_images
 
 
-def _import_summary(target: FolderSource, name: str) -> Imported:
-    rows = target.read_collection(name)[1]
+def _import_summary(target: FolderSource, collection: str) -> Imported:
+    rows = target.read_collection(collection)[1]
     counts = status_counts(rows.select(["status"]).to_pylist())
     hashed, measured = (rows.num_rows - rows.column(c).null_count for c in ("sha256", "test_accuracy"))
-    return Imported(name, target.manifest_path(name), rows.num_rows, **counts, hashed=hashed, measured=measured)
+    return Imported(
+        collection, target.manifest_path(collection), rows.num_rows, **counts, hashed=hashed, measured=measured
+    )

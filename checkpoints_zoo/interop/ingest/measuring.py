@@ -31,17 +31,17 @@ Row = dict[str, Any]
 
 def fill_columns(
     source: FolderSource,
-    name: str,
+    collection: str,
     test_images: ImageData | None,
     build: Callable[[], nn.Module] | None,
     device: str,
     say: Say,
 ) -> None:
-    """Read the members whose rows lack a hash or, with test images, figures; write these into the manifest.
+    """Read the members whose rows lack a hash or, with test images, figures; write hashes and figures into the rows.
 
     Args:
         source: source in a folder with the collection's manifest.
-        name: name of the collection.
+        collection: name of the collection.
         test_images: images to evaluate the members on; None to compute hashes only.
         build: function that builds a net that the package lacks.
         device: torch device on which the members are evaluated.
@@ -51,13 +51,13 @@ def fill_columns(
         UsageError: the images do not fit the members.
         DamagedError, NetworkError, AccessError, StorageError: the members can't be read.
     """
-    description, table = source.read_collection(name)
+    description, table = source.read_collection(collection)
     rows = table.to_pylist()
     eval_data = None if test_images is None else f"{test_images.name}/{test_images.split}"
     pending_rows = [row for row in rows if row["path"] is not None and _is_incomplete(row, eval_data)]
     if pending_rows:
-        say(f"{name}: reading {len(pending_rows):,} of {len(rows):,} members …")
-    report, done = progress_reporter(say, name, len(pending_rows)), 0
+        say(f"{collection}: reading {len(pending_rows):,} of {len(rows):,} members …")
+    report, done = progress_reporter(say, collection, len(pending_rows)), 0
     for batch in batch_rows(sorted(pending_rows, key=lambda r: (r["path"], r["offset"]))):
         batch.sort(key=lambda r: (r["member"], r["epoch"]))
         with _local_members(source, description, batch) as locations:
@@ -66,12 +66,12 @@ def fill_columns(
             if test_images is not None:
                 _measure(source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device)
         done += len(batch)
-        manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(name))
+        manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(collection))
         report(done)
     mark_duplicates(rows)
     final_table = manifest.build_manifest(rows)
     if not final_table.equals(table):
-        manifest.write_manifest(final_table, source.manifest_path(name))
+        manifest.write_manifest(final_table, source.manifest_path(collection))
 
 
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
@@ -94,7 +94,7 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 @contextmanager
 def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Yield the locations of members on this disk; members of a repo are fetched for the block."""
+    """Yield the locations of members on this disk; members of a repo are fetched for the `with` block."""
     if description.base:
         with borrow_members(hub.resolve_address(description.base), description, rows) as locations:
             yield locations
@@ -104,7 +104,7 @@ def _local_members(source: FolderSource, description: Description, rows: Sequenc
 
 @contextmanager
 def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
-    """Fetch members of a repo for the block; those that were not in the member cache before are deleted at its end.
+    """Fetch a repo's members for a `with` block, then delete members that the member cache did not have before.
 
     Args:
         repo, description: repo with the members' bytes, and their description.
@@ -192,14 +192,14 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
             row |= dict.fromkeys(FIGURES)
 
 
-def progress_reporter(say: Say, name: str, total: int) -> Callable[[int], None]:
-    """Return a function that reports the number done; it sends about twenty messages in all."""
+def progress_reporter(say: Say, collection: str, total: int) -> Callable[[int], None]:
+    """Return a function that reports the number of finished members, in about twenty messages in all."""
     last_step = 0
 
     def report(done: int) -> None:
         nonlocal last_step
         if done == total or PROGRESS_STEPS * done // total > last_step:
             last_step = PROGRESS_STEPS * done // total
-            say(f"{name}: {done:,} of {total:,}")
+            say(f"{collection}: {done:,} of {total:,}")
 
     return report

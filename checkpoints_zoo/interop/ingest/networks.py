@@ -25,10 +25,10 @@ class NetSpec:
 
     Args:
         architecture: name in `ARCHITECTURES`.
-        arguments: arguments of that architecture, JSON values.
+        arguments: arguments of the architecture, JSON values.
         custom_name: name for a net that the package lacks; its tensors are imported unchanged.
         prefix: prefix to remove from the stored tensor names ("model.").
-        key: key of the state dict in files of torch.save ("ema", "model/state_dict"), if they have several.
+        key: key of the state dict ("ema", "model/state_dict"), if a file of torch.save has several state dicts.
     """
 
     architecture: str | None = None

@@ -32,10 +32,10 @@ class Origin:
 
     Args:
         label: name of the origin in messages.
-        root: folder that the paths are relative to; of a repo, its snapshot folder in the cache.
+        root: folder that the paths are relative to; for a repo, the repo's snapshot folder in the cache.
         repo: repo that has the files; None for files on this disk.
         archives: paths of tar archives, gzipped or not, in the collection's order.
-        gzips: the gzipped archives among them.
+        gzips: paths of the gzipped archives in `archives`.
         files: paths of safetensors files, one member each.
         pickles: paths of files of torch.save, one member each.
     """
@@ -52,11 +52,9 @@ class Origin:
     def paths(self) -> tuple[str, ...]:
         return self.archives + self.files + self.pickles
 
-    def size(self, inside: str) -> int:
+    def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
-        return (
-            (self.root / inside).stat().st_size if self.repo is None else fetching.remote_file(self.repo, inside).size
-        )
+        return (self.root / path).stat().st_size if self.repo is None else fetching.remote_file(self.repo, path).size
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,14 @@ class FileFilter:
 
 
 def find_origin(
-    sources: Sequence[str | Path], name: str, root: Path | None, excluded: Path | None, say: Say,
+    sources: Sequence[str | Path], collection: str, root: Path | None, excluded: Path | None, say: Say,
     file_filter: FileFilter = FileFilter(),
 ) -> Origin:  # fmt: skip
     """Find the files to be imported; return them as an origin.
 
     Args:
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
-        name: name of the collection; the catalog may name the folder of a repo for it.
+        collection: name of the collection; the catalog may name the repo's folder that has the collection.
         root: folder that the paths are relative to; None for the folder of the sources.
         excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
         say: function called with a line of text on files that are left out.
@@ -97,9 +95,9 @@ def find_origin(
     if any(str(source).startswith(hub.ADDRESS_SCHEME) for source in sources):
         if len(sources) > 1:
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
-        return _origin_on_hub(str(sources[0]), name, say)
+        return _origin_on_hub(str(sources[0]), collection, say)
     return _origin_on_disk(
-        [_absolute_path(Path(source).expanduser()) for source in sources], name, root, excluded, say, file_filter
+        [_absolute_path(Path(source).expanduser()) for source in sources], collection, root, excluded, say, file_filter
     )
 
 
@@ -109,14 +107,14 @@ def _absolute_path(path: Path) -> Path:
 
 
 def _origin_on_disk(
-    paths: Sequence[Path], name: str, root: Path | None, excluded: Path | None, say: Say, file_filter: FileFilter
+    paths: Sequence[Path], collection: str, root: Path | None, excluded: Path | None, say: Say, file_filter: FileFilter
 ) -> Origin:
     for path in paths:
         if not path.exists():
             raise SourceNotFound(f"source {path}", expected="a file or a folder", found="nothing there", path=path)
     paths_found = list[Path]()
     for path in paths:
-        paths_found += _files_in_folder(path, name, excluded, say, file_filter) if path.is_dir() else [path]
+        paths_found += _files_in_folder(path, collection, excluded, say, file_filter) if path.is_dir() else [path]
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path(os.path.commonpath([p.parent for p in paths]))
     base = base if root is None else root.expanduser().resolve()
     kinds: dict[str, list[str]] = {"tar": [], "gzip": [], "safetensors": [], "pickle": []}
@@ -153,16 +151,16 @@ def _read_first_bytes(file: Path) -> bytes:
         raise SourceNotFound(f"file {file}", expected="a file that can be read", found=found, path=file) from error
 
 
-def _check_utf8(inside: str) -> None:
+def _check_utf8(relative_path: str) -> None:
     """Check that a file's name is UTF-8, as manifests and repos require.
 
     Raises:
         UsageError: the name is not UTF-8.
     """
     try:
-        inside.encode()
+        relative_path.encode()
     except UnicodeEncodeError as error:
-        printable_name = inside.encode("utf-8", "backslashreplace").decode()
+        printable_name = relative_path.encode("utf-8", "backslashreplace").decode()
         raise UsageError(
             f"file {printable_name}",
             expected="a name in UTF-8",
@@ -189,9 +187,11 @@ def _relative_path(file: Path, root: Path) -> str:
     )
 
 
-def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, file_filter: FileFilter) -> list[Path]:
+def _files_in_folder(
+    folder: Path, collection: str, excluded: Path | None, say: Say, file_filter: FileFilter
+) -> list[Path]:
     """List the files of a folder that may hold members: archives in it, or safetensors files or pickles below it."""
-    listing = catalog.collections().get(name)
+    listing = catalog.collections().get(collection)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
         return [folder / p for p in indexing.list_in_folder(folder, listing.archives)]
     candidates = [
@@ -228,14 +228,14 @@ def _files_in_folder(folder: Path, name: str, excluded: Path | None, say: Say, f
             f"{folder}: {left_out_count:,} files ({other_suffixes}) are left out: the {kinds[0][0].suffix} files are "
             "taken"
         )
-    return sorted(kinds[0], key=lambda p: _number_key(p.relative_to(folder).as_posix()))
+    return sorted(kinds[0], key=lambda p: _sort_key(p.relative_to(folder).as_posix()))
 
 
 def _matches_pattern(path: Path, pattern: str | None) -> bool:
     return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
 
 
-def _number_key(path: str) -> tuple[list[int], str]:
+def _sort_key(path: str) -> tuple[list[int], str]:
     return numbers_in(path), path
 
 
@@ -267,34 +267,36 @@ def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
         starts = sorted(links)
 
 
-def _file_kind(first: bytes, name: str) -> str:
+def _file_kind(first_bytes: bytes, file_label: str) -> str:
     """Return the kind of a file by its first bytes: "tar", "gzip", "safetensors" or "pickle".
 
     Raises:
-        DamagedError: the file has none of these kinds.
+        DamagedError: the file has another kind.
     """
-    if first[:2] == b"\x1f\x8b":
+    if first_bytes[:2] == b"\x1f\x8b":
         return "gzip"
-    if is_header(first[:BLOCK_BYTES]) or first[:BLOCK_BYTES] == bytes(BLOCK_BYTES):
+    if is_header(first_bytes[:BLOCK_BYTES]) or first_bytes[:BLOCK_BYTES] == bytes(BLOCK_BYTES):
         return "tar"
-    if name.lower().endswith(SAFETENSORS_SUFFIX) or (first[8:9] == b"{" and not name.lower().endswith(PICKLE_SUFFIXES)):
+    if file_label.lower().endswith(SAFETENSORS_SUFFIX) or (
+        first_bytes[8:9] == b"{" and not file_label.lower().endswith(PICKLE_SUFFIXES)
+    ):
         return "safetensors"  # a damaged file becomes a failed member
-    if name.lower().endswith(PICKLE_SUFFIXES):
+    if file_label.lower().endswith(PICKLE_SUFFIXES):
         return "pickle"
     raise DamagedError(
-        f"file {name}",
+        f"file {file_label}",
         expected="a tar archive, a safetensors file or a file of torch.save",
-        found=guess_kind(first) or f"something else: {first[:16]!r}",
-        path=name,
+        found=guess_kind(first_bytes) or f"something else: {first_bytes[:16]!r}",
+        path=file_label,
     )
 
 
-def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
+def _origin_on_hub(address: str, collection: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them as an origin."""
     repo_address, path = hub.split_address(address, "source")
     repo = hub.resolve_address(repo_address)
     label = f"{repo}/{path}" if path else str(repo)
-    listing = catalog.collections().get(name)
+    listing = catalog.collections().get(collection)
     if not path and listing and listing.archives:
         path = listing.archives.folder
     paths = hub.list_files(repo, path) if path else []
@@ -319,19 +321,19 @@ def _origin_on_hub(address: str, name: str, say: Say) -> Origin:
         )
     if left_out:
         say(f"{label}: {len(left_out):,} other files are left out")
-    archives = sorted(archives, key=_number_key)
+    archives = sorted(archives, key=_sort_key)
     first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_READ_NBYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
-    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_number_key)))
+    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_sort_key)))
 
 
 def number_files(paths: Sequence[str]) -> list[int]:
     """Number the files of a folder; return a different number for each.
 
-    If the paths differ in one number, this is the number. If the paths differ in several numbers, it is the number
-    after a word such as member, seed or run. If there is no such number, or several files have the same one, the file's
-    position is its number.
+    A file's number is read from its path: the only number in which the paths differ, or, if the paths differ in several
+    numbers, the number after a word such as member, seed or run. If there is no such number, or two files share it,
+    each file's number is its position.
 
     Args:
         paths: paths of files in the folder, in order.
@@ -360,6 +362,9 @@ def number_files(paths: Sequence[str]) -> list[int]:
     )
 
 
-def _without_suffix(path: str) -> str:
+def _without_suffix(file_path: str) -> str:
     """Return a path without the suffix of a checkpoint."""
-    return next((path[: -len(s)] for s in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES) if path.lower().endswith(s)), path)
+    return next(
+        (file_path[: -len(s)] for s in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES) if file_path.lower().endswith(s)),
+        file_path,
+    )

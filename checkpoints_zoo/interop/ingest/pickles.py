@@ -1,4 +1,4 @@
-"""Files of torch.save on this disk. Only tensors are read from them; no code runs.
+"""Files of torch.save on this disk: only tensors are read, and no code of a file runs.
 
 Files from the Hub are never opened here.
 """
@@ -47,7 +47,8 @@ class StateDictPlace:
     Args:
         key: key of the state dict in a file ("ema", "model/state_dict"); "" to search for the state dict.
         recogniser: function that recognises the network's tensors, so that the network's state dict is found under any
-            key. None if the file must be a state dict, or have one under "state_dict", as Lightning writes it.
+            key. Without a recogniser, the file must be a state dict, or have one under "state_dict", as Lightning
+            writes it.
     """
 
     key: str = ""
@@ -66,7 +67,7 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
     Raises:
         UsageError: a file can't be read without running code, or has two state dicts that fit the network.
     """
-    header_of_header: dict[MemberHeader, MemberHeader] = {}
+    distinct_headers: dict[MemberHeader, MemberHeader] = {}
     members, damaged = [], []
     for path in origin.pickles:
         try:
@@ -74,7 +75,7 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
         except DamagedError as error:
             damaged.append((path, str(error)))
             continue
-        members.append(MemberRange(path, path, 0, header_of_header.setdefault(head, head)))
+        members.append(MemberRange(path, path, 0, distinct_headers.setdefault(head, head)))
     return MemberGroup(members, damaged)
 
 
@@ -242,14 +243,15 @@ def _pickle_protocol(path: Path) -> int:
                 start = stored.read(2)
     except (*PARSER_ERRORS, StopIteration):
         return 0
-    return start[1] if len(start) == 2 and start[:1] == b"\x80" else 0  # The opcode PROTO.
+    # 0x80 is the opcode PROTO, which precedes the protocol.
+    return start[1] if len(start) == 2 and start[:1] == b"\x80" else 0
 
 
-def _unsafe_names(path: Path, refused: str) -> str:
-    """Return the names that a pickle asks for besides tensors, from its opcodes; nothing is executed."""
+def _unsafe_names(path: Path, error_text: str) -> str:
+    """Return the names of the objects besides tensors that a pickle's opcodes ask for; nothing is executed."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
-    match = re.search(r"GLOBAL ([\w.]+)", refused) or re.search(r"(Unsupported \w+ \S+)", refused)
+    match = re.search(r"GLOBAL ([\w.]+)", error_text) or re.search(r"(Unsupported \w+ \S+)", error_text)
     refused_names = [match[1]] if match else []
     try:
         other_names = sorted(set(get_unsafe_globals_in_checkpoint(path)) - set(refused_names))
@@ -323,7 +325,7 @@ def state_bytes(state: Mapping[str, Tensor]) -> bytearray:
 def checksum_problem(path: Path) -> str:
     """Compare a file of torch.save with its checksums; return the problem, or "" if there is none or no checksums.
 
-    torch.load does not compare them.
+    torch.load does not compare the checksums.
     """
     if not zipfile.is_zipfile(path):  # torch's format before version 1.6
         return ""
@@ -341,7 +343,7 @@ def _check_zip(path: Path) -> None:
     """Check that a zip archive is complete and does not unpack to more bytes than it has, which could fill the memory.
 
     Raises:
-        DamagedError: the archive is cut, can't be listed, is compressed (torch.save never does that), or its files
+        DamagedError: the archive is cut, can't be listed, is compressed (torch.save never compresses), or its files
             overlap.
     """
     try:
@@ -349,7 +351,7 @@ def _check_zip(path: Path) -> None:
             is_script = any("/code/" in name for name in file.namelist())
             unpacked_bytes = sum(entry.file_size for entry in file.infolist())
             is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
-    except (NotImplementedError, ValueError, OSError) as error:  # torch's own reader may still unpack it
+    except (NotImplementedError, ValueError, OSError) as error:  # torch may read an archive that zipfile can't list
         found = f"one that can't be listed ({type(error).__name__}: {error})"[:200]
         expected = "a zip archive as torch.save writes it"
         raise DamagedError(f"file {path}", expected=expected, found=found, path=path) from error
@@ -382,7 +384,7 @@ def _has_one_directory(path: Path) -> bool:
         file.seek(max(0, size - 98))
         tail = file.read()
     directory_end, (length, offset) = size - 22, struct.unpack("<2I", tail[-10:-2])
-    if tail[-42:-38] == b"PK\x06\x07":  # zip64, as torch.save writes it: a record of 56 bytes and its locator
+    if tail[-42:-38] == b"PK\x06\x07":  # a zip64 archive of torch.save ends with this record of 56 bytes
         directory_end = size - 98
         if tail[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail[-34:-26])[0] != directory_end:
             return False

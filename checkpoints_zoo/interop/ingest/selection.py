@@ -1,4 +1,4 @@
-"""Find the net's tensors in a state dict that has further tensors, or has older names for them."""
+"""Find the net's tensors in a state dict that has further tensors, or older names for the net's tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     State = dict[str, Tensor]
 
-# torch.nn.utils.weight_norm, and torch.nn.utils.parametrizations.weight_norm, which replaced it.
+# Ends of tensor names: of torch.nn.utils.weight_norm -> of torch.nn.utils.parametrizations.weight_norm.
 OLD_WEIGHT_NORM = {"weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1"}
 NEW_WEIGHT_NORM = {new: old for old, new in OLD_WEIGHT_NORM.items()}
 
@@ -27,9 +27,9 @@ class NetTensors:
 
     Args:
         shapes: name -> shape in the net's state dict; {} if the net is not known.
-        first_names: name -> first name of its tensor, which differs for tied tensors.
-        prefix: prefix of the network's tensor names in the state dict, as the user states it; with "" it is searched
-            for.
+        first_names: tensor name -> first name of the same tensor; the two differ for tied tensors.
+        prefix: prefix of the network's tensor names in the state dict, as the user states it; with "" the prefix is
+            searched for.
     """
 
     shapes: Mapping[str, Shape]
@@ -50,26 +50,30 @@ class NetTensors:
         shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         return cls(shapes, modules.first_names(module), net.prefix)
 
-    def select(self, state: State, where: str) -> State:
+    def select(self, state_dict: State, where: str) -> State:
         """Return the net's tensors; the complete state dict if it is unclear which tensors are the net's.
 
         Tensors are left out only if all tensors of the net share a prefix that no other tensor has.
 
         Args:
-            state: tensors by name.
+            state_dict: tensors by name.
             where: name of the file, for errors.
 
         Raises:
-            UsageError: the net's tensors are there under several prefixes.
+            UsageError: the state dict has the net's tensors under several prefixes.
         """
-        state = self._renamed(state)
+        state_dict = self._rename_weight_norm(state_dict)
         if self.prefix:
-            inside = {name.removeprefix(self.prefix): t for name, t in state.items() if name.startswith(self.prefix)}
-            return {self.prefix + name: t for name, t in self._with_ties(inside).items()} if inside else state
+            inside = {
+                name.removeprefix(self.prefix): t for name, t in state_dict.items() if name.startswith(self.prefix)
+            }
+            return (
+                {self.prefix + name: t for name, t in self._add_tied_tensors(inside).items()} if inside else state_dict
+            )
         fitting = {}
-        for prefix in sorted(self._prefixes(state)):
-            inside = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-            if (complete := self._with_ties(inside)) and self._fits(complete):
+        for prefix in sorted(self._possible_prefixes(state_dict)):
+            inside = {name.removeprefix(prefix): t for name, t in state_dict.items() if name.startswith(prefix)}
+            if (complete := self._add_tied_tensors(inside)) and self._matches_net(complete):
                 fitting[prefix] = complete
         if len(fitting) > 1:
             raise UsageError(
@@ -79,33 +83,33 @@ class NetTensors:
                 do=f"Choose one with prefix={next(iter(fitting))!r}, or --strip-prefix {next(iter(fitting))}",
                 path=where,
             )
-        return next(iter(fitting.values()), state)
+        return next(iter(fitting.values()), state_dict)
 
-    def _renamed(self, state: State) -> State:
+    def _rename_weight_norm(self, state_dict: State) -> State:
         """Return the state dict with weight norm's tensors renamed as in the net."""
         for names in (OLD_WEIGHT_NORM, NEW_WEIGHT_NORM):
             if any(name.endswith(f".{new}") or name == new for name in self.shapes for new in names.values()):
                 ends = [(old, new) for old, new in names.items()]
-                state = {
+                state_dict = {
                     next((name.removesuffix(old) + new for old, new in ends if f".{name}".endswith(f".{old}")), name): t
-                    for name, t in state.items()
+                    for name, t in state_dict.items()
                 }
-        return state
+        return state_dict
 
-    def _prefixes(self, state: State) -> set[str]:
-        """Return the part of a name in a state dict that precedes the name of one of the net's tensors."""
+    def _possible_prefixes(self, state_dict: State) -> set[str]:
+        """Return the prefixes of names in a state dict that precede a name of the net's first tensor."""
         if not self.shapes:
             return set()
         first = next(iter(self.first_names.values()))
         tied = [name for name, other in self.first_names.items() if other == first]
-        return {name.removesuffix(end) for name in state for end in tied if f".{name}".endswith(f".{end}")}
+        return {name.removesuffix(end) for name in state_dict for end in tied if f".{name}".endswith(f".{end}")}
 
-    def _with_ties(self, state: State) -> State:
+    def _add_tied_tensors(self, state_dict: State) -> State:
         """Return a state dict with each tied tensor under all of its names."""
-        by_first = {self.first_names[name]: t for name, t in state.items() if name in self.first_names}
-        missing = {n: by_first[f] for n, f in self.first_names.items() if n not in state and f in by_first}
-        return {**state, **missing} if missing else state
+        by_first = {self.first_names[name]: t for name, t in state_dict.items() if name in self.first_names}
+        missing = {n: by_first[f] for n, f in self.first_names.items() if n not in state_dict and f in by_first}
+        return {**state_dict, **missing} if missing else state_dict
 
-    def _fits(self, state: State) -> bool:
-        found = {name: tuple(tensor.shape) for name, tensor in state.items() if not is_counter(name)}
+    def _matches_net(self, state_dict: State) -> bool:
+        found = {name: tuple(tensor.shape) for name, tensor in state_dict.items() if not is_counter(name)}
         return found == {name: shape for name, shape in self.shapes.items() if not is_counter(name)}

@@ -1,4 +1,4 @@
-"""Write members of an origin into new shards; each is read once, with one member in memory."""
+"""Write members of an origin into new shards: each member is read once, and only one is in memory."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class MemberReader:
             NetworkError, AccessError, StorageError: the repo can't be read, or the cache can't be written.
         """
         for batch in measuring.batch_rows(rows):
-            far = [r for r in batch if self.origin.repo is not None and "!" not in r["path"]]
-            if far and self.origin.repo is not None:
-                with measuring.borrow_members(self.origin.repo, self.description, far) as locations:
+            remote_rows = [r for r in batch if self.origin.repo is not None and "!" not in r["path"]]
+            if remote_rows and self.origin.repo is not None:
+                with measuring.borrow_members(self.origin.repo, self.description, remote_rows) as locations:
                     yield from self._read_batch(batch, {x.member: x for x in locations})
             else:
                 yield from self._read_batch(batch, {})
@@ -77,7 +77,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
 
     Args:
         reader: reader of the members' tensors.
-        rows: manifest rows with byte locations in the origin; failed members have none.
+        rows: manifest rows with byte locations in the origin; failed members have no location.
         target: the folder.
         say: function called with lines of text on the progress.
 
@@ -109,8 +109,8 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         return _write_manifest(list(finished_rows.values()), description, target)
     report, total = measuring.progress_reporter(say, name, sum(map(len, missing.values()))), 0
     for (key, number), group in missing.items():
-        for row in _shard(reader, group, number, key, layouts[key], target):
-            finished_rows[row["member"]] = _with_figures(row, finished_rows.get(row["member"]))
+        for row in _write_shard(reader, group, number, key, layouts[key], target):
+            finished_rows[row["member"]] = _fill_from_earlier_row(row, finished_rows.get(row["member"]))
         _write_manifest(list(finished_rows.values()), description, target)
         _remove_old_shards(target, name, number, finished_rows.values())
         for row in group:
@@ -121,32 +121,32 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
 
 
-def _with_figures(row: Row, earlier: Row | None) -> Row:
-    """Return a row with the values that an earlier row of the same weights has and it lacks, such as figures."""
+def _fill_from_earlier_row(row: Row, earlier: Row | None) -> Row:
+    """Fill the missing values of a row, such as figures, from an earlier row of the same weights; return the row."""
     if earlier is None or earlier["sha256"] != row["sha256"]:
         return row
     return row | {name: value for name, value in earlier.items() if row.get(name) is None}
 
 
-def _remove_old_shards(target: FolderSource, name: str, number: int, rows: Iterable[Row]) -> None:
+def _remove_old_shards(target: FolderSource, collection: str, shard_number: int, rows: Iterable[Row]) -> None:
     """Delete shards of a number that no row names: a shard that gets more members is written anew."""
     named = {row["path"] for row in rows}
-    for path in (target.root / "shards" / name).glob(f"{number:05d}-*.safetensors"):
+    for path in (target.root / "shards" / collection).glob(f"{shard_number:05d}-*.safetensors"):
         if path.relative_to(target.root).as_posix() not in named:
             path.unlink()
 
 
-def _written_rows(target: FolderSource, name: str) -> dict[int, Row]:
+def _written_rows(target: FolderSource, collection: str) -> dict[int, Row]:
     """Return member -> row of the members that were written before and whose files exist."""
-    if not target.manifest_path(name).is_file():
+    if not target.manifest_path(collection).is_file():
         return {}
-    rows = target.read_collection(name)[1].to_pylist()
+    rows = target.read_collection(collection)[1].to_pylist()
     existing_paths = {p for p in {r["path"] for r in rows} if p is not None and (target.root / p).is_file()}
     return {r["member"]: r for r in rows if r["path"] in existing_paths}
 
 
-def _shard(
-    reader: MemberReader, rows: Sequence[Row], number: int, key: str, layout: Layout, target: FolderSource
+def _write_shard(
+    reader: MemberReader, rows: Sequence[Row], shard_number: int, layout_key: str, layout: Layout, target: FolderSource
 ) -> list[Row]:
     """Write a shard; return its members' rows with the new locations."""
     written_rows: list[Row] = []
@@ -158,11 +158,11 @@ def _shard(
 
     name = reader.description.name
     prefixes = [tensor_prefix(row["member"]) for row in rows]
-    path = shard_files.stream_shard(target.root / "shards" / name, number, layout, prefixes, members())
-    inside, start = path.relative_to(target.root).as_posix(), shard_files.first_offset(layout, prefixes)
+    path = shard_files.stream_shard(target.root / "shards" / name, shard_number, layout, prefixes, members())
+    relative_path, first_offset = path.relative_to(target.root).as_posix(), shard_files.first_offset(layout, prefixes)
     return [
-        row | {"path": inside, "offset": start + i * layout.nbytes, "nbytes": layout.nbytes, "layout": key,
-               "dtype": layout.dtype}
+        row | {"path": relative_path, "offset": first_offset + i * layout.nbytes, "nbytes": layout.nbytes,
+               "layout": layout_key, "dtype": layout.dtype}
         for i, row in enumerate(written_rows)
     ]  # fmt: skip
 
@@ -175,28 +175,34 @@ def _write_manifest(rows: list[Row], description: Description, target: FolderSou
     manifest.write_manifest(table, path)
 
 
-def import_folder(out: Path, name: str) -> Path:
+def import_folder(out: Path, collection: str) -> Path:
     """Return the folder for staged members of a running import."""
-    return out / ".import" / name
+    return out / ".import" / collection
 
 
-def remove_temporary_files(root: Path, name: str) -> None:
+def remove_temporary_files(root: Path, collection: str) -> None:
     """Delete temporary files of a collection that a killed import left."""
-    own = f".{name}.*.tmp"
-    for folder, pattern in ((f"shards/{name}", ".*.tmp"), ("manifests", own), ("files", own), (".import", ".*.tmp")):
+    temporary_names = f".{collection}.*.tmp"
+    for folder, pattern in (
+        (f"shards/{collection}", ".*.tmp"),
+        ("manifests", temporary_names),
+        ("files", temporary_names),
+        (".import", ".*.tmp"),
+    ):
         for path in (root / folder).glob(pattern):
             path.unlink()
 
 
-def check_same_import(target: FolderSource, name: str, record: ImportRecord) -> None:
-    """Check that a folder has no collection of this name, except one of this import; delete staged files of others.
+def check_same_import(target: FolderSource, collection: str, record: ImportRecord) -> None:
+    """Check that a folder has no collection of this name, except from this import; delete files that other imports
+    staged.
 
-    If files were added since an earlier import, the import is still the same: it adds members.
+    If files were added since an earlier import, the import counts as the same: it adds members.
 
     Raises:
         UsageError: the folder has another collection of this name.
     """
-    path = _record_path(target, name)
+    path = _record_path(target, collection)
     try:
         earlier_record = catalog.read_json(path) if path.is_file() else None
     except FormatError:
@@ -205,37 +211,38 @@ def check_same_import(target: FolderSource, name: str, record: ImportRecord) -> 
         earlier_record.get("import") == record.fingerprint or record.extends(earlier_record)
     ):
         return
-    if target.manifest_path(name).is_file():
+    if target.manifest_path(collection).is_file():
         raise UsageError(
-            f"collection {name} in folder {target.root}",
+            f"collection {collection} in folder {target.root}",
             expected="none, or one that an import of these same files has begun",
             found="one that was not imported"
             if earlier_record is None
             else "one of other files, of files that changed, or of another net",
-            do=f"Give another folder or name, or delete manifests/{name}.parquet there",
-            collection=name,
+            do=f"Give another folder or name, or delete manifests/{collection}.parquet there",
+            collection=collection,
             path=target.root,
         )
-    shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
+    shutil.rmtree(import_folder(target.root, collection), ignore_errors=True)
 
 
-def record_import(target: FolderSource, name: str, record: ImportRecord) -> None:
+def record_import(target: FolderSource, collection: str, record: ImportRecord) -> None:
     """Record in a folder which import writes a collection."""
-    catalog.write_json(record.to_json(), _record_path(target, name))
+    catalog.write_json(record.to_json(), _record_path(target, collection))
 
 
-def _record_path(target: FolderSource, name: str) -> Path:
-    return import_folder(target.root, name).with_name(f"{name}.json")
+def _record_path(target: FolderSource, collection: str) -> Path:
+    return import_folder(target.root, collection).with_name(f"{collection}.json")
 
 
 @dataclass(frozen=True)
 class ImportRecord:
-    """What an import copies: the hash of its files and net, the hash of the net alone, and the stamp of each file.
+    """Identity of an import: the hash of its files and net, the hash of the net alone, and the stamp of each file.
 
     Args:
         fingerprint: hash of the files (with sizes and times, or the commit) and the net, 64 hex digits.
         net: hash of the net, 64 hex digits.
-        files: path -> size and time of files on this machine that have one member each; {} of others, such as archives.
+        files: path -> size and time of files on this machine that have one member each; {} for others, such as
+            archives.
     """
 
     fingerprint: str
@@ -251,10 +258,10 @@ class ImportRecord:
         fingerprint = _json_hash([repo, [[path, *stamp] for path, stamp in stamps.items()], *spec])
         return cls(fingerprint, _json_hash(spec), {} if origin.repo or origin.archives else stamps)
 
-    def extends(self, begun: Mapping[str, Any]) -> bool:
-        """Say whether an import of the same net has all files of an earlier one, unchanged."""
-        files = begun.get("files")
-        if not isinstance(files, dict) or not files or begun.get("net") != self.net:
+    def extends(self, earlier_record: Mapping[str, Any]) -> bool:
+        """Say whether an import of the same net has all files of an earlier import, unchanged."""
+        files = earlier_record.get("files")
+        if not isinstance(files, dict) or not files or earlier_record.get("net") != self.net:
             return False
         return all(list(self.files.get(path, ())) == stamp for path, stamp in files.items())
 
@@ -263,8 +270,8 @@ class ImportRecord:
         return {"import": self.fingerprint, "net": self.net, "files": {p: list(s) for p, s in self.files.items()}}
 
 
-def _json_hash(values: Any) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+def _json_hash(json_values: Any) -> str:
+    return hashlib.sha256(json.dumps(json_values, sort_keys=True).encode()).hexdigest()
 
 
 def _file_stamp(path: Path) -> list[int]:

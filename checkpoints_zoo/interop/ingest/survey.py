@@ -28,7 +28,7 @@ from checkpoints_zoo.sources.source import FolderSource
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """The user's options on the members: net, function that builds it, columns, and whether every file must fit.
+    """The user's options: net, function that builds the net, columns, and whether every file must fit.
 
     `earlier`: path -> member of the files that an earlier import of the same folder has.
     """
@@ -49,7 +49,7 @@ class ImportOptions:
 
 def survey_origin(
     origin: Origin,
-    name: str,
+    collection: str,
     staged: Mapping[str, archives.Index],
     predicted: bool,
     user_facts: Mapping[str, Any],
@@ -62,12 +62,12 @@ def survey_origin(
 
     Args:
         origin: the origin.
-        name: name of the collection.
-        staged: indexes of its gzipped archives.
+        collection: name of the collection.
+        staged: indexes of the origin's gzipped archives.
         predicted: whether the index of a repo's archive may be predicted.
         user_facts, like: the same arguments as in `make_description`.
         options: the user's options for the members.
-        copy_root: folder that members are copied into, which has the manifest of the copies; None if they stay.
+        copy_root: folder that members are copied into, which has the manifest of the copies; None without copies.
         say: function called with a line of text on files that are left out.
 
     Raises:
@@ -82,19 +82,19 @@ def survey_origin(
         checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
     )
     if origin.files:
-        in_place = checkpoint_members.number_members(
+        file_members = checkpoint_members.number_members(
             checkpoint_members.members_of_files(origin, say), origin.files, options.earlier
         )
-        if copy_root is not None and origin.repo is None and _need_selection(in_place, options):
+        if copy_root is not None and origin.repo is None and _need_selection(file_members, options):
             origin = replace(
                 origin, files=(), pickles=origin.files
-            )  # such files are read as state dicts, from which the net's tensors are selected
+            )  # files with further tensors are read as state dicts, from which the net's tensors are selected
         else:
-            member_groups.append(in_place)
-    if within := options.state_dict_place(origin):
+            member_groups.append(file_members)
+    if state_dict_place := options.state_dict_place(origin):
         member_groups.append(
             checkpoint_members.number_members(
-                pickles.members_of_pickles(origin, within), origin.pickles, options.earlier
+                pickles.members_of_pickles(origin, state_dict_place), origin.pickles, options.earlier
             )
         )
     recogniser = make_recogniser(options.net, member_groups, options.build)
@@ -110,7 +110,7 @@ def survey_origin(
         if options.net == NetSpec():
             error.do = "Give --architecture NAME for a net of the package, or --architecture-name TEXT for your own"
         raise
-    description = make_description(name, net, layouts, user_facts, like)
+    description = make_description(collection, net, layouts, user_facts, like)
     check_net(description, options.build)
     if origin.repo is not None:
         description = replace(description, base=str(origin.repo))
@@ -152,14 +152,14 @@ class Survey:
     user_columns: Mapping[int, Mapping[str, Any]]
 
     def plan(self, target: str, reads_weights: bool) -> ImportPlan:
-        headers = checkpoint_members.count_predicted_headers(self.origin)
-        return make_plan(self.description, self.origin, target, self.rows.to_pylist(), headers, reads_weights)
+        header_count = checkpoint_members.count_predicted_headers(self.origin)
+        return make_plan(self.description, self.origin, target, self.rows.to_pylist(), header_count, reads_weights)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
-        """Return the survey with rows and facts of an existing manifest; members of new files are added to it.
+        """Merge the survey into an existing manifest, whose rows and facts stay; return the merged survey.
 
         Raises:
-            UsageError: there is a manifest of that name, and not all of its members are in the survey.
+            UsageError: the collection has a manifest with members that are not in the survey.
         """
         path = source.manifest_path(self.description.name)
         if not path.is_file():
@@ -252,7 +252,7 @@ def make_plan(
     origin: Origin,
     target: str,
     rows: Sequence[Mapping[str, Any]],
-    headers: int,
+    header_count: int,
     reads_weights: bool,
 ) -> ImportPlan:
     """Return the plan of an import of surveyed members.
@@ -260,25 +260,37 @@ def make_plan(
     Args:
         description, origin, target: description of the collection, its origin, and the folder that is written to.
         rows: rows of the manifest.
-        headers: number of headers that must still be read, one request each.
+        header_count: number of headers that must still be read, one request each.
         reads_weights: whether weights are read, to hash, measure or copy them.
     """
-    located = [dict(row) for row in rows if row["path"] is not None]
-    size = sum(row["nbytes"] for row in located)
+    located_rows = [dict(row) for row in rows if row["path"] is not None]
+    member_nbytes = sum(row["nbytes"] for row in located_rows)
     requests = 0
     if origin.repo is not None:
-        requests = headers + (_count_ranges(located) + len(origin.paths) if reads_weights else 0)
+        requests = header_count + (_count_ranges(located_rows) + len(origin.paths) if reads_weights else 0)
     return ImportPlan(
-        description.name, origin.label, target, len(origin.paths), len(rows), **status_counts(rows), bytes=size,
-        read=size if reads_weights else 0, requests=requests,
+        description.name, origin.label, target, len(origin.paths), len(rows), **status_counts(rows),
+        bytes=member_nbytes, read=member_nbytes if reads_weights else 0, requests=requests,
     )  # fmt: skip
 
 
-def plan_of_gzips(name: str, origin: Origin, target: str) -> ImportPlan:
-    """Return the plan of an import of gzipped archives, whose members are not known before they are read."""
-    size = sum(origin.size(p) for p in origin.archives)
-    requests = -(-size // 2**23) + len(origin.archives) if origin.repo else 0
-    return ImportPlan(name, origin.label, target, len(origin.paths), None, None, None, None, size, size, requests)
+def plan_of_gzips(collection: str, origin: Origin, target: str) -> ImportPlan:
+    """Return the plan of an import of gzipped archives, whose members are unknown until the archives are read."""
+    archive_nbytes = sum(origin.size(p) for p in origin.archives)
+    requests = -(-archive_nbytes // 2**23) + len(origin.archives) if origin.repo else 0
+    return ImportPlan(
+        collection,
+        origin.label,
+        target,
+        len(origin.paths),
+        None,
+        None,
+        None,
+        None,
+        archive_nbytes,
+        archive_nbytes,
+        requests,
+    )
 
 
 def status_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -288,7 +300,7 @@ def status_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _count_ranges(rows: Sequence[Row]) -> int:
-    """Return the number of range requests for members: neighbours share one, long ranges are split."""
+    """Return the number of range requests for members: neighbouring members share a request, long ranges are split."""
     range_count = 0
     for batch in batch_rows(sorted(rows, key=lambda r: (r["path"], r["offset"]))):
         range_start, end, path = 0, 0, None

@@ -1,4 +1,4 @@
-"""Check the manifest's columns and the description's facts that the user supplies, as files of weights lack them."""
+"""Check the columns and facts that the user supplies, since files of weights do not contain them."""
 
 from __future__ import annotations
 
@@ -78,23 +78,23 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
     return rows
 
 
-def columns_of_files(table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
+def columns_of_files(file_table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
     """Check a table of columns by file; return member -> column -> value.
 
     Args:
-        table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
+        file_table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
         files: path -> member.
 
     Raises:
         UsageError: a file without a row, a row without a file, or a column or value as in `columns_of_members`.
     """
-    check_names({name for row in table.values() for name in row})
+    check_names({name for row in file_table.values() for name in row})
     names = [path.rpartition("/")[2] for path in files]
     counts = Counter(names)
     unique_names = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
     rows: dict[int, Row] = {}
     unknown = []
-    for file, values in table.items():
+    for file, values in file_table.items():
         path = file if file in files else unique_names.get(file)
         if path is None or files[path] in rows:
             unknown.append(file)
@@ -116,7 +116,7 @@ def read_csv(path: Path) -> dict[str, Row]:
 
     Raises:
         SourceNotFound: the file is missing or can't be read.
-        FormatError: the file is no table, lacks that column, or has two rows for a file.
+        FormatError: the file is no table, lacks the column "file", or has two rows for a file.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -139,7 +139,7 @@ def read_csv(path: Path) -> dict[str, Row]:
     return rows_by_file(rows, f"file {path}")
 
 
-def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Row]:
+def rows_by_file(rows: Iterable[Mapping[str, Any]], table_label: str) -> dict[str, Row]:
     """Return the rows of a table by file.
 
     Raises:
@@ -149,36 +149,36 @@ def rows_by_file(rows: Iterable[Mapping[str, Any]], source: str) -> dict[str, Ro
     for row in rows:
         name = str(row[FILE_COLUMN])
         if name in table:
-            raise FormatError(source, expected="each file once", found=f"{name} twice")
+            raise FormatError(table_label, expected="each file once", found=f"{name} twice")
         table[name] = {column: None if value == "" else value for column, value in row.items() if column != FILE_COLUMN}
     return table
 
 
-def make_reader(table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
+def make_reader(file_table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
     """Return the function that maps a table's columns to members.
 
     Args:
-        table: file -> column -> value.
+        file_table: file -> column -> value.
         measured: whether test figures are measured; if so, the table may not contain them.
 
     Raises:
         UsageError: unknown columns.
     """
-    names = {name for row in table.values() for name in row}
+    names = {name for row in file_table.values() for name in row}
     check_names(names)
     if measured:
         check_unmeasured(names)
-    return lambda files: columns_of_files(table, files)
+    return lambda files: columns_of_files(file_table, files)
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_names(column_names: Iterable[str]) -> None:
     """Check that columns exist in the manifest and are not filled by the import.
 
     Raises:
         UsageError: a column is unknown, or is filled by the import; the error names it.
     """
     allowed_names = [name for name in SCHEMA.names if name not in IMPORT_COLUMNS]
-    for name in names:
+    for name in column_names:
         if name in IMPORT_COLUMNS:
             raise UsageError(
                 f"column {name!r}", expected="a column that the import does not fill", found="one that it fills"
@@ -193,129 +193,134 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
-def check_unmeasured(names: Iterable[str]) -> None:
+def check_unmeasured(column_names: Iterable[str]) -> None:
     """Check that the user supplies no figure that the import measures.
 
     Raises:
-        UsageError: the user gives such a figure.
+        UsageError: the user supplies a figure that the import measures.
     """
-    if repeated_names := [name for name in names if name in FIGURES]:
+    if repeated_names := [name for name in column_names if name in FIGURES]:
         raise UsageError("test figures", expected="columns with figures, or images to measure them on",
                          found=f"both, for {', '.join(repeated_names)}")  # fmt: skip
 
 
-def write_columns(source: FolderSource, name: str, columns: Mapping[int, Mapping[str, Any]]) -> None:
+def write_columns(source: FolderSource, collection: str, columns: Mapping[int, Mapping[str, Any]]) -> None:
     """Write the user's columns into a manifest, if they differ from its columns.
 
     Args:
-        source, name: source and name of the collection.
+        source, collection: source and name of the collection.
         columns: member -> columns.
     """
     if not columns:
         return
-    table = source.read_collection(name)[1]
+    table = source.read_collection(collection)[1]
     rows = [row | columns.get(row["member"], {}) for row in table.to_pylist()]
     if not (current_table := manifest.build_manifest(rows)).equals(table):
-        manifest.write_manifest(current_table, source.manifest_path(name))
+        manifest.write_manifest(current_table, source.manifest_path(collection))
 
 
-def files_path(root: Path, name: str) -> Path:
+def original_files_path(root: Path, collection: str) -> Path:
     """Return the path of the table with the original file of each member."""
-    return root / "files" / f"{name}.csv"
+    return root / "files" / f"{collection}.csv"
 
 
-def write_files(root: Path, name: str, files: Mapping[str, int]) -> None:
+def write_original_files(root: Path, collection: str, files: Mapping[str, int]) -> None:
     """Write the table with the original file of each member, by rename.
 
     Args:
         root: root folder of the source.
-        name: name of the collection.
+        collection: name of the collection.
         files: path in the imported folder -> member.
     """
     if not files:
         return
-    path = files_path(root, name)
+    path = original_files_path(root, collection)
     with replace_file(path) as file:
         csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
 
 
-def read_files(root: Path, name: str) -> dict[int, str]:
-    """Return member -> original file from the table of `write_files`; {} without a table."""
-    path = files_path(root, name)
+def read_original_files(root: Path, collection: str) -> dict[int, str]:
+    """Return member -> original file from the table of `write_original_files`; {} without a table."""
+    path = original_files_path(root, collection)
     if not path.is_file():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
         return {int(row["member"]): row[FILE_COLUMN] for row in csv.DictReader(file)}
 
 
-def values_per_member(values: Any) -> list[Any] | None:
+def values_per_member(column_values: Any) -> list[Any] | None:
     """Return the values of a column with a value for each member; None for a single value."""
     is_single_value = isinstance(
-        values, str | bytes | Mapping | Set
+        column_values, str | bytes | Mapping | Set
     )  # a set has no order by which its values could be assigned
-    if is_single_value or not hasattr(values, "__len__") or getattr(values, "shape", 1) == ():
+    if is_single_value or not hasattr(column_values, "__len__") or getattr(column_values, "shape", 1) == ():
         return None
-    return list(values.tolist() if hasattr(values, "tolist") else values)
+    return list(column_values.tolist() if hasattr(column_values, "tolist") else column_values)
 
 
-def convert_value(name: str, value: Any, owner: str) -> Any:
+def convert_value(column: str, value: Any, owner: str) -> Any:
     """Convert a value to the type of its column; return the converted value, None for a missing value.
 
     Args:
-        name: name of the column.
+        column: name of the column.
         value: value of a Python, numpy or pandas type, or text of a table's cell.
         owner: member or file that the value belongs to, for errors.
 
     Raises:
         UsageError: the value has another type, or is out of range.
     """
-    kind = SCHEMA.field(name).type
+    column_type = SCHEMA.field(column).type
     try:
         value = value.item() if hasattr(value, "item") else value
         if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
             return None
-        converted = _convert(kind, value)
+        converted = _convert(column_type, value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays and tensors with several numbers
         converted = None
-    if converted is None or not _in_range(name, converted):
-        raise UsageError(f"column {name!r} of {owner}", expected=_expected_value(name, kind), found=repr(value)[:80])
+    if converted is None or not _in_range(column, converted):
+        raise UsageError(
+            f"column {column!r} of {owner}", expected=_expected_value(column, column_type), found=repr(value)[:80]
+        )
     return converted
 
 
-def _convert(kind: pa.DataType, value: Any) -> Any:
+def _convert(column_type: pa.DataType, value: Any) -> Any:
     """Return a value in a column's type, None if the conversion would lose something."""
-    if pa.types.is_string(kind):
+    if pa.types.is_string(column_type):
         return value if isinstance(value, str) else None
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(column_type):
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
         if not isinstance(moment, datetime):
             return None
         return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)).replace(microsecond=0)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    number = float(value) if pa.types.is_floating(kind) or isinstance(value, float) else int(value)
+    number = float(value) if pa.types.is_floating(column_type) or isinstance(value, float) else int(value)
     if not math.isfinite(number):
         return None
-    return number if pa.types.is_floating(kind) else int(number) if int(number) == number else None
+    return number if pa.types.is_floating(column_type) else int(number) if int(number) == number else None
 
 
-def _in_range(name: str, value: Any) -> bool:
-    if name == "split":
+def _in_range(column: str, value: Any) -> bool:
+    if column == "split":
         return value in SPLITS
-    if name.endswith("_accuracy") or name == "test_ece":
+    if column.endswith("_accuracy") or column == "test_ece":
         return bool(0 <= value <= 1)
-    return not isinstance(value, int) or 0 <= value < (2**32 if name == "seed" else 2**31)
+    return not isinstance(value, int) or 0 <= value < (2**32 if column == "seed" else 2**31)
 
 
-def _expected_value(name: str, kind: pa.DataType) -> str:
-    if name == "split":
+def _expected_value(column: str, column_type: pa.DataType) -> str:
+    if column == "split":
         return f"one of {', '.join(SPLITS)}"
-    if name.endswith("_accuracy") or name == "test_ece":
+    if column.endswith("_accuracy") or column == "test_ece":
         return "a share in 0..1"
-    kinds = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
+    type_descriptions = ((pa.types.is_string, "text"), (pa.types.is_timestamp, "a time, as 2024-05-01T12:00"),
              (pa.types.is_floating, "a finite number"))  # fmt: skip
-    bound = "2³²" if name == "seed" else "2³¹"  # Lightning and numpy draw seeds of 32 bits
-    return next((words for is_kind, words in kinds if is_kind(kind)), f"a whole number in [0, {bound})")
+    bound = "2³²" if column == "seed" else "2³¹"  # Lightning and numpy draw seeds of 32 bits
+    return next(
+        (description for is_type, description in type_descriptions if is_type(column_type)),
+        f"a whole number in [0, {bound})",
+    )
 
 
 def make_description(
@@ -324,11 +329,12 @@ def make_description(
     """Return the description of a collection from the user's facts, the catalog and the members.
 
     Args:
-        name: name of the collection. If the catalog has this name, it supplies the facts that the user leaves out.
+        name: name of the collection. If the catalog has this name, the catalog supplies the facts that the user leaves
+            out.
         net: architecture and arguments of the members.
         layouts: layouts of the members.
         user_facts: the user's facts: title, dataset, classes, preprocessing, licence and citation.
-        like: name of a collection of the catalog with the same images, whose image facts are copied.
+        like: name of a collection of the catalog with the same images, whose facts on the images are copied.
 
     Raises:
         CollectionNotFound: `like` is not in the catalog.
@@ -437,12 +443,12 @@ def _facts_of_listing(listing: Listing) -> dict[str, Any]:
 def keep_earlier_facts(
     description: Description, user_facts: Mapping[str, Any], like: str | None, target: FolderSource
 ) -> Description:
-    """Return a description with the earlier facts of the folder for facts that the user does not give now.
+    """Return a description in which facts that the user leaves out come from the folder's earlier description.
 
     Args:
         description: the new description.
         user_facts, like: the same arguments as in `make_description`.
-        target: the folder.
+        target: the folder of the source.
     """
     path = target.description_path(description.name)
     if not path.is_file() or not target.manifest_path(description.name).is_file():
@@ -453,7 +459,7 @@ def keep_earlier_facts(
 def with_earlier_facts(
     description: Description, user_facts: Mapping[str, Any], like: str | None, old_description: Description
 ) -> Description:
-    """Return a description with the facts of an earlier one, except those that the user gives now.
+    """Return a description with the facts of an earlier description, except facts that the user supplies now.
 
     Args:
         description: the new description.
@@ -461,6 +467,6 @@ def with_earlier_facts(
         old_description: the earlier description, whose facts may have been edited by hand.
     """
     replaced_facts = {*user_facts, *(IMAGE_FACTS if like is not None else ())}
-    keep_earlier_facts = {fact: getattr(old_description, fact) for fact in EMPTY_FACTS if fact not in replaced_facts}
+    earlier_facts = {fact: getattr(old_description, fact) for fact in EMPTY_FACTS if fact not in replaced_facts}
     values = {f.name: getattr(description, f.name) for f in fields(description)}
-    return Description(**{**values, **keep_earlier_facts})
+    return Description(**{**values, **earlier_facts})

@@ -1,7 +1,7 @@
 """Gaussians over weights against HMC: the table of Xiao, Liu & Bamler 2023 (arXiv 2401.00611), and `zoo.compact`.
 
 HMC, an ensemble, VI, and Gaussians fitted to the draws of HMC and the ensemble are all compared with HMC. Each method
-is measured with all its runs and with random halves of them, which give the intervals.
+is measured with all its runs and with random halves of its runs, which give the intervals.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ METHOD_TITLES = {"hmc": "HMC", "ensemble": "ensemble", "vi": "VI"}
 _LATEX_COLUMNS = {"sample": "sample", "q_d": "$q_d$", "q_r": "$q_r$", "q": "$q$"}
 
 # Temperature 1 is the posterior itself, whichever temperature predicts best. The chains start at modes, where the log
-# density is higher than at any draw: with a shorter warm-up or shorter trajectories they have not left the modes.
+# density is higher than at any draw: with a shorter warm-up or shorter trajectories the chains have not left the modes.
 DEFAULT_HMC, DEFAULT_VI, DEFAULT_ENSEMBLE = (
     Hmc(temperature=1.0, steps=50, warmup=100),
     MeanField(temperature=1.0),
@@ -83,7 +83,7 @@ class DrawsSource:
         citation: citation of the draws, without the folder of this machine.
         runs: number of chains of HMC, of members of an ensemble, or of fits of VI.
         draws: number of draws of all runs.
-        facts: settings and records of the fits, JSON values: see `draws.Draws`.
+        facts: settings and records of the fits as JSON values; see `draws.Draws`.
     """
 
     citation: str
@@ -110,8 +110,8 @@ class CompactComparison:
             draws of HMC.
             The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members
             and fits of VI, joined.
-        halves: column of "hmc" -> "agreement" and "total_variation" between a half of the chains and the draws of the
-            other half (mean over the splits, and range of 95 % of the splits).
+        halves: column of "hmc" -> "agreement" and "total_variation" between one half of the chains and the draws of the
+            other half of the chains (mean over the splits, and range of 95 % of the splits).
     """
 
     sources: Mapping[str, DrawsSource]
@@ -244,44 +244,44 @@ class CompactComparison:
         return write_text(texts[path.suffix.lower()](), path)
 
 
-def _intervals_from_json(values: Mapping[str, Any]) -> dict[str, Interval]:
-    return {name: Interval(**x) for name, x in values.items()}
+def _intervals_from_json(intervals_json: Mapping[str, Any]) -> dict[str, Interval]:
+    return {name: Interval(**x) for name, x in intervals_json.items()}
 
 
-def table_cells(result: CompactComparison) -> Iterator[tuple[str, list[str]]]:
+def table_cells(comparison: CompactComparison) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: the title of the row, and a text for each column in the table's order."""
-    columns = [figures for figures_by_row in result.table.values() for figures in figures_by_row.values()]
+    columns = [figures for figures_by_row in comparison.table.values() for figures in figures_by_row.values()]
     for row, (row_title, scale) in ROW_TITLES.items():
         yield row_title, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
-def column_titles(result: CompactComparison) -> list[str]:
+def column_titles(comparison: CompactComparison) -> list[str]:
     """Return the names of the columns, such as "HMC q_r"."""
     return [
         f"{METHOD_TITLES[method]} {column}"
-        for method, figures_by_row in result.table.items()
+        for method, figures_by_row in comparison.table.items()
         for column in figures_by_row
     ]
 
 
-def explain_table(result: CompactComparison) -> list[str]:
+def explain_table(comparison: CompactComparison) -> list[str]:
     """Explain rows, columns and intervals; return the lines."""
-    hmc, ensemble, vi = (result.sources.get(name) for name in ("hmc", "ensemble", "vi"))
+    hmc, ensemble, vi = (comparison.sources.get(name) for name in ("hmc", "ensemble", "vi"))
     sources = [f"HMC: {_count_draws_text(hmc, 'chain')}", f"ensemble: {ensemble.draws:,} members" if ensemble else ""]
     sources += [f"VI: {_count_draws_text(vi, 'fit')}"] if vi is not None else []
     lines = [
-        f"Measured on {result.data.split(' ')[0]}, {result.inputs:,} inputs. {'; '.join(sources)}.",
-        f"{result.samples} samples of each q_d and q_r; draws aligned to {result.to}"
-        f"{' of each' if result.to == 'the first' else ''}.",
+        f"Measured on {comparison.data.split(' ')[0]}, {comparison.inputs:,} inputs. {'; '.join(sources)}.",
+        f"{comparison.samples} samples of each q_d and q_r; draws aligned to {comparison.to}"
+        f"{' of each' if comparison.to == 'the first' else ''}.",
         "Agreement and total variation: averaged predictions against those of all of HMC's draws; HMC's own are 1 and"
         " 0. Half against half: one half of the chains, or what is fitted to it, against the draws of the other.",
-        f"[ ]: 95 % jackknife intervals over chains, members and fits ({result.splits} halves of each), joined; half"
-        " against half: where 95 % of the halves fall. None with fewer than three.",
+        f"[ ]: 95 % jackknife intervals over chains, members and fits ({comparison.splits} halves of each), joined;"
+        " half against half: where 95 % of the halves fall. None with fewer than three.",
     ]
     if vi is not None:
         lines.append("VI: each fit by itself, mean over fits. Its mean is that of a fit's draws.")
-    if result.statistics:
-        lines.append(f"Running statistics of Gaussians' networks: from {result.statistics.split(' ')[0]}.")
+    if comparison.statistics:
+        lines.append(f"Running statistics of Gaussians' networks: from {comparison.statistics.split(' ')[0]}.")
     return lines
 
 
@@ -341,22 +341,22 @@ def compact(
     device: str | torch.device = "cpu",
     batch: int = 512,
 ) -> Compact | CompactComparison:
-    """Fit diagonal Gaussians to members before and after alignment, and compare them; return all figures.
+    """Fit diagonal Gaussians to members before and after alignment, and compare the Gaussians with the ensemble or with
+    HMC; return all figures.
 
     Without `against` the Gaussians are compared with the ensemble of the members: a `Compact`. With `against`, draws
     of HMC, the members, the draws and the Gaussians fitted to both are compared with HMC, as in the table of Xiao, Liu
-    and Bamler 2023: a `CompactComparison`. Members have the running statistics that they are stored with; the
-    statistics of every other network are estimated anew.
+    and Bamler 2023: a `CompactComparison`. Members keep their stored running statistics; the running statistics of
+        every other network are estimated anew.
 
     Args:
         members: two members or more, not aligned yet.
         data: labelled images, as `images.of` takes them; None for the collection's own test set.
         against: draws of HMC of the same network; the column `run` of their rows numbers the chains.
-        vi: draws of variational posteriors, two or more per `run`, used with `against`; None to leave them out. The
-            mean
-            weights of a posterior are the mean over the draws of its run.
-        to: id of the member that the others are aligned to, or "mean"; None for the first member. With `against`, the
-            draws of each method are aligned to "mean" or to their first draw.
+        vi: draws of variational posteriors, two or more per `run`, used with `against`; None to leave out variational
+            posteriors. The mean weights of a posterior are the mean over the draws of its run.
+        to: id of the member that all other members are aligned to, or "mean"; None for the first member. With
+            `against`, the draws of each method are aligned to "mean" or to their first draw.
         samples: number of networks drawn from each Gaussian; None for as many as members (draws of HMC), at most 100.
         splits: number of random halves of members, chains and fits from which the intervals are computed.
         seed: seed of samples and splits.
@@ -463,7 +463,8 @@ def fit_and_compare(
     say: Callable[[str], object] = lambda text: None,
     **options: Any,
 ) -> CompactComparison:
-    """Fit HMC and VI to a recipe, train an ensemble by it, and compare the three; return the paper's table.
+    """Fit HMC and VI to a recipe, train an ensemble by the recipe, and compare the three methods; return the table of
+    Xiao, Liu & Bamler 2023.
 
     Fits of the same settings that the folder already has are read from there.
 
@@ -510,29 +511,29 @@ def _check_whole_number(option_name: str, number: object, smallest: int) -> None
         )
 
 
-def _check_network(name: str, members: Collection, hmc: Collection) -> None:
-    arguments.check_collection(members, f"draws of {name}")
+def _check_network(method_name: str, members: Collection, hmc: Collection) -> None:
+    arguments.check_collection(members, f"draws of {method_name}")
     shapes, expected = ({n: tuple(t.shape) for n, t in c._skeleton().state_dict().items()} for c in (members, hmc))
     if shapes != expected or members.classes != hmc.classes:
         differing_tensor = next((n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n)), None)
         raise UsageError(
-            f"draws of {name}",
+            f"draws of {method_name}",
             expected=f"the tensors and classes of {hmc.name}",
             found="other classes" if differing_tensor is None else f"others, such as {differing_tensor!r}",
             do="All draws have to be of one network",
         )
 
 
-def _sort_by_run(name: str, members: Collection) -> DrawEnsemble:
+def _sort_by_run(method_name: str, members: Collection) -> DrawEnsemble:
     """Sort draws by their runs; each independent member is a run."""
     if len(members) < 2:
-        raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
+        raise UsageError(f"draws of {method_name}", expected="two or more", found=str(len(members)))
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
     by_run: dict[int, list[int]] = {}
     for position, (method, run) in enumerate(zip(*columns, strict=True)):
         by_run.setdefault(position if method == INDEPENDENT_METHOD else -1 if run is None else run, []).append(position)
     runs = [by_run[run] for run in sorted(by_run)]
-    if name == "vi" and min(map(len, runs)) < 2:
+    if method_name == "vi" and min(map(len, runs)) < 2:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
     ends = list(accumulate(map(len, runs)))
     new_positions = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
@@ -546,20 +547,22 @@ class ColumnPredictives:
     Args:
         probs: mean probabilities of the networks, (predictive, input, class).
         sample_accuracy: mean accuracy of the networks, (predictive,).
-        mean_accuracy: accuracy of the network with the mean weights, (predictive,); None if there is none.
+        mean_accuracy: accuracy of the network with the mean weights, (predictive,); None for columns without such a
+            network.
     """
 
     probs: Tensor
     sample_accuracy: Tensor
     mean_accuracy: Tensor | None = None
 
-    def distances_to(self, others: Tensor) -> dict[str, Tensor]:
-        """Compare each predictive distribution with another one; return figure -> values, (predictive,).
+    def distances_to(self, target_probs: Tensor) -> dict[str, Tensor]:
+        """Compare each predictive distribution with a target distribution; return figure -> values, (predictive,).
 
         Args:
-            others: probabilities (input, class), or one such tensor for each predictive distribution.
+            target_probs: probabilities (input, class) of the target, or one tensor (input, class) for each predictive
+                distribution.
         """
-        pairs = list(zip(self.probs, others.expand_as(self.probs), strict=True))
+        pairs = list(zip(self.probs, target_probs.expand_as(self.probs), strict=True))
         return {
             "agreement": torch.stack([agreement(p, q, check=False) for p, q in pairs]),
             "total_variation": torch.stack([total_variation(p, q, check=False) for p, q in pairs]),
@@ -573,8 +576,8 @@ class ColumnPredictives:
 
 @dataclass(frozen=True)
 class MethodPredictives:
-    """Predictive distributions of a method's draws, and of the Gaussians fitted to them, for all runs and halves of
-    them.
+    """Predictive distributions of a method's draws, and of the Gaussians fitted to the draws, for all runs and for
+    halves of the runs.
 
     Args:
         plan: halves of the method's runs (chains, or independent members); the first entry has all runs.
@@ -588,43 +591,44 @@ class MethodPredictives:
     columns: Mapping[str, ColumnPredictives]
     other_half_probs: Tensor
 
-    def average_halves(self, values: Tensor) -> Tensor:
+    def average_halves(self, predictive_values: Tensor) -> Tensor:
         """Average a figure of the predictive distributions, (predictive,), over each half; return (half,)."""
-        return self.weights @ values
+        return self.weights @ predictive_values
 
-    def interval(self, values: Tensor) -> Interval:
-        """Compute the interval of a figure over the runs; return it.
+    def interval(self, predictive_values: Tensor) -> Interval:
+        """Compute the interval of a figure over the runs; return the interval.
 
         Args:
-            values: figure of each predictive distribution, (predictive,).
+            predictive_values: figure of each predictive distribution, (predictive,).
         """
-        return _cut_at_0_and_1(self.plan.intervals(self.average_halves(values)[:, None])[0])
+        return _cut_at_0_and_1(self.plan.intervals(self.average_halves(predictive_values)[:, None])[0])
 
 
 def measure_draws(
     draws: DrawEnsemble, to: int | str, evaluator: Evaluator, splits: int, samples: int, seed: int
 ) -> MethodPredictives:
-    """Measure draws, and Gaussians fitted to them before (q_d) and after (q_r) alignment; return the figures of both.
+    """Measure draws, and Gaussians fitted to the draws before (q_d) and after (q_r) alignment; return the predictive
+    distributions of draws and Gaussians.
 
     Each half of the runs gets its own Gaussians and its own noise; q_d and q_r get the same noise.
 
     Args:
         draws: draws and the runs that they belong to.
-        to: reference that the draws are aligned to, in any form that `Collection.align` takes.
+        to: reference that the draws are aligned to: any reference that `Collection.align` takes.
         evaluator: evaluator of networks on the test images.
         splits: number of random halves of the runs.
         samples: number of networks drawn from each Gaussian.
         seed: seed of halves and noise.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
-    positions_of_subsets = [_positions_of(draws, runs) for runs in plan.chosen]
+    positions_of_subsets = [_positions_of_runs(draws, runs) for runs in plan.chosen]
     probs = _compute_probabilities(draws, evaluator)
     columns = {"sample": _column_of_draws(probs, evaluator, positions_of_subsets)}
     for name, view in (("q_d", draws.members), ("q_r", draws.members.align(to=to))):
         columns[name] = _column_of_gaussians(
             fit_gaussians(view, evaluator, positions_of_subsets), evaluator, samples, seed
         )
-    means_of_others = [probs[_positions_not_in(len(probs), half)].mean(0) for half in positions_of_subsets[1:]]
+    means_of_others = [probs[_other_positions(len(probs), half)].mean(0) for half in positions_of_subsets[1:]]
     stacked_means = torch.stack(means_of_others) if means_of_others else probs.new_zeros((0, *probs.shape[1:]))
     return MethodPredictives(plan, torch.eye(len(positions_of_subsets), dtype=torch.float64), columns, stacked_means)
 
@@ -632,8 +636,8 @@ def measure_draws(
 def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
     """Measure runs whose draws come from a Gaussian, such as runs of VI; return the figures of the runs.
 
-    Each run has one predictive distribution. The mean weights of a run's draws make the network that stands for the
-    Gaussian's mean.
+    Each run of the method has one predictive distribution. The mean weights of a run's draws make the network that
+    stands for the Gaussian's mean.
 
     Args:
         draws: draws and the runs that they belong to.
@@ -659,7 +663,8 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
     Args:
         method: method that has the column.
         column: name of the column.
-        against: method to compare with; if it is `method` itself, each half is compared with its own draws.
+        against: method to compare with; if `against` is `method` itself, each half of the runs is compared with the
+            draws of that half.
     """
     method_column, target = method.columns[column], against.columns["sample"].probs
     by_row = {}
@@ -667,7 +672,7 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
         by_row = {name: method.interval(values) for name, values in method_column.distances_to(target).items()}
     else:
         distances = method_column.distances_to(target[0])
-        # These figures compare all runs of the method with each half of the other method's runs.
+        # `distance_intervals` compares all runs of the method with each half of the other method's runs.
         distance_intervals = [
             method.average_halves(torch.stack([n[row] for n in map(method_column.distances_to, target)]).T)[0]
             for row in DISTANCE_ROWS
@@ -681,7 +686,8 @@ def table_column(method: MethodPredictives, column: str, against: MethodPredicti
 
 
 def compare_halves(method: MethodPredictives, column: str) -> dict[str, Interval]:
-    """Compare one half of the runs, or its Gaussians, with the draws of the other half; return figure -> mean.
+    """Compare one half of a method's runs, or the Gaussian fitted to this half, with the draws of the other half;
+    return figure -> mean.
 
     Low and high are the range of 95 % of the halves. The result is empty if there are fewer than three runs.
     """
@@ -725,11 +731,11 @@ def _column_of_gaussians(
     )
 
 
-def _positions_of(draws: DrawEnsemble, runs: Tensor) -> Tensor:
+def _positions_of_runs(draws: DrawEnsemble, runs: Tensor) -> Tensor:
     return torch.tensor([at for run in runs.tolist() for at in draws.runs[run]])
 
 
-def _positions_not_in(draw_count: int, positions: Tensor) -> Tensor:
+def _other_positions(draw_count: int, positions: Tensor) -> Tensor:
     is_outside = torch.ones(draw_count, dtype=torch.bool)
     is_outside[positions] = False
     return is_outside

@@ -117,8 +117,9 @@ class Comparison(PrintedResult):
         rows: rows of the methods in their order; mode "one" comes before mode "multi". The last row is the reference:
             its figures are of the ensemble of all members; its "mmd" and "ns" compare the members at even positions
             with the members at odd positions.
-        methods: method -> record of its draws, JSON values: settings, seconds, facts of each run, searches.
-        left_out: method -> reason why it has no rows.
+        methods: method -> record of the method's draws as JSON values: settings, seconds, acceptance and the like of
+            each run, searches.
+        left_out: method -> reason why the method has no rows.
         settings: permutations, seed, removal of symmetries, number of images, versions: JSON values.
     """
 
@@ -154,7 +155,7 @@ class Comparison(PrintedResult):
         Only MMD and NS have groups other than "all".
 
         Columns: method, mode, runs, draws, figure, group, value, low, high, p, unit, better, worth, worth_low,
-        worth_high. Values have the figures' units; they are not multiplied by 100.
+        worth_high. Values have the figures' units and are not multiplied by 100.
         """
         import pandas as pd
 
@@ -304,28 +305,28 @@ class Comparison(PrintedResult):
         return save_figure(lambda: draw_comparison(self), path, picture_title(self))
 
 
-def explain_comparison(result: Comparison) -> list[str]:
+def explain_comparison(comparison: Comparison) -> list[str]:
     """Explain rows, figures and intervals; return the lines."""
-    measured_on = result.data.split(" ")[0] + (
-        f"; OOD: {result.ood.split(' ')[0]}" if result.ood else "; no OOD images"
+    measured_on = comparison.data.split(" ")[0] + (
+        f"; OOD: {comparison.ood.split(' ')[0]}" if comparison.ood else "; no OOD images"
     )
     lines = [
-        f"Measured on {measured_on}. Reference: {result.members:,} members; its own MMD and NS are those of its members"
-        " at even positions against those at odd ones.",
+        f"Measured on {measured_on}. Reference: {comparison.members:,} members; its own MMD and NS are those of its"
+        " members at even positions against those at odd ones.",
         "One mode: each run's draws alone, mean over runs ± Student's 95 % interval. Multi mode: every R-th draw of all"
         " R runs together; members: independent ones; both ± a 95 % delete-d jackknife, over runs or members. One run"
         " has no interval.",
         "MMD: MMD² of all weights, unbiased, mean over 20 kernels; bandwidths from the reference's own pairs, so that"
         " all rows are on one scale. Draws at one point far from the reference have 1 + its mean kernel, below 2."
         " NS: the same after scale unit-norm, permute first.",
-        f"p of MMD and NS: {result.settings.get('permutations', 0):,} permutations, bandwidths from all pairs of the"
-        " draws that take part. Draws of one run depend on each other, so one draw of each run takes part, chosen at"
-        " random; independent members all do. One mode is a single run, and has no p-value.",
+        f"p of MMD and NS: {comparison.settings.get('permutations', 0):,} permutations, bandwidths from all pairs of"
+        " the draws that take part. Draws of one run depend on each other, so one draw of each run takes part, chosen"
+        " at random; independent members all do. One mode is a single run, and has no p-value.",
         "Corollary: p-value that each layer's largest weight is equally often in each unit, of the same draws.",
         "Worth: the size at which ensembles of the reference's members have the figure on average; [ ] by the figure's"
         " own interval; <1: worse than a single member, >: than all members at hand.",
     ]
-    return lines + [f"Left out: {name}: {reason}" for name, reason in result.left_out.items()]
+    return lines + [f"Left out: {name}: {reason}" for name, reason in comparison.left_out.items()]
 
 
 def format_estimate(estimate: Estimate | None, scale: float = TABLE_SCALE) -> str:
@@ -387,24 +388,24 @@ def _align_table(rows: Sequence[Mapping[str, str]]) -> str:
     return align_columns([list(rows[0]), *(list(row.values()) for row in rows)], range(2, len(rows[0])))
 
 
-def draw_comparison(result: Comparison) -> Figure:
+def draw_comparison(comparison: Comparison) -> Figure:
     """Draw two panels for each figure, against MMD² and against NS; return the picture.
 
-    The axes have labels such as "nll mmd", by which they can be found.
+    Each panel's axes have a label such as "nll mmd": the figure and the distance of the panel.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    rows = _method_rows(result)
+    rows = _method_rows(comparison)
     names = [n for n in DRAWN_FIGURES if any(n in row.figures for row in rows)]
     distances = [d for d in DISTANCE_TITLES if any(d in row.figures for row in rows)]
     row_count, column_count = math.ceil(len(names) / FIGURES_PER_ROW), FIGURES_PER_ROW * len(distances)
     size = (max(7.0, column_count * PANEL_WIDTH), row_count * PANEL_HEIGHT + 2.0)
     figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
-    measured_on = result.data.split(" ")[0] + (
-        f"; out of distribution: {result.ood.split(' ')[0]}" if result.ood else ""
+    measured_on = comparison.data.split(" ")[0] + (
+        f"; out of distribution: {comparison.ood.split(' ')[0]}" if comparison.ood else ""
     )
-    figure.suptitle(f"{picture_title(result)}\n{measured_on}", fontsize=12, parse_math=False)
+    figure.suptitle(f"{picture_title(comparison)}\n{measured_on}", fontsize=12, parse_math=False)
     marker_styles = _choose_styles([row.method for row in rows])
     for figure_number, name in enumerate(names):
         first_axes: Axes | None = None
@@ -418,25 +419,25 @@ def draw_comparison(result: Comparison) -> Figure:
             axes = figure.add_subplot(
                 row_count, column_count, panel_number, label=f"{name} {distance}", sharey=first_axes
             )
-            _draw_panel(axes, result, rows, name, distance, marker_styles)
+            _draw_panel(axes, comparison, rows, name, distance, marker_styles)
             axes.set_ylabel(KNOWN_FIGURES[name].label if first_axes is None else "", fontsize=9)
             first_axes = first_axes or axes
     _add_legend(figure, rows, marker_styles, row_count)
     return figure
 
 
-def picture_title(result: Comparison) -> str:
+def picture_title(comparison: Comparison) -> str:
     """Return the title of the picture."""
-    return f"Approximate posteriors against {result.members:,} members of {result.collection}"
+    return f"Approximate posteriors against {comparison.members:,} members of {comparison.collection}"
 
 
-def _method_rows(result: Comparison) -> list[Row]:
+def _method_rows(comparison: Comparison) -> list[Row]:
     """Return the rows that are drawn as markers: all but the reference."""
-    return [row for row in result.rows if row.method != "reference"]
+    return [row for row in comparison.rows if row.method != "reference"]
 
 
 def _choose_styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Choose a colour and a marker for each method; return them by its name."""
+    """Choose a colour and a marker for each method; return method -> (colour, marker)."""
     names = list(dict.fromkeys(methods))
     return {
         name: (METHOD_COLOURS[i % len(METHOD_COLOURS)], METHOD_MARKERS[i % len(METHOD_MARKERS)])
@@ -446,30 +447,30 @@ def _choose_styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def _draw_panel(
     axes: Axes,
-    result: Comparison,
+    comparison: Comparison,
     rows: Sequence[Row],
-    name: str,
+    figure: str,
     distance: str,
     marker_styles: Mapping[str, tuple[str, str]],
 ) -> None:
     """Draw one figure against one distance: a marker for each row (hollow for mode "one"), and a dashed line for the
     reference's ensemble."""
-    scale = KNOWN_FIGURES[name].scale
+    scale = KNOWN_FIGURES[figure].scale
     for row in rows:
-        if name not in row.figures or distance not in row.figures:
+        if figure not in row.figures or distance not in row.figures:
             continue
         colour, marker = marker_styles[row.method]
-        x, y = row.figures[distance], row.figures[name]
+        x, y = row.figures[distance], row.figures[figure]
         axes.errorbar(
             [_axis_position(x.value)], [y.value * scale], xerr=_error_bars(_axis_position, x),
             yerr=_error_bars(lambda v: v * scale, y), fmt=marker, color=colour,
             markerfacecolor="white" if row.mode == "one" else colour, markersize=6, linewidth=1, markeredgewidth=1.3,
             alpha=0.9,
         )  # fmt: skip
-    for row in result.rows:
-        if row.method == "reference" and name in row.figures:
-            axes.axhline(row.figures[name].value * scale, color=GREY, linestyle="--", linewidth=1)
-    values = [row.figures[name].value * scale for row in result.rows if name in row.figures]
+    for row in comparison.rows:
+        if row.method == "reference" and figure in row.figures:
+            axes.axhline(row.figures[figure].value * scale, color=GREY, linestyle="--", linewidth=1)
+    values = [row.figures[figure].value * scale for row in comparison.rows if figure in row.figures]
     finite_values = [value for value in values if math.isfinite(value)]
     if finite_values and max(finite_values) > min(
         finite_values
@@ -487,9 +488,9 @@ def _draw_panel(
     axes.ticklabel_format(axis="y", useOffset=False)
 
 
-def _axis_position(value: float) -> float:
+def _axis_position(distance: float) -> float:
     """Return the position of an MMD² or NS on the axis."""
-    return max(SMALLEST_DRAWN, 100 * value)
+    return max(SMALLEST_DRAWN, 100 * distance)
 
 
 def _error_bars(transform: object, estimate: Estimate) -> list[list[float]] | None:

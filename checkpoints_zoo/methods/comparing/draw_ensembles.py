@@ -59,11 +59,11 @@ class DrawEnsemble:
         return replace(plan, chosen=draws_of_subsets)
 
 
-def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
+def group_draws(method_name: str, members: Collection) -> list[DrawEnsemble]:
     """Group a method's draws by mode; return the ensembles of the modes "one" and "multi", or only of "members".
 
     Args:
-        name: name of the method, for error texts.
+        method_name: name of the method, for error texts.
         members: the draws. Rows with the method "independent" are members. Other rows are draws of the run in column
             `run`, in the order of column `draw`; draws without a run are one run.
 
@@ -71,7 +71,7 @@ def group_draws(name: str, members: Collection) -> list[DrawEnsemble]:
         UsageError: there are fewer than two draws.
     """
     if len(members) < 2:
-        raise UsageError(f"draws of {name}", expected="two or more", found=str(len(members)))
+        raise UsageError(f"draws of {method_name}", expected="two or more", found=str(len(members)))
     columns = {n: members.rows.column(n).to_pylist() for n in ("method", "run", "draw")}
     if set(columns["method"]) == {INDEPENDENT_METHOD}:
         return [independent_members(members)]
@@ -92,12 +92,12 @@ def independent_members(members: Collection) -> DrawEnsemble:
     return DrawEnsemble(MEMBERS_MODE, members, tuple((at,) for at in range(len(members))))
 
 
-def _ensemble_of_runs(name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
+def _ensemble_of_runs(mode_name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
     positions_of_runs, draw_count = [], 0
     for run in runs:
         positions_of_runs.append(tuple(range(draw_count, draw_count + len(run))))
         draw_count += len(run)
-    return DrawEnsemble(name, members.take([at for run in runs for at in run]), tuple(positions_of_runs))
+    return DrawEnsemble(mode_name, members.take([at for run in runs for at in run]), tuple(positions_of_runs))
 
 
 def content_hash(members: Collection) -> str:

@@ -37,9 +37,8 @@ class Draws:
     Args:
         name: name of the method.
         members: the draws.
-        facts: record of the draws, JSON values: title, source, settings, seconds, facts of each run, trials of a
-            search, versions; empty
-            for draws that the caller supplied.
+        facts: record of the draws as JSON values: title, source, settings, seconds, acceptance and the like of each
+            run, trials of a search, versions; empty for draws that the caller supplied.
     """
 
     name: str
@@ -63,7 +62,7 @@ class MethodFits:
         recipe: recipe that names the network and its training.
         out: folder of the comparison.
         runs, draws, seed: the same arguments as in `fitting.fit`.
-        search: whether the best settings of each method are searched for before it is fitted.
+        search: whether a search for the best settings of each method runs before the method is fitted.
         device: device to compute on.
     """
 
@@ -96,7 +95,7 @@ class MethodFits:
         return None if configured_method is None else self._draws_folder(configured_method)
 
     def load_draws(self, method: Method) -> Draws | None:
-        """Load the draws of a method; return None if it is not fitted yet."""
+        """Load the draws of a method; return None if the method is not fitted yet."""
         configured_method = self.with_settings(method)
         if configured_method is None:
             return None
@@ -119,7 +118,8 @@ class MethodFits:
         return Draws(configured_method.name, members, finite_or_null(draws_facts))
 
     def __call__(self, method: Method, device: str) -> FitOutcome:
-        """Fit a method; return the folder of its draws, or the reason why it can't be fitted to this network here."""
+        """Fit a method; return the folder of the draws, or the reason why the method can't be fitted to this network on
+        this machine."""
         try:
             configured_method = self.with_settings(method) or self._search(method)
             root, name = self._draws_folder(configured_method), self._draws_name(configured_method)
@@ -181,7 +181,8 @@ def _unpickle_fits(recipe: SentRecipe, *other_arguments: Any) -> MethodFits:
 
 
 def available_methods(names: Iterable[str] | None, collection: str) -> tuple[list[Method], dict[str, str]]:
-    """Find methods by name; return the usable ones, and for each other method the reason why it is left out.
+    """Find methods by name; return the usable methods, and for each unusable method the reason why the method is left
+    out.
 
     Args:
         names: names of the methods; None for all. A named method whose package is missing is an error.
@@ -249,7 +250,7 @@ def fit_all(
 def _fit_missing(
     fits: MethodFits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
 ) -> dict[str, str]:
-    """Fit methods, several at once; return method -> reason why it can't be fitted."""
+    """Fit methods, several at once; return method -> reason why the method can't be fitted."""
     refused: dict[str, str] = {}
     if any(not method.independent for method in methods):  # Methods start from modes, which are trained once here.
         say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
@@ -273,7 +274,7 @@ def _fit_missing(
 
 
 def check_custom_draws(draws: Mapping[str, Collection] | None, used_names: Iterable[str]) -> list[Draws]:
-    """Check draws that the caller supplied; return them.
+    """Check draws that the caller supplied; return the checked draws.
 
     Args:
         draws: name of the method -> its draws.

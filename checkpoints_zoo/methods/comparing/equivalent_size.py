@@ -29,14 +29,14 @@ class FigureCurve:
 
     @classmethod
     def from_growth(cls, growth: Mapping[str, Any]) -> Self:
-        """Make a curve of a figure's growth from `Uncertainty.measure_curve`; return it."""
+        """Make a curve of a figure's growth from `Uncertainty.measure_curve`; return the curve."""
         return cls(growth["sizes"], [growth["limit"] + d for d in growth["distances"]], growth["limit"])
 
     def falling_distances(self) -> list[float]:
         """Return the distances of the values from the limit, positive for a single member and falling with the size.
 
-        Distances of random subsets are uneven; isotonic regression averages neighbouring distances until they fall. No
-        distance is below 0.
+        Distances of random subsets do not always fall with the size; isotonic regression averages neighbouring
+        distances until all distances fall. No distance is below 0.
         """
         from scipy.optimize import isotonic_regression
 
@@ -44,19 +44,20 @@ class FigureCurve:
         regression = isotonic_regression([sign * (v - self.limit) for v in self.values], increasing=False)
         return [max(0.0, float(value)) for value in regression.x]
 
-    def size_of(self, value: float) -> float:
+    def equal_ensemble_size(self, figure_value: float) -> float:
         """Return the size of the ensembles whose mean figure equals a given value, interpolated linearly in 1/k.
 
-        The size is 0 if a single member has a better figure, and infinity if the value is at the limit or beyond it.
-        For sizes above the number of members, the distance from the limit is proportional to 1/k.
+        The size is 0 if a single member has a better figure than `figure_value`, and infinity if `figure_value` is at
+        the limit or better than the limit. For sizes above the number of members, the distance from the limit is
+        proportional to 1/k.
 
         >>> curve = FigureCurve((1, 2, 4), (0.9, 0.5, 0.3), 0.1)  # 0.1 + 0.8/k
-        >>> curve.size_of(0.5), round(curve.size_of(0.4), 3), round(curve.size_of(0.2), 3), curve.size_of(1.0)
-        (2.0, 2.667, 8.0, 0.0)
+        >>> [round(curve.equal_ensemble_size(figure_value), 3) for figure_value in (0.5, 0.4, 0.2, 1.0)]
+        [2.0, 2.667, 8.0, 0.0]
         """
         distances = self.falling_distances()
         sign = 1.0 if self.values[0] >= self.limit else -1.0
-        target_distance = sign * (value - self.limit)
+        target_distance = sign * (figure_value - self.limit)
         if target_distance <= 0:
             return math.inf
         if target_distance > distances[0]:
@@ -77,7 +78,8 @@ class EquivalentSize:
     """The size of the ensembles of independent members whose mean figure equals a given figure.
 
     Args:
-        members: number of members; 0 for less than one member, infinity if the figure is at the limit or beyond it.
+        members: number of members; 0 for less than one member, infinity if the figure is at the limit or better than
+            the limit.
         low, high: equivalent sizes of the two ends of the figure's 95 % interval; None if there is no interval. The
             uncertainty of the curve is ignored.
         at_hand: number of members that the curve was measured with; larger sizes are extrapolated.
@@ -132,8 +134,8 @@ def equivalent_size(curve: FigureCurve, figure: Estimate) -> EquivalentSize | No
         return None
     low = high = None
     if figure.low is not None and figure.high is not None:
-        low, high = sorted(curve.size_of(x) for x in (figure.low, figure.high))
-    return EquivalentSize(curve.size_of(figure.value), low, high, curve.sizes[-1], curve.limit)
+        low, high = sorted(curve.equal_ensemble_size(x) for x in (figure.low, figure.high))
+    return EquivalentSize(curve.equal_ensemble_size(figure.value), low, high, curve.sizes[-1], curve.limit)
 
 
 def equivalent_sizes(growth: Mapping[str, Any], figures: Mapping[str, Estimate]) -> dict[str, EquivalentSize]:

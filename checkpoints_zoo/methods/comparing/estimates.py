@@ -59,30 +59,30 @@ class Estimate:
         return cls(value, values["low"], values["high"], values.get("p"), runs)
 
 
-def mean_over_runs(name: str, values: Sequence[float]) -> Estimate:
+def mean_over_runs(figure: str, run_values: Sequence[float]) -> Estimate:
     """Average a figure over runs; return the mean with Student's 95 % interval, or without an interval for one run.
 
     Args:
-        name: name of the figure; the interval is cut at this figure's range.
-        values: value of the figure for each run.
+        figure: name of the figure; the interval is cut at this figure's range.
+        run_values: value of the figure for each run.
 
     >>> estimate_of_mean = mean_over_runs("nll", [0.1, 0.2, 0.3])  # 0.2 ± 4.303 · 0.1 / √3
     >>> round(estimate_of_mean.value, 3), round(estimate_of_mean.low, 3), round(estimate_of_mean.high, 3)
     (0.2, 0.0, 0.448)
     """
-    run_count, mean = len(values), math.fsum(values) / len(values)
+    run_count, mean = len(run_values), math.fsum(run_values) / len(run_values)
     low = high = None
     if run_count > 1 and math.isfinite(mean):
         from scipy.special import stdtrit
 
-        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (run_count - 1))
+        spread = math.sqrt(math.fsum((x - mean) ** 2 for x in run_values) / (run_count - 1))
         half_width = float(stdtrit(run_count - 1, 0.975)) * spread / math.sqrt(run_count)
         low, high = mean - half_width, mean + half_width
-    estimate = estimate_from_interval(name, Interval(mean, low, high))
-    return Estimate(estimate.value, estimate.low, estimate.high, runs=tuple(values))
+    estimate = estimate_from_interval(figure, Interval(mean, low, high))
+    return Estimate(estimate.value, estimate.low, estimate.high, runs=tuple(run_values))
 
 
-def estimate_from_interval(name: str, interval: Interval, p: float | None = None) -> Estimate:
+def estimate_from_interval(figure: str, interval: Interval, p: float | None = None) -> Estimate:
     """Return an interval as the estimate of a figure, cut at the figure's range; a distance may be below 0."""
-    limited_interval = interval if name in MMD_FIGURES else ALL_FIGURES[name].limit_to_range(interval)
+    limited_interval = interval if figure in MMD_FIGURES else ALL_FIGURES[figure].limit_to_range(interval)
     return Estimate(limited_interval.value, limited_interval.low, limited_interval.high, p)

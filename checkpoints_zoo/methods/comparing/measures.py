@@ -31,8 +31,8 @@ from checkpoints_zoo.populations.kernels import (
 
 NS_SCALE, NS_PERMUTE = "unit-norm", "first"  # Settings of the canonical form from which NS is computed.
 NO_OOD = "none"
-# Data set -> default images out of distribution. The images for CIFAR are those of Laurent et al.
-# 2024, the images for MNIST those of torch-uncertainty; the images for digits are in the package.
+# Data set -> default images out of distribution. The choices for CIFAR are from Laurent et al. 2024, the choices for
+# MNIST from torch-uncertainty; the photos for digits are in the package.
 DEFAULT_OOD = {
     "cifar10": "svhn", "cifar100": "svhn", "tiny-imagenet": "svhn", "mnist": "fashion-mnist", "fashion-mnist": "mnist",
     "digits": "photos",
@@ -89,7 +89,7 @@ class Closeness:
         units = unit_numbers(draws, reference)
         exchange = Exchange.of_units(units[0], units[1], self.seed)
         by_group, draw_count = {}, len(draws)
-        for group, distances in discrepancy.distances_between(draws, reference, device=self.device).items():
+        for group, distances in discrepancy.distances_between_sets(draws, reference, device=self.device).items():
             p = None if exchange is None else exchange.test(distances, "pooled", None, self.permutations, self.seed)
             kernel = average_kernel(distances, choose_kernels(distances, draw_count, grid, None))
             if plan is None or not plan.widening:
@@ -207,10 +207,9 @@ def choose_images(
 
     Args:
         members: members whose classes the labels must have.
-        data: labelled images, in any form that `zoo.evaluate` takes.
-        ood: images out of distribution, in the same forms; None for the data set's default (`DEFAULT_OOD`), "none" to
-            leave
-            them out.
+        data: labelled images: anything that `zoo.evaluate` takes as `data`.
+        ood: images out of distribution: anything that `zoo.evaluate` takes as `ood`; None for the data set's default
+            (`DEFAULT_OOD`), "none" for no images out of distribution.
 
     Raises:
         UsageError: the images lack labels of the members' classes.

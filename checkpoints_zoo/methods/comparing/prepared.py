@@ -1,4 +1,4 @@
-"""A comparison with checked arguments: it lists the remaining fits and measurements, and runs them."""
+"""A comparison with checked arguments, which lists and runs the remaining fits and measurements."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class PreparedComparison:
         return CellMeasurer(self.closeness, self.uncertainty)
 
     def remaining_work(self) -> RemainingWork:
-        """Return what `run` would fit and measure."""
+        """Return the fits and measurements that `run` would make."""
         fitted_draws = {m.name: None if self.fits is None else self.fits.load_draws(m) for m in self.methods}
         tasks = self._tasks([*(d for d in fitted_draws.values() if d is not None), *self.custom_draws])
         missing = tuple(task.name for task in tasks if self.cells.read(self.measuring.key(task)) is None)
@@ -108,7 +108,7 @@ class PreparedComparison:
         return RemainingWork(fits, missing, len(tasks) - len(missing), self.unavailable, folders)
 
     def run(self) -> Comparison:
-        """Fit and measure what is missing; write comparison.json into the folder, and return the comparison.
+        """Make the missing fits and measurements; write comparison.json into the folder, and return the comparison.
 
         Raises:
             StorageError: the folder can't be written to.
@@ -134,7 +134,7 @@ class PreparedComparison:
             self.say(f"{self.name}: measuring {len(missing)} of {len(tasks)} cells …")
             for task, measured in self._measure_cells(missing):
                 values[task.name] = self.cells.write(self.measuring.key(task), measured)
-        comparison = self._assemble(draws, tasks, values, left_out)
+        comparison = self._assemble_comparison(draws, tasks, values, left_out)
         comparison.write_json(self.out / "comparison.json")
         return comparison
 
@@ -155,10 +155,10 @@ class PreparedComparison:
         for job, measured in choose_engine(workers, (self.closeness.device,), say=self.say).run(self.measuring, jobs):
             yield job.argument, measured
 
-    def _assemble(
-        self, draws: list[Draws], tasks: list[CellTask], values: Mapping[str, Any], left_out: Mapping[str, str]
+    def _assemble_comparison(
+        self, draws: list[Draws], tasks: list[CellTask], cell_values: Mapping[str, Any], left_out: Mapping[str, str]
     ) -> Comparison:
-        growth = values[f"{REFERENCE} {MEMBERS_MODE} uncertainty"]["growth"]
+        growth = cell_values[f"{REFERENCE} {MEMBERS_MODE} uncertainty"]["growth"]
         tasks_by_row: dict[tuple[str, str], list[CellTask]] = {}
         for task in tasks:
             tasks_by_row.setdefault((task.method, task.mode.name), []).append(task)
@@ -181,7 +181,7 @@ class PreparedComparison:
             members=len(self.reference),
             data=arguments.report_image_name(test_images),
             ood="" if ood_images is None else arguments.report_image_name(ood_images),
-            rows=tuple(_row_of_cells(cell_tasks, values, growth) for cell_tasks in tasks_by_row.values()),
+            rows=tuple(_row_of_cells(cell_tasks, cell_values, growth) for cell_tasks in tasks_by_row.values()),
             methods=finite_or_null({d.name: {"draws": portable_citation(d.members), **d.facts} for d in draws}),
             left_out=left_out,
             settings=settings,
@@ -189,7 +189,8 @@ class PreparedComparison:
 
 
 def _check_fresh(draws: Draws, reference: Collection) -> Draws:
-    """Check by hashes that the reference contains none of the trained members; return the draws with this fact.
+    """Check by hashes that the reference contains none of the trained members; return the draws, with the result of the
+    check in `facts`.
 
     Raises:
         UsageError: the reference contains some of the trained members.
@@ -209,9 +210,9 @@ def _count_shared_members(draws: Collection, reference: Collection) -> int:
     return sum(count for digest, count in counts.items() if digest is not None and digest in reference_counts)
 
 
-def _row_of_cells(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
-    """Make the row of a method and mode from its cells; figures of single runs are averaged."""
-    cells = {what: [values[t.name] for t in tasks if t.measured == what] for what in MEASUREMENTS}
+def _row_of_cells(tasks: list[CellTask], cell_values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
+    """Make the row of a method and mode from the row's cells; figures of single runs are averaged."""
+    cells = {what: [cell_values[t.name] for t in tasks if t.measured == what] for what in MEASUREMENTS}
     runs_are_separate, first_task, tests = tasks[0].run is not None, tasks[0], cells["corollary"]
     distances = {
         name: {
@@ -237,9 +238,10 @@ def _row_of_cells(tasks: list[CellTask], values: Mapping[str, Any], growth: Mapp
     )
 
 
-def _join_runs(name: str, cells: list[dict[str, Any]], runs_are_separate: bool) -> Estimate:
-    """Average a figure over runs that were measured alone; otherwise return the only estimate."""
+def _join_runs(figure: str, cells: list[dict[str, Any]], runs_are_separate: bool) -> Estimate:
+    """Average a figure over runs that were measured alone; return the only estimate if all runs were measured
+    together."""
     estimates = [Estimate.from_json(cell) for cell in cells]
     if not runs_are_separate:
         return estimates[0]
-    return mean_over_runs(name, [x.value for x in estimates])
+    return mean_over_runs(figure, [x.value for x in estimates])

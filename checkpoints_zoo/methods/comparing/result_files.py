@@ -1,6 +1,6 @@
 """The cells of a comparison: each is one measurement of some draws, stored in one JSON file.
 
-The file is written under a temporary name and renamed, and it is checked when it is read.
+A cell's file is written under a temporary name and renamed; reading a cell checks the file's hash.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CellMeasurer:
         return content_hash(self.closeness.reference)
 
     def key(self, task: CellTask) -> dict[str, Any]:
-        """Return the facts that decide a cell's values."""
+        """Return everything that determines a cell's values: method, mode, draws, images, seed and settings."""
         key: dict[str, Any] = {
             "definition": DEFINITION_VERSION, "method": task.method, "mode": task.mode_and_run,
             "measured": task.measured, "draws": content_hash(task.draws), "seed": self.closeness.seed,
@@ -158,7 +158,8 @@ class CellFiles:
         return self.folder / f"{key['method']}-{key['mode']}-{key['measured']}-{digest}.json"
 
     def read(self, key: CellKey) -> CellValues | None:
-        """Read the values of a cell; return None if it is not measured yet, or damaged, which `say` reports."""
+        """Read the values of a cell; return None if the cell is not measured yet, or if its file is damaged, which
+        `say` reports."""
         path = self.path(key)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -178,7 +179,7 @@ class CellFiles:
         return values
 
     def write(self, key: CellKey, values: CellValues) -> CellValues:
-        """Write the values of a cell; return them as they will be read.
+        """Write the values of a cell; return the values that `read` will return.
 
         Raises:
             StorageError: the file can't be written.
@@ -191,9 +192,9 @@ class CellFiles:
         return stored
 
 
-def _canonical_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
+def _canonical_json(json_value: Any) -> str:
+    return json.dumps(json_value, sort_keys=True)
 
 
-def _checksum(key: Any, values: Any) -> str:
-    return hashlib.sha256(_canonical_json([key, values]).encode()).hexdigest()
+def _checksum(cell_key: Any, cell_values: Any) -> str:
+    return hashlib.sha256(_canonical_json([cell_key, cell_values]).encode()).hexdigest()

@@ -46,7 +46,7 @@ def prepare_comparison(
 ) -> PreparedComparison:
     """Check the arguments of `compare`; return the comparison with nothing fitted or measured yet.
 
-    The arguments and errors are those of `compare`.
+    Arguments and errors are the same as in `compare`.
     """
     numbers = {"runs": (runs, 1), "per_run": (per_run, 2), "permutations": (permutations, 1)}
     for option_name, (number, smallest) in (numbers | ({} if workers is None else {"workers": (workers, 1)})).items():
@@ -99,10 +99,10 @@ def prepare_comparison(
 
 
 def _find_recipe(members: Collection, recipe: Recipe | None, *, required: bool) -> Recipe | None:
-    """Find the recipe of members; return it, or None if there is none and none is required.
+    """Find the recipe of members; return the recipe, or None if the members have no recipe and none is required.
 
     Raises:
-        UsageError: there is no recipe, or it is not the recipe that the members' rows name.
+        UsageError: the members have no recipe, or the recipe is not the recipe that the members' rows name.
     """
     if recipe is None and members.name not in recipes.RECIPES:
         if not required:
@@ -169,15 +169,15 @@ def compare(
 ) -> Comparison:
     """Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD, diversity; return all.
 
-    Methods are fitted to the collection's recipe. Fits and measurements with the same settings that the folder has are
-    read from it, so a call that was interrupted can be repeated, and continues.
+    Methods are fitted to the collection's recipe. Fits and measurements with the same settings are read from the folder
+    if they exist, so an interrupted call can be repeated, and continues.
 
     Args:
         collection: a collection, or its name.
         methods: names of the methods; None for all methods whose packages are installed, () for none.
         data: labelled images, as in `zoo.evaluate`; None for the collection's own test set.
         ood: images out of distribution; None for the data set's default (digits: photos; CIFAR and
-            Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" to leave them out.
+            Tiny-ImageNet: SVHN; MNIST: Fashion-MNIST), "none" for no images out of distribution.
         out: folder of draws, cells and comparison.json; None for NAME-compared.
         reference: another population to compare with, of the same architecture; None for the collection.
         draws: name -> your own draws, as returned by `zoo.from_samples`.

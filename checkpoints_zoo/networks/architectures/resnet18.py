@@ -47,7 +47,7 @@ def reset_weights(net: nn.Module) -> None:
     """Initialise all weights again, in place, by the layers' own methods `reset_parameters`.
 
     timm initialises convolutions by another distribution (He, fan-out) than torch-uncertainty, which trained the
-    archived members on the Hub. After this function, our initial weights have the same distribution as theirs.
+    archived members on the Hub. After this function, initial weights have the same distribution as torch-uncertainty's.
     """
     for layer in net.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):

@@ -76,7 +76,7 @@ def _is_unchanged(value_before: Any, value_after: Any) -> bool:
 
 @dataclass(eq=False)
 class TracedValue:
-    """A value of the traced graph, with the facts that are known about it.
+    """A value of the traced graph, with its known properties.
 
     Args:
         kind: "member" for values that differ between members, "shared" for the inputs and values computed from the
@@ -174,7 +174,7 @@ class ProgramBuilder:
         operands: tuple[TracedValue, ...],
         rank: int,
         *,
-        kind: str = "",
+        result_kind: str = "",
         shares: TracedValue | None = None,
         can_overwrite: bool = False,
         overwritten_value: TracedValue | None = None,
@@ -185,14 +185,14 @@ class ProgramBuilder:
             compute: function that the step calls.
             operands: activations and parameters that the step reads.
             rank: number of axes of the result.
-            kind: kind of the result; "" to derive it from the operands.
+            result_kind: kind of the result; "" to derive it from the operands.
             shares: the operand with which the result may share memory.
             can_overwrite: whether the function can write its result into an operand's memory.
             overwritten_value: the operand that the network's own code overwrites in this operation.
         """
-        kind = kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
+        result_kind = result_kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
         value = TracedValue(
-            kind,
+            result_kind,
             rank,
             shares=shares,
             owns_memory=shares is None,
@@ -201,9 +201,10 @@ class ProgramBuilder:
         self.steps.append((compute, operands, value, can_overwrite, overwritten_value))
         return value
 
-    def trace_parameter(self, name: str) -> TracedValue:
-        require(id(self.tensors[name]) in self.names)  # Tensors outside the state dict are not stacked over members.
-        return TracedValue("parameter", self.tensors[name].dim(), name=self.names[id(self.tensors[name])])
+    def trace_parameter(self, tensor_name: str) -> TracedValue:
+        # Tensors outside the state dict are not stacked over members.
+        require(id(self.tensors[tensor_name]) in self.names)
+        return TracedValue("parameter", self.tensors[tensor_name].dim(), name=self.names[id(self.tensors[tensor_name])])
 
     def add_parameter(
         self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel: bool = False
@@ -219,7 +220,7 @@ class ProgramBuilder:
         """Return a value of kind "member": a value that all members share is repeated, once for each member."""
         if value.kind == "member":
             return value
-        return self.add_step(program.repeat_for_members, (value,), value.rank, kind="member", shares=value)
+        return self.add_step(program.repeat_for_members, (value,), value.rank, result_kind="member", shares=value)
 
     def add_layer(self, node: fx.Node, layer: Any) -> TracedValue:
         x = self.replace_nodes(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
@@ -233,7 +234,7 @@ class ProgramBuilder:
         if kind is nn.Linear:
             require(x.rank == 2)
             operands = self.add_parameter(layer.weight, lambda t: t), self.add_parameter(layer.bias, lambda t: t)
-            return self.add_step(program.linear(x.kind == "shared"), (x, *operands), 2, kind="member")
+            return self.add_step(program.linear(x.kind == "shared"), (x, *operands), 2, result_kind="member")
         if kind is nn.GroupNorm:
             require(x.rank > 2)
             affine = [self.add_parameter(t, flatten_members) for t in (layer.weight, layer.bias)]
@@ -269,7 +270,7 @@ class ProgramBuilder:
         bias = self.add_parameter(layer.bias, flatten_members)
         names = self.parameter_name(layer.weight), self.parameter_name(layer.bias)
         self.convolutions[node] = names, weight.place, bias.place
-        return self.add_step(program.convolution(layer, shared), (x, weight, bias), x.rank, kind="member")
+        return self.add_step(program.convolution(layer, shared), (x, weight, bias), x.rank, result_kind="member")
 
     def add_batch_norm(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         ranks = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}[type(layer)]
@@ -287,7 +288,7 @@ class ProgramBuilder:
     def parameter_name(self, tensor: Tensor | None) -> str:
         return "" if tensor is None else self.names[id(tensor)]
 
-    def number_values(self, result: TracedValue) -> Program:
+    def number_values(self, network_output: TracedValue) -> Program:
         """Number the values, and find the last step that reads each value; return the program."""
         start = len(self.parameters)
         values = [self.inputs, *[value for _, _, value, _, _ in self.steps]]
@@ -296,7 +297,7 @@ class ProgramBuilder:
         last_reader: dict[TracedValue, int] = {}
         for i, (_, operands, _, _, _) in enumerate(self.steps):
             last_reader.update({v.memory_owner: i for v in operands})
-        last_reader[result.memory_owner] = len(self.steps)
+        last_reader[network_output.memory_owner] = len(self.steps)
         steps = []
         for i, (compute, operands, value, can_overwrite, overwritten_value) in enumerate(self.steps):
             require(
@@ -317,7 +318,9 @@ class ProgramBuilder:
             steps.append(
                 Step(compute, reads, value.place, free.index(True) if can_overwrite and any(free) else -1, freed_places)
             )
-        return Program(tuple(self.parameters), tuple(steps), start + len(values), result.place, tuple(self.norms))
+        return Program(
+            tuple(self.parameters), tuple(steps), start + len(values), network_output.place, tuple(self.norms)
+        )
 
 
 def flatten_members(stack: Tensor) -> Tensor:
@@ -484,46 +487,46 @@ def _add_binary(
     )
 
 
-def _align_parameter(builder: ProgramBuilder, value: TracedValue, rank: int) -> TracedValue:
+def _align_parameter(builder: ProgramBuilder, parameter: TracedValue, rank: int) -> TracedValue:
     """Reserve a value for a parameter in the shape of activations, (1, member·channel, …); return its TracedValue."""
-    arrange = value.arrange
+    arrange = parameter.arrange
 
     def align(stack: Tensor) -> Tensor:
         tensor = arrange(stack)
         tensor = tensor.reshape(len(tensor), *[1] * (rank - tensor.dim() + 1), *tensor.shape[1:])
         return tensor.transpose(0, 1).flatten(1, 2)
 
-    tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == value.name)
+    tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == parameter.name)
     try:
         trial_result = align(tensor.new_empty((2, *tensor.shape), device="meta"))
     except RuntimeError as error:  # The shape of the parameter does not fit.
         raise UnknownOperation from error
-    require(value.rank <= rank and trial_result.dim() == rank and trial_result.shape[0] == 1)
+    require(parameter.rank <= rank and trial_result.dim() == rank and trial_result.shape[0] == 1)
     placed = builder.add_parameter(tensor, align)
     return (
         placed
-        if value.cast is None
-        else builder.add_step(program.cast_like, (placed, value.cast), rank, kind="parameter")
+        if parameter.cast is None
+        else builder.add_step(program.cast_like, (placed, parameter.cast), rank, result_kind="parameter")
     )
 
 
 def _reshape_parameter(
-    function_name: str, value: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+    function_name: str, parameter: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedValue:
     """Return a parameter with another shape, or with the dtype of an activation."""
-    arrange = value.arrange
+    arrange = parameter.arrange
     if function_name == "to":
         (kind,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
         require(isinstance(kind, TracedValue) and kind.kind == "dtype" and set(options) <= {"dtype"})
-        return TracedValue("parameter", value.rank, name=value.name, arrange=arrange, cast=kind.source_value)
+        return TracedValue("parameter", parameter.rank, name=parameter.name, arrange=arrange, cast=kind.source_value)
     sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
     require(function_name in ("view", "reshape") and not options and all(type(n) is int for n in sizes))
     return TracedValue(
         "parameter",
         len(sizes),
-        name=value.name,
+        name=parameter.name,
         arrange=lambda stack: arrange(stack).reshape(len(stack), *sizes),
-        cast=value.cast,
+        cast=parameter.cast,
     )
 
 

@@ -1,6 +1,7 @@
 """Members as one module, which maps a batch of inputs to logits (member, batch, class).
 
-Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while one is used.
+Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while the present chunk is
+used.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Ensemble(nn.Module):
     def predict(self, inputs: Tensor) -> Tensor:
         """Run every member, and return the mean of their class probabilities, (batch, class), in float32 or wider.
 
-        The arguments and errors are those of a call of the ensemble.
+        See `forward` for the arguments and errors.
         """
         total: Tensor | None = None
         for logits in self._logits(inputs):
@@ -321,32 +322,32 @@ class Stream:
 
     Args:
         read: function (positions, device, dtype) -> stacked tensors of the members at consecutive positions.
-        count: the number of members.
+        member_count: the number of members.
         chunk: the number of members that are read at a time.
         device, dtype: device and dtype of the stacked tensors.
     """
 
     def __init__(
-        self, read: ReadMembers, count: int, chunk: int, device: torch.device, dtype: torch.dtype | None
+        self, read: ReadMembers, member_count: int, chunk: int, device: torch.device, dtype: torch.dtype | None
     ) -> None:
-        self.read, self.count, self.chunk = read, count, chunk
+        self.read, self.count, self.chunk = read, member_count, chunk
         self.device, self.dtype = device, dtype
 
-    def use_chunks(self, use: Callable[[range, StackedTensors], T]) -> Iterator[T]:
-        """Read the members chunk by chunk; yield the result of the function `use` for each chunk.
+    def use_chunks(self, function: Callable[[range, StackedTensors], T]) -> Iterator[T]:
+        """Read the members chunk by chunk; yield the result of `function` for each chunk.
 
         If memory runs out, a warning is given and the remaining chunks are half as large.
         """
-        at, part = 0, self._chunk_from(0)
+        at, part = 0, self._chunk_positions(0)
         with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
             next_read = reader.submit(self._read_chunk, part)
             while part:
                 next_part = None
                 try:
                     stacked = next_read.result()
-                    if after := self._chunk_from(part.stop):
+                    if after := self._chunk_positions(part.stop):
                         next_part = reader.submit(self._read_chunk, after)
-                    made = use(part, stacked)
+                    made = function(part, stacked)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or len(part) == 1:
                         raise
@@ -361,14 +362,14 @@ class Stream:
                 if next_part is not None:
                     wait([next_part])
                 self.chunk = halve_members(len(part), self.device)
-                part = self._chunk_from(at)
+                part = self._chunk_positions(at)
                 next_read = reader.submit(self._read_chunk, part)
 
-    def _chunk_from(self, start: int) -> range:
-        return range(start, min(start + self.chunk, self.count))
+    def _chunk_positions(self, first_position: int) -> range:
+        return range(first_position, min(first_position + self.chunk, self.count))
 
-    def _read_chunk(self, part: range) -> StackedTensors:
-        return self.read(part, self.device, self.dtype)
+    def _read_chunk(self, positions: range) -> StackedTensors:
+        return self.read(positions, self.device, self.dtype)
 
     def read_one(self, position: int) -> StackedTensors:
         """Read one member; return its tensors, name -> (1, …)."""

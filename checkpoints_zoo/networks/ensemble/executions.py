@@ -173,7 +173,7 @@ class Runner:
         return choice, program
 
     def program(self, inputs: Tensor) -> Program | None:
-        """Return the network's program; None if the network has none, or if the program's logits differ from the
+        """Return the network's program; None if the network has no program, or if the program's logits differ from the
         module's."""
         program = self.trials.program(self.skeleton, inputs.dim())
         return program if program is not None and self.trials.is_correct("program", self, inputs) else None
@@ -213,12 +213,12 @@ class Runner:
         logits: Tensor = run(tensors, inputs, members, overwrite)
         return logits
 
-    def compile_once(self, key: int, function: Callable[..., Tensor]) -> Any:
-        if key not in self._compiled:
-            self._compiled[key] = _compile_or_warn(function)
-        return self._compiled[key]
+    def compile_once(self, function_id: int, function: Callable[..., Tensor]) -> Any:
+        if function_id not in self._compiled:
+            self._compiled[function_id] = _compile_or_warn(function)
+        return self._compiled[function_id]
 
-    def member_groups(self, program: Program, size: int, channels_last: bool) -> Iterator[MemberGroup]:
+    def member_groups(self, program: Program, group_size: int, channels_last: bool) -> Iterator[MemberGroup]:
         """Yield groups of members: the number of members in a group, and their tensors as the program reads them. The
         groups are cached if they need little memory."""
         tensors = list(self.tensors.values())
@@ -233,24 +233,24 @@ class Runner:
             self._folded_norms.clear()
             self._cached_tensors, self._cached_versions = tensors, versions
         can_fold = not any(t.requires_grad for t in tensors)
-        if can_fold and (cached_groups := self._cached_groups.get((size, channels_last))):
+        if can_fold and (cached_groups := self._cached_groups.get((group_size, channels_last))):
             yield from cached_groups
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
-        few_tensors = -(-self.members // size) * len(program.parameters) <= _MAX_CACHED_TENSORS
+        few_tensors = -(-self.members // group_size) * len(program.parameters) <= _MAX_CACHED_TENSORS
         can_cache = can_fold and few_tensors and fits_easily(nbytes, self.device)
         self._cached_groups.clear()  # Groups of only one size and memory format are cached.
         groups = []
-        for start in range(0, self.members, size):
-            part = {n: t[start : start + size] for n, t in self.tensors.items()}
+        for start in range(0, self.members, group_size):
+            part = {n: t[start : start + group_size] for n, t in self.tensors.items()}
             if can_fold:
-                group = self._prepare_group(program, part, (start, size), channels_last and can_cache)
+                group = self._prepare_group(program, part, (start, group_size), channels_last and can_cache)
             else:
                 group = len(next(iter(part.values()))), program.prepare(part)
             groups += [group] * can_cache
             yield group
         if can_cache:
-            self._cached_groups[size, channels_last] = groups
+            self._cached_groups[group_size, channels_last] = groups
 
     def _prepare_group(
         self, program: Program, stacked: Mapping[str, Tensor], positions: tuple[int, int], channels_last: bool
@@ -258,7 +258,8 @@ class Runner:
         # The cached tensors must not be inference tensors, since a later call with gradients may use them.
         with torch.inference_mode(False), torch.no_grad():
             if positions not in self._folded_norms:
-                # Only the statistics of these members decide, so that logits do not depend on other groups.
+                # Only the statistics of the group's own members decide which batch norms are folded, so that logits do
+                # not depend on other groups.
                 self._folded_norms[positions] = choose_foldable_norms(program.norms, stacked)
             return len(next(iter(stacked.values()))), program.prepare(
                 stacked, self._folded_norms[positions], channels_last
@@ -267,10 +268,10 @@ class Runner:
     def member_states(self) -> Iterator[dict[str, Tensor]]:
         return ({n: t[i] for n, t in self.tensors.items()} for i in range(self.members))
 
-    def run_module(self, state: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    def run_module(self, member_tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Run one member by the code of its module; return logits (batch, …)."""
         try:
-            logits: object = functional_call(self.skeleton, {**state, **self.unsaved}, (inputs,))
+            logits: object = functional_call(self.skeleton, {**member_tensors, **self.unsaved}, (inputs,))
         except RuntimeError as error:
             if not _DTYPE_MISMATCH.search(str(error)):
                 raise
@@ -452,7 +453,7 @@ class Trials:
         Args:
             execution: the way of running members that is tested, "program" or "vmap".
             runner: runner that has the members.
-            inputs: only their shape and dtype matter.
+            inputs: a batch of inputs, of which only the shape and dtype matter.
         """
         autocast = torch.is_autocast_enabled(runner.device.type)
         key = (execution, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
@@ -482,7 +483,7 @@ class Trials:
             random_inputs = inputs[:_TRIAL_INPUT_COUNT]
             expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
         if not all(torch.isfinite(logits).all() for logits in expected):
-            return None  # The module itself fails, so there is nothing to compare with.
+            return None  # The module itself fails, so there are no logits to compare with.
         try:
             if execution == "program":
                 program = self.programs[inputs.dim()]

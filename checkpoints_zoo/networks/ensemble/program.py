@@ -357,9 +357,9 @@ def call_twin_layers(modules: tuple[nn.Module, nn.Module]) -> Compute:
     return compute
 
 
-def pointwise(name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
-    function = POINTWISE_FUNCTIONS[name]
-    more = [options, {**options, "inplace": True} if name in IN_PLACE_FUNCTIONS else options]
+def pointwise(function_name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
+    function = POINTWISE_FUNCTIONS[function_name]
+    more = [options, {**options, "inplace": True} if function_name in IN_PLACE_FUNCTIONS else options]
 
     def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
         return function(x, *arguments, **more[overwrite_index >= 0])
@@ -377,9 +377,9 @@ def call_function(function: Callable[..., Any], arguments: Sequence[Any], option
     return compute
 
 
-def binary(name: str, number: float | None) -> Compute:
+def binary(function_name: str, number: float | None) -> Compute:
     """Return a step function that combines two tensors, or a tensor and a number."""
-    function = BINARY_FUNCTIONS[name]
+    function = BINARY_FUNCTIONS[function_name]
 
     def compute(members: int, overwrite_index: int, *tensors: Tensor) -> Tensor:
         if number is not None:
@@ -393,24 +393,28 @@ def binary(name: str, number: float | None) -> Compute:
     return compute
 
 
-def _match_channels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _match_channels(tensor: Tensor, other_tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat the tensor with fewer channels, so that both tensors have equally many; return both."""
-    fewer_channels, more_channels = a.shape[1], b.shape[1]
-    if fewer_channels < more_channels:
-        return a.repeat_interleave(more_channels // fewer_channels, 1), b
-    return a, b if fewer_channels == more_channels else b.repeat_interleave(fewer_channels // more_channels, 1)
+    channels, other_channels = tensor.shape[1], other_tensor.shape[1]
+    if channels < other_channels:
+        return tensor.repeat_interleave(other_channels // channels, 1), other_tensor
+    if channels > other_channels:
+        other_tensor = other_tensor.repeat_interleave(channels // other_channels, 1)
+    return tensor, other_tensor
 
 
-def _can_hold_result(target: Tensor, other: Tensor) -> bool:
-    """Say whether `target` has the shape and dtype of the result of an operation with `other`."""
-    if target.shape != other.shape and any(n not in (1, m) for n, m in zip(other.shape, target.shape, strict=True)):
+def _can_hold_result(target: Tensor, other_operand: Tensor) -> bool:
+    """Say whether `target` has the shape and dtype of the result of an operation with `other_operand`."""
+    if target.shape != other_operand.shape and any(
+        n not in (1, m) for n, m in zip(other_operand.shape, target.shape, strict=True)
+    ):
         return False
-    return target.dtype == other.dtype and target.is_floating_point()
+    return target.dtype == other_operand.dtype and target.is_floating_point()
 
 
-def reduce_spatial(name: str, axes: tuple[int, ...], keep_dims: bool) -> Compute:
+def reduce_spatial(function_name: str, axes: tuple[int, ...], keep_dims: bool) -> Compute:
     """Return a step function that reduces over axes after the channels."""
-    function = REDUCTION_FUNCTIONS[name]
+    function = REDUCTION_FUNCTIONS[function_name]
 
     def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
         return function(x, dim=axes, keepdim=keep_dims)

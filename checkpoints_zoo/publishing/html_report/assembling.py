@@ -115,7 +115,7 @@ def assemble(measured: Measurements) -> Page:
 
 
 def _figure_values(measured: Measurements) -> dict[str, Any]:
-    """Return the figures of the page as JSON values, in the form of the reports from which the figures are."""
+    """Return the figures of the page as JSON values, grouped by the report that each figure is from."""
     weights = measured.weights
     reports = {
         "evaluation": measured.report,

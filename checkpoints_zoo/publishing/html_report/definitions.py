@@ -78,9 +78,9 @@ def term(name: str, label: str | None = None) -> Markup:
     return markup(template, name, definition, title if label is None else label)
 
 
-def better(name: str) -> Markup:
+def better(figure: str) -> Markup:
     """Return an arrow as HTML that shows whether higher or lower values of a figure are better; "" if neither is."""
-    direction = FIGURES[name].better
+    direction = FIGURES[figure].better
     if not direction:
         return Markup("")
     template = '<span title="{0} is better" aria-label="{0} is better" role="img" class="better">{1}</span>'

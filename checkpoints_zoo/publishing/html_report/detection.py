@@ -176,6 +176,6 @@ def _information_table(measured: Measurements) -> TableBlock:
     return number_table("information-quantiles", header, rows, "(b) Quantiles of the mutual information of inputs.")
 
 
-def _curves_table(name: str, title: str, x: str, y: str, points: tuple[Array, Array]) -> TableBlock:
+def _curves_table(element_id: str, title: str, x: str, y: str, points: tuple[Array, Array]) -> TableBlock:
     rows = [(f"{100 * a:.2f}", f"{100 * b:.2f}") for a, b in zip(*points, strict=True)]
-    return number_table(name, (f"{x} (%)", f"{y} (%)"), rows, f"{title}: points of the curve.")
+    return number_table(element_id, (f"{x} (%)", f"{y} (%)"), rows, f"{title}: points of the curve.")

@@ -25,7 +25,7 @@ from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
 from checkpoints_zoo.predictions import Predictions, check_same
-from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription, layout_of
+from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription, logits_layout
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 
@@ -148,32 +148,32 @@ def _predict(
     Raises:
         UsageError: a mixture of predictions and images, or predictions of other members.
     """
-    inside = data if isinstance(data, Predictions) else members
-    if isinstance(inside, Predictions):
+    measured = data if isinstance(data, Predictions) else members
+    if isinstance(measured, Predictions):
         arguments_given = (data, ood, None if isinstance(held_out, float | int) else held_out)
         if any(x is not None and not isinstance(x, Predictions) for x in arguments_given):
-            raise _images_for_predictions(inside)
-        check_same(inside, members)
-        say(f"{inside.name}: stored predictions of {count_with_noun(len(inside), 'member')} …")
-        return inside, ood if isinstance(ood, Predictions) else None
+            raise _images_for_predictions(measured)
+        check_same(measured, members)
+        say(f"{measured.name}: stored predictions of {count_with_noun(len(measured), 'member')} …")
+        return measured, ood if isinstance(ood, Predictions) else None
     test_set = (
-        arguments.images_of(inside.description) if data is None or isinstance(data, Predictions) else images.of(data)
+        arguments.images_of(measured.description) if data is None or isinstance(data, Predictions) else images.of(data)
     )
     ood_images = ood if ood is None or isinstance(ood, Predictions) else images.of(ood)
     ood_text = "" if ood_images is None else f" against {ood_images.name}"
     say(
-        f"{inside.name}: {count_with_noun(len(inside), 'member')}, {format_bytes(inside.nbytes)}, "
+        f"{measured.name}: {count_with_noun(len(measured), 'member')}, {format_bytes(measured.nbytes)}, "
         f"on {test_set.name}{ood_text} …"
     )
-    inside_predictions = compute_predictions(inside, test_set, device, labelled=True)
+    inside_predictions = compute_predictions(measured, test_set, device, labelled=True)
     if isinstance(ood_images, ImageData):
-        return inside_predictions, compute_predictions(inside, ood_images, device, labelled=False)
+        return inside_predictions, compute_predictions(measured, ood_images, device, labelled=False)
     return inside_predictions, ood_images
 
 
-def _images_for_predictions(inside: Predictions) -> UsageError:
+def _images_for_predictions(predictions: Predictions) -> UsageError:
     return UsageError(
-        f"images for predictions {inside.name}",
+        f"images for predictions {predictions.name}",
         expected="stored predictions on them, since no members are run",
         found="images",
         do="Give predictions for all, or images for all",
@@ -185,23 +185,23 @@ class ComputedPredictions(Predictions):
 
     Args:
         members: members that made the predictions.
-        inside: the images.
-        values: logits of shape (member, input, class).
+        data: images on which the predictions were made.
+        logits: logits of shape (member, input, class).
         labels: labels of shape (input,); None for images without labels.
     """
 
-    def __init__(self, members: Collection, inside: ImageData, values: Tensor, labels: Tensor | None) -> None:
-        _, inputs, classes = values.shape
+    def __init__(self, members: Collection, data: ImageData, logits: Tensor, labels: Tensor | None) -> None:
+        _, inputs, classes = logits.shape
         facts = SetDescription(
-            collection=members.name, set=f"{inside.name}-{inside.split}", data=inside.name, split=inside.split,
-            revision=inside.revision, fingerprint=inside.fingerprint, inputs=inputs, classes=members.classes,
+            collection=members.name, set=f"{data.name}-{data.split}", data=data.name, split=data.split,
+            revision=data.revision, fingerprint=data.fingerprint, inputs=inputs, classes=members.classes,
             preprocessing=dict(members.description.preprocessing), computed="float32",
             view="; ".join(map(str, members._view.steps)), version="", citation="",
-            layouts={LOGITS_TENSOR: layout_of(inputs, classes, "F32")},
+            layouts={LOGITS_TENSOR: logits_layout(inputs, classes, "F32")},
             labels=None if labels is None else tuple(labels.tolist()),
         )  # fmt: skip
         super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members._commit))
-        self.members, self.inside, self.values, self.truth = members, inside, values, labels
+        self.members, self.inside, self.values, self.truth = members, data, logits, labels
 
     @property
     def dtype(self) -> torch.dtype:
@@ -231,13 +231,13 @@ class ComputedPredictions(Predictions):
 
 
 def compute_predictions(
-    members: Collection, inside: ImageData, device: str | torch.device, *, labelled: bool
+    members: Collection, data: ImageData, device: str | torch.device, *, labelled: bool
 ) -> Predictions:
     """Run members on images; return their predictions.
 
     Args:
         members: members whose networks are run.
-        inside: the images.
+        data: images on which the members are run.
         device: torch device on which the members run, in float32.
         labelled: whether the images need labels.
 
@@ -248,9 +248,9 @@ def compute_predictions(
     """
     labels = None
     if labelled:
-        inside, labels = arguments.require_labels(inside, members.description)
+        data, labels = arguments.require_labels(data, members.description)
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
-        return ComputedPredictions(members, inside, predictions.logits(members, inside, device), labels)
+        return ComputedPredictions(members, data, predictions.logits(members, data, device), labels)
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,15 @@ def command_of(
     return shlex.join([*command_words, "--out", "report.html"])
 
 
-def _command_line_argument(value: ImageInput | Predictions, stored: bool) -> str:
+def _command_line_argument(image_input: ImageInput | Predictions, stored: bool) -> str:
     """Return the name of images or predictions on the command line; "" if the command line can't name them."""
-    if isinstance(value, Predictions):
-        return value.facts.set if stored else ""
-    if isinstance(value, os.PathLike):
-        return PurePath(value).name or "/"
-    if isinstance(value, str) and not stored:
-        is_name = value.partition("/")[0] in DATASETS or value.startswith("hf://")
-        return value if is_name else PurePath(value).name or "/"
+    if isinstance(image_input, Predictions):
+        return image_input.facts.set if stored else ""
+    if isinstance(image_input, os.PathLike):
+        return PurePath(image_input).name or "/"
+    if isinstance(image_input, str) and not stored:
+        is_name = image_input.partition("/")[0] in DATASETS or image_input.startswith("hf://")
+        return image_input if is_name else PurePath(image_input).name or "/"
     return ""
 
 

@@ -1,6 +1,6 @@
 """A page: parts with figures, tables and notes, put into one HTML file that needs nothing else.
 
-Text that is not `Markup` is escaped. The same parts give the same bytes.
+Text that is not `Markup` is escaped. Pages with the same parts have the same bytes.
 """
 
 from __future__ import annotations
@@ -233,46 +233,52 @@ Block = FigureBlock | FactsBlock | TableBlock | NoteBlock
 
 
 def draw_panel(
-    name: str, title: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = HALF_WIDTH_INCHES
+    element_id: str,
+    title: str,
+    description: str,
+    draw: Callable[[Axes], None],
+    size_inches: tuple[float, float] = HALF_WIDTH_INCHES,
 ) -> Panel:
     """Draw a panel of a figure as SVG; return the panel.
 
     Args:
-        name: id of the block's HTML element.
+        element_id: id of the block's HTML element.
         title: title above the panel.
         description: description of the panel in words, for readers who can't see it.
         draw: function that draws into the matplotlib axes.
-        size: width and height of the panel in inches.
+        size_inches: width and height of the panel in inches.
     """
-    return Panel(name, title, description, Markup(svg_element(draw, name, size)))
+    return Panel(element_id, title, description, Markup(svg_element(draw, element_id, size_inches)))
 
 
 def number_table(
-    name: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, words: Sequence[int] = ()
+    element_id: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, words: Sequence[int] = ()
 ) -> TableBlock:
     """Return the numbers of a figure as a sortable table of at most 2,500 rows.
 
     Args:
-        name: id of the block's HTML element.
+        element_id: id of the block's HTML element.
         header: names of the columns.
         rows: cells of text.
         caption: text that describes the content of the table.
         words: positions of the columns whose cells are texts.
     """
     more = f" The first {LARGEST_ROW_COUNT:,} of {len(rows):,} rows." if len(rows) > LARGEST_ROW_COUNT else ""
-    return TableBlock(name, header, rows[:LARGEST_ROW_COUNT], (f"{caption}{more}",), words, sortable=True)
+    return TableBlock(element_id, header, rows[:LARGEST_ROW_COUNT], (f"{caption}{more}",), words, sortable=True)
 
 
-def path_of(path: str | Path) -> Path:
+def path_of(page_path: str | Path) -> Path:
     """Check that a page's file name ends in .html or .htm; return the path.
 
     Raises:
         UsageError: the file name ends differently.
     """
-    path = Path(path).expanduser()
-    if path.suffix.lower() not in PAGE_SUFFIXES:
-        raise UsageError(f"page {path}", expected="a name that ends in .html", found=repr(path.name), path=path)
-    return path
+    page_path = Path(page_path).expanduser()
+    if page_path.suffix.lower() not in PAGE_SUFFIXES:
+        raise UsageError(
+            f"page {page_path}", expected="a name that ends in .html", found=repr(page_path.name), path=page_path
+        )
+    return page_path
 
 
 @cache

@@ -90,14 +90,14 @@ def _pairs_figure(measured: Measurements, pairs: Pairwise, count_note: str) -> F
     return FigureBlock("diversity", panels, caption, [_pairs_table(pairs)])
 
 
-def _spread_panel(name: str, title: str, pairs: Pairwise, figure: str, values: list[float], colour: str) -> Panel:
+def _spread_panel(element_id: str, title: str, pairs: Pairwise, figure: str, values: list[float], colour: str) -> Panel:
     """Draw the distribution of the pairs' mutual information."""
     mean = pairs.figures[figure]
     described = (
         f"Histogram of the mutual information of {len(values):,} pairs, from {min(values):.3g} to {max(values):.3g} "
         f"nats, mean {mean.value:.3g}."
     )
-    return draw_panel(name, title, described, lambda axes: draw_histogram(axes, values, mean, "", colour))
+    return draw_panel(element_id, title, described, lambda axes: draw_histogram(axes, values, mean, "", colour))
 
 
 def _pairs_table(pairs: Pairwise) -> TableBlock:

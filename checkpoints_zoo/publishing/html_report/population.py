@@ -89,8 +89,8 @@ def _population_facts(measured: Measurements) -> FactsBlock:
     return FactsBlock("facts", cells, (bold("The members."), f" From {origin}."))
 
 
-def _classes_text(names: Sequence[str]) -> str:
-    return f"{len(names):,}: {', '.join(names[:12])}{', …' if len(names) > 12 else ''}"
+def _classes_text(class_names: Sequence[str]) -> str:
+    return f"{len(class_names):,}: {', '.join(class_names[:12])}{', …' if len(class_names) > 12 else ''}"
 
 
 def _methods_text(columns: dict[str, list[Any]]) -> str:

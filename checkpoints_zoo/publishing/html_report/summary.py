@@ -164,7 +164,7 @@ def _needed_members_cell(needed: Needed) -> Markup:
     return markup("{} <small>{}</small>", count_text, f"[{needed.low:,}, {upper_end}]")
 
 
-def draw_curves(measured: Measurements, name: str, figures: Sequence[str], across: int) -> FigureBlock:
+def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str], across: int) -> FigureBlock:
     """Draw figures over the sizes of ensembles; return the block."""
     report = measured.report
     images = measured.images_ood if figures == OOD_FIGURES else measured.images
@@ -179,14 +179,14 @@ def draw_curves(measured: Measurements, name: str, figures: Sequence[str], acros
         (f"{size:,}", *(cell(known[figure], scale_of(figure)) for figure in figures))
         for size, known in sorted(report.curve.items())
     ]
-    table = number_table(f"{name}-numbers", header, rows, "The mean figures, with bands and intervals.")
+    table = number_table(f"{element_id}-numbers", header, rows, "The mean figures, with bands and intervals.")
     panels = [
         _curve_panel(report, figure, HALF_WIDTH_INCHES if across == 2 else THIRD_WIDTH_INCHES) for figure in figures
     ]
-    return FigureBlock(name, panels, caption, [table], across)
+    return FigureBlock(element_id, panels, caption, [table], across)
 
 
-def _curve_panel(report: Report, figure: str, size: tuple[float, float]) -> Panel:
+def _curve_panel(report: Report, figure: str, size_inches: tuple[float, float]) -> Panel:
     def draw(axes: Axes) -> None:
         draw_curve(report, axes, figure)
         axes.set_xlabel("members in the ensemble")
@@ -202,4 +202,4 @@ def _curve_panel(report: Report, figure: str, size: tuple[float, float]) -> Pane
     if not any(math.isfinite(known[figure].value) for known in report.curve.values()):
         description = f"{title} is not defined here."
     name = f"curve-{figure.replace('_', '-')}"
-    return draw_panel(name, title[0].upper() + title[1:], description, draw, size)
+    return draw_panel(name, title[0].upper() + title[1:], description, draw, size_inches)

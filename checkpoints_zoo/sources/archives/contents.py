@@ -234,14 +234,14 @@ class Contents:
             self._number_of_header[header_key] = self.headers.index(header)
         return self._number_of_header[header_key]
 
-    def index(self, size: int) -> Index:
+    def index(self, archive_nbytes: int) -> Index:
         """Return the index of the added files. If several files have the same name, the last one wins, as when a tar is
         unpacked."""
         last_with_name = {e.name: e for e in self.entries}
         replaced_entries = [e for e in self.entries if last_with_name[e.name] is not e]
         others = [OtherFile(e.name, "a later file has the same name", False) for e in replaced_entries]
         entries = tuple(e for e in self.entries if last_with_name[e.name] is e)
-        return Index(self.archive, size, "tar", tuple(self.headers), entries, (*self.others, *others))
+        return Index(self.archive, archive_nbytes, "tar", tuple(self.headers), entries, (*self.others, *others))
 
 
 def _reason_not_member(file: TarHeader) -> str:
@@ -255,9 +255,9 @@ def _reason_not_member(file: TarHeader) -> str:
     return "" if file.size else "an empty file"
 
 
-def numbers_in(name: str) -> list[int]:
+def numbers_in(file_name: str) -> list[int]:
     """Return the whole numbers that a name contains, in order."""
-    return [int(digits) for digits in re.findall("[0-9]{1,18}", name)]
+    return [int(digits) for digits in re.findall("[0-9]{1,18}", file_name)]
 
 
 def tensors_of_header(header: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
@@ -265,16 +265,16 @@ def tensors_of_header(header: MemberHeader) -> Mapping[str, tuple[str, Shape]]:
     return {name: (dtype, shape) for name, dtype, shape in header.tensors}
 
 
-def names_in_order(sampled_names: Mapping[int, str], count: int, archive: str) -> list[str] | None:
+def predict_file_names(sampled_names: Mapping[int, str], member_count: int, archive: str) -> list[str] | None:
     """Predict the names of all members from a few sampled names, in numeric or alphabetic order; return them, None if
     neither order fits.
 
     Args:
         sampled_names: number of a sampled member in the archive (0, 1, …) -> name of its file.
-        count: number of members in the archive.
+        member_count: number of members in the archive.
         archive: name of the archive; a number in it may be the number of the first member.
 
-    >>> names_in_order({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
+    >>> predict_file_names({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
     """
     matches = [_LAST_NUMBER.fullmatch(name) for name in sampled_names.values()]
@@ -290,28 +290,33 @@ def names_in_order(sampled_names: Mapping[int, str], count: int, archive: str) -
     width = widths_with_zeros.pop() if len(widths_with_zeros) == 1 else 0
     text_before, text_after = matches_with_number[0]["before"], matches_with_number[0]["after"]
     numbers_in_archive_name = [int(digits) for digits in re.findall("[0-9]{1,9}", archive)]
-    for first_number in dict.fromkeys([min(numbers), max(numbers) - count + 1, *numbers_in_archive_name]):
+    for first_number in dict.fromkeys([min(numbers), max(numbers) - member_count + 1, *numbers_in_archive_name]):
         if first_number < 0:
             continue
-        names = [f"{text_before}{number:0{width}d}{text_after}" for number in range(first_number, first_number + count)]
+        names = [
+            f"{text_before}{number:0{width}d}{text_after}"
+            for number in range(first_number, first_number + member_count)
+        ]
         for ordered_names in (names, sorted(names)):
             if all(ordered_names[position] == name for position, name in sampled_names.items()):
                 return ordered_names
     return None
 
 
-def numbers_of(names: Sequence[str]) -> list[int]:
+def numbers_from_file_names(file_names: Sequence[str]) -> list[int]:
     """Give each member of an archive a different number, read from its name; return the numbers.
 
     The number is the last whole number in the file's name, or in its path, if all members then have different numbers;
     else the number is the member's position.
 
-    >>> numbers_of(["net/version_7.safetensors", "net/version_3.safetensors"]), numbers_of(["a", "b"])
-    ([7, 3], [0, 1])
+    >>> numbers_from_file_names(["net/version_7.safetensors", "net/version_3.safetensors"])
+    [7, 3]
+    >>> numbers_from_file_names(["a", "b"])
+    [0, 1]
     """
-    for texts_with_number in ([name.rpartition("/")[2] for name in names], names):
+    for texts_with_number in ([name.rpartition("/")[2] for name in file_names], file_names):
         matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in texts_with_number]
         numbers = [int(match["number"]) for match in matches if match]
-        if len(numbers) == len(names) and len(set(numbers)) == len(names) and max(numbers, default=0) < 2**30:
+        if len(numbers) == len(file_names) and len(set(numbers)) == len(file_names) and max(numbers, default=0) < 2**30:
             return numbers
-    return list(range(len(names)))
+    return list(range(len(file_names)))

@@ -40,10 +40,12 @@ class OpenedArchive:
     path: Path | None
 
 
-def archives_in(paths: Iterable[str], archives: Archives) -> list[str]:
+def archives_in(file_paths: Iterable[str], archives: Archives) -> list[str]:
     """Select the archives of a collection from a source's files; return their paths, ordered by the numbers in the
     names."""
-    archive_paths = [p for p in paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(ARCHIVE_SUFFIXES)]
+    archive_paths = [
+        p for p in file_paths if p.startswith(f"{archives.folder}/") and p.lower().endswith(ARCHIVE_SUFFIXES)
+    ]
     return sorted(archive_paths, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
@@ -62,7 +64,7 @@ def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
     return archives_in(paths, archives)
 
 
-def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
+def open_remote(repo: hub.Repo, archive_paths: Sequence[str]) -> list[OpenedArchive]:
     """Index archives of a repo; an archive without a stored index is indexed by a few range reads. Return the opened
     archives.
 
@@ -70,10 +72,10 @@ def open_remote(repo: hub.Repo, paths: Sequence[str]) -> list[OpenedArchive]:
         NetworkError, AccessError, SourceNotFound: for the same reasons as in `hub.resolve_address`.
         DamagedError: a file is no archive, or is cut short.
     """
-    if len(paths) == 1:
-        return [_open_remote(repo, paths[0], archive.index_archive)]
+    if len(archive_paths) == 1:
+        return [_open_remote(repo, archive_paths[0], archive.index_archive)]
     with ThreadPoolExecutor(ARCHIVES_AT_ONCE, thread_name_prefix="zoo-index") as pool:
-        return list(pool.map(lambda source_path: _open_remote(repo, source_path, archive.index_archive), paths))
+        return list(pool.map(lambda source_path: _open_remote(repo, source_path, archive.index_archive), archive_paths))
 
 
 def walk_remote(repo: hub.Repo, source_path: str) -> None:
@@ -126,13 +128,13 @@ def _index_path(etag: str) -> Path:
     return Path("indexes", f"{hashlib.sha256(etag.encode()).hexdigest()[:32]}.json")
 
 
-def _load_index(repo: str, file_name: Path, size: int) -> Index | None:
+def _load_index(repo: str, file_name: Path, archive_nbytes: int) -> Index | None:
     """Load the stored index of an archive; return None if no index is stored, or if it belongs to another file."""
     try:
         index = Index.from_json(_load_json(repo, file_name))
     except FormatError:
         return None
-    return index if index.size == size else None
+    return index if index.size == archive_nbytes else None
 
 
 def _load_json(repo: str, file_name: Path) -> Any:
@@ -158,14 +160,14 @@ def list_in_folder(root: Path, archives: Archives) -> list[str]:
     return archives_in((p.relative_to(root).as_posix() for p in files), archives)
 
 
-def open_local(root: Path, paths: Sequence[str]) -> list[OpenedArchive]:
+def open_local(root: Path, archive_paths: Sequence[str]) -> list[OpenedArchive]:
     """Index archives on this disk by reading every header; return the opened archives.
 
     Raises:
         DamagedError: a file is no archive, or is cut short.
         StorageError: the disk has no room to unpack a gzipped archive.
     """
-    return [_open_local(root / source_path, source_path) for source_path in paths]
+    return [_open_local(root / source_path, source_path) for source_path in archive_paths]
 
 
 def _open_local(path: Path, source_path: str) -> OpenedArchive:
@@ -178,8 +180,8 @@ def _open_local(path: Path, source_path: str) -> OpenedArchive:
     return _open_unpacked(path, source_path, stamp, cache.writable_folder("local/archives"))
 
 
-def _open_unpacked(path: Path, source_path: str, key: str, cache_folder: Path) -> OpenedArchive:
-    unpacked_path = streams.unpack_once(path, key, cache_folder)
+def _open_unpacked(path: Path, source_path: str, content_key: str, cache_folder: Path) -> OpenedArchive:
+    unpacked_path = streams.unpack_once(path, content_key, cache_folder)
     stamp = (str(unpacked_path), file_stamp(unpacked_path))
     if stamp not in _indexes:
         _indexes[stamp] = archive.index_file(unpacked_path)

@@ -57,10 +57,10 @@ def unwrap_names(stored_shapes: Mapping[str, Shape], expected_shapes: Mapping[st
     )
 
 
-def _names_without_inner_wrappers(names: list[str]) -> Iterator[list[str]]:
+def _names_without_inner_wrappers(tensor_names: list[str]) -> Iterator[list[str]]:
     """Yield the names with more and more wrapper parts removed, at the start of each name and inside it."""
-    yield from names_without_wrappers(names)
-    split_names = [name.split(".") for name in names]
+    yield from names_without_wrappers(tensor_names)
+    split_names = [name.split(".") for name in tensor_names]
     present_wrappers = [
         inside for inside in INNER_WRAPPER_PARTS if any(inside in name_parts[1:] for name_parts in split_names)
     ]
@@ -74,12 +74,14 @@ def _names_without_inner_wrappers(names: list[str]) -> Iterator[list[str]]:
             )
 
 
-def names_without_wrappers(names: list[str]) -> Iterator[list[str]]:
+def names_without_wrappers(tensor_names: list[str]) -> Iterator[list[str]]:
     """Yield the names, then the names without their first wrapper prefix, then without the second, and so on."""
-    yield names
-    while names and (wrapper := next((w for w in WRAPPER_PREFIXES if all(n.startswith(w) for n in names)), "")):
-        names = [name.removeprefix(wrapper) for name in names]
-        yield names
+    yield tensor_names
+    while tensor_names and (
+        wrapper := next((w for w in WRAPPER_PREFIXES if all(n.startswith(w) for n in tensor_names)), "")
+    ):
+        tensor_names = [name.removeprefix(wrapper) for name in tensor_names]
+        yield tensor_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class KeyMap:
     leaves: tuple[tuple[str, str], ...] = ()
     by_shape: bool = False
 
-    def translate_to_ours(self, name: str, shape: Shape) -> tuple[str, Shape]:
+    def translate_to_ours(self, stored_name: str, shape: Shape) -> tuple[str, Shape]:
         """Translate the stored name and shape of a tensor into our name and shape; return both. A name that is ours
         already stays unchanged.
 
@@ -106,26 +108,26 @@ class KeyMap:
         ('layer2.0.downsample.1.weight', (32,))
         """
         parts, leaves = dict(self.parts), dict(self.leaves)
-        *path, leaf = [parts.get(part, part) for part in name.split(".")]
+        *path, leaf = [parts.get(part, part) for part in stored_name.split(".")]
         if leaf in leaves and self._is_norm(path):
             flat = len(shape) == 4 and shape == (1, shape[1], 1, 1)
             leaf, shape = leaves[leaf], shape[1:2] if flat else shape
         return ".".join([*path, leaf]), shape
 
-    def translate_to_stored(self, name: str, shape: Shape) -> tuple[str, Shape]:
+    def translate_to_stored(self, our_name: str, shape: Shape) -> tuple[str, Shape]:
         """Translate our name and shape of a tensor into torch-uncertainty's name and shape; return both.
 
         >>> KEY_MAPS["resnet18"].translate_to_stored("layer2.0.downsample.1.weight", (128,))
         ('layer2.0.shortcut.1.weight', (128,))
         """
         parts, leaves = ({ours: stored for stored, ours in rule} for rule in (self.parts, self.leaves))
-        *path, leaf = name.split(".")
+        *path, leaf = our_name.split(".")
         if leaf in leaves and self._is_norm(path):
             leaf, shape = leaves[leaf], (1, *shape, 1, 1)
         return ".".join([parts.get(part, part) for part in path] + [leaf]), shape
 
-    def _is_norm(self, path: list[str]) -> bool:
-        layer = "." + ".".join(path)
+    def _is_norm(self, name_parts: list[str]) -> bool:
+        layer = "." + ".".join(name_parts)
         return any(layer.endswith("." + norm) for norm in self.norms)
 
 
@@ -284,9 +286,9 @@ class _UpstreamNet(NamedTuple):
     arguments: Callable[[Mapping[str, Shape]], dict[str, Any]]
 
 
-def _row_count(shapes: Mapping[str, Shape], name: str) -> int:
+def _row_count(shapes: Mapping[str, Shape], matrix_name: str) -> int:
     """Return the number of rows of the named matrix; 10 if the matrix is missing, so that a later check reports it."""
-    shape = shapes.get(name, ())
+    shape = shapes.get(matrix_name, ())
     return shape[0] if len(shape) == 2 and shape[0] > 0 else 10
 
 

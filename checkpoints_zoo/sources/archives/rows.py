@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
-from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_of, tensors_of_header
+from checkpoints_zoo.sources.archives.contents import Index, MemberHeader, numbers_from_file_names, tensors_of_header
 from checkpoints_zoo.sources.archives.keymaps import RecognisedNetwork, recognise, tensor_shapes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class MemberRange:
     Args:
         name: name of the member's file, which may contain the member's number.
         path: path in the source of the file that holds the member's bytes.
-        offset: offset in that file of the member's first tensor.
+        offset: position in bytes of the member's first tensor in the file at `path`.
         header: safetensors header of the member, which lists its tensors.
     """
 
@@ -41,7 +41,7 @@ class MemberRange:
 
 @dataclass(frozen=True)
 class MemberGroup:
-    """Members that are numbered together: those of one archive or one folder.
+    """Members that are numbered together: the members of one archive or one folder.
 
     Args:
         members: the byte range of each member.
@@ -107,11 +107,13 @@ def rows_of_archives(
     return rows_of_groups([archive_group(path, index) for path, index in indexes.items()], layout_of_header)
 
 
-def archive_group(path: str, index: Index) -> MemberGroup:
-    """Return the members of an archive as a group; `path` is the archive's path in the source."""
+def archive_group(archive_path: str, index: Index) -> MemberGroup:
+    """Return the members of an archive as a group; `archive_path` is the archive's path in the source."""
     headers = index.headers
     members = [
-        MemberRange(e.name, path, e.data_offset + headers[e.header_number].header_nbytes, headers[e.header_number])
+        MemberRange(
+            e.name, archive_path, e.data_offset + headers[e.header_number].header_nbytes, headers[e.header_number]
+        )
         for e in index.entries
     ]
     return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
@@ -120,7 +122,7 @@ def archive_group(path: str, index: Index) -> MemberGroup:
 def rows_of_groups(
     groups: Sequence[MemberGroup], identify_net: IdentifyNet
 ) -> tuple[list[dict[str, Any]], dict[str, Layout], dict[str, Any]]:
-    """Make the manifest of groups of members; ids and result are like those of `rows_of_archives`.
+    """Make the manifest of groups of members; ids and result are as in `rows_of_archives`.
 
     Args:
         groups: groups of members, in the collection's order.
@@ -138,7 +140,7 @@ def rows_of_groups(
     shared_columns = {key: _shared_columns(net, majority, layouts) for key, net in net_of_header.items()}
     for group in groups:
         names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
-        numbers = list(group.numbers) or numbers_of(names)
+        numbers = list(group.numbers) or numbers_from_file_names(names)
         if used_numbers & set(numbers):
             number_shift = max(used_numbers) + 1 - min(numbers)
             numbers = [number + number_shift for number in numbers]
@@ -174,8 +176,8 @@ def _shared_columns(
     return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
 
 
-def _new_row(number: int) -> dict[str, Any]:
-    return {"member": number, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
+def _new_row(member: int) -> dict[str, Any]:
+    return {"member": member, "epoch": 0, "final": True, "status": "ok", "method": "independent"}
 
 
 def _majority_net(
@@ -230,13 +232,13 @@ def source_of_archive(
     return description, table
 
 
-def index_file(path: Path) -> Index:
+def index_file(archive_path: Path) -> Index:
     """Index an archive on this disk by reading every header; return the index.
 
     Raises:
         DamagedError: for the same reasons as in `walking.index_archive`.
     """
-    with path.open("rb", buffering=0) as file:
+    with archive_path.open("rb", buffering=0) as file:
 
         def read_range(offset: int, length: int) -> bytes:
             file.seek(offset)
@@ -246,11 +248,11 @@ def index_file(path: Path) -> Index:
                 bytes_left -= len(piece)
             return b"".join(pieces)
 
-        size = path.stat().st_size
-        index = walking.index_archive(read_range, size, str(path), threads=1)
+        size = archive_path.stat().st_size
+        index = walking.index_archive(read_range, size, str(archive_path), threads=1)
         # Reading all headers of a local file is cheap, so no index is predicted.
         return (
             index
             if all(e.verified for e in index.entries)
-            else walking.walk_archive(read_range, size, str(path), threads=1)
+            else walking.walk_archive(read_range, size, str(archive_path), threads=1)
         )

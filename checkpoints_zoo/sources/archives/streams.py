@@ -23,24 +23,24 @@ LARGEST_MEMBER_BYTES = 2**33
 LARGEST_REST_BYTES = 2**26  # Largest number of bytes that are read after the tar's end mark, to reach gzip's checksum.
 
 
-def unpack_once(path: Path, key: str, cache_folder: Path) -> Path:
+def unpack_once(gzip_path: Path, content_key: str, cache_folder: Path) -> Path:
     """Unpack a gzipped file unless this was done before; return the path of the tar.
 
     Args:
-        path: path of the gzipped file.
-        key: text that identifies the content of the gzipped file.
+        gzip_path: path of the gzipped file.
+        content_key: text that identifies the content of the gzipped file.
         cache_folder: folder of the cache into which the tar is written.
 
     Raises:
         DamagedError: the file is cut short, or unpacks to more than `LARGEST_GROWTH` times its size.
         StorageError: the disk is full.
     """
-    tar_path = cache_folder / "unpacked" / f"{key}.tar"
+    tar_path = cache_folder / "unpacked" / f"{content_key}.tar"
     if not tar_path.is_file():
         tar_path.parent.mkdir(parents=True, exist_ok=True)
-        with cache.locked_key(cache_folder, f"unpacked {key}"):
+        with cache.locked_key(cache_folder, f"unpacked {content_key}"):
             if not tar_path.is_file():  # Another process may have unpacked the file in the meantime.
-                _unpack(path, tar_path)
+                _unpack(gzip_path, tar_path)
     return tar_path
 
 
@@ -62,36 +62,36 @@ def _unpack(archive: Path, unpacked_file: Path) -> None:
 
 
 def stream_members(
-    file: IO[bytes], name: str, largest_nbytes: int = LARGEST_MEMBER_BYTES
+    file: IO[bytes], archive: str, largest_nbytes: int = LARGEST_MEMBER_BYTES
 ) -> Iterator[tuple[str, Header, bytes]]:
     """Read a gzipped tar from start to end; yield (name, header, bytes of the file) of each member; only one member is
     in memory at a time.
 
     Args:
         file: the gzipped tar, opened for reading bytes.
-        name: name of the archive, for error texts.
+        archive: name of the archive, for error texts.
         largest_nbytes: largest number of bytes that a member may have.
 
     Raises:
         DamagedError: the archive is cut short, is no gzipped tar, or has a damaged or too large member.
     """
     with gzip.GzipFile(fileobj=file) as unpacked_file:
-        stream_reader, start = _ForwardReader(unpacked_file, name), 0
+        stream_reader, start = _ForwardReader(unpacked_file, archive), 0
         while True:
             stream_reader.drop_before(start)
-            header = header_at(stream_reader.read_exactly, start, LARGEST_SIZE, name)
+            header = header_at(stream_reader.read_exactly, start, LARGEST_SIZE, archive)
             if header is None:
                 break
-            contents = Contents(name)
+            contents = Contents(archive)
             member = contents.add(header, stream_reader.read_exactly)
             if damaged_member := next((other for other in contents.others if other.member), None):
-                raise DamagedError(damaged_member.why.rstrip("."), path=name)
+                raise DamagedError(damaged_member.why.rstrip("."), path=archive)
             if member:
                 if header.size > largest_nbytes:
                     expected = f"at most {largest_nbytes:,} bytes a member"
-                    raise damage_error(name, start, expected, f"{header.size:,} for {header.name!r}")
+                    raise damage_error(archive, start, expected, f"{header.size:,} for {header.name!r}")
                 raw = stream_reader.read_exactly(header.data_offset, header.size)
-                yield tidy_name(header.name), parse_header(raw, header.size, f"{header.name!r} in {name}"), raw
+                yield tidy_name(header.name), parse_header(raw, header.size, f"{header.name!r} in {archive}"), raw
             start = header.end
         stream_reader.read_rest(LARGEST_REST_BYTES)
 
@@ -123,14 +123,14 @@ class _ForwardReader:
         self.buffer = b"".join(pieces)
         return self.buffer[offset - self.buffer_start :][:length]
 
-    def drop_before(self, start: int) -> None:
+    def drop_before(self, offset: int) -> None:
         """Drop all buffered bytes before an offset."""
-        while self.buffer_start + len(self.buffer) < start:
+        while self.buffer_start + len(self.buffer) < offset:
             self.buffer_start, self.buffer = self.buffer_start + len(self.buffer), b""
-            self.buffer = self._read(min(PIECE_BYTES, start - self.buffer_start))
+            self.buffer = self._read(min(PIECE_BYTES, offset - self.buffer_start))
             if not self.buffer:
-                raise damage_error(self.name, start, "an end mark of zeros", "the end of the tar: it is cut")
-        self.buffer_start, self.buffer = start, self.buffer[start - self.buffer_start :]
+                raise damage_error(self.name, offset, "an end mark of zeros", "the end of the tar: it is cut")
+        self.buffer_start, self.buffer = offset, self.buffer[offset - self.buffer_start :]
 
     def read_rest(self, bytes_left: int) -> None:
         """Read the bytes after the tar's end mark, so that gzip checks the checksum."""

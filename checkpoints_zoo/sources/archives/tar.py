@@ -52,8 +52,8 @@ class TarHeader:
         return self.data_offset + padded_size(self.size)
 
 
-def padded_size(size: int) -> int:
-    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+def padded_size(nbytes: int) -> int:
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def damage_error(
@@ -75,22 +75,22 @@ def is_header(block: bytes) -> bool:
     )
 
 
-def header_at(read_exactly: ReadExactly, start: int, archive_nbytes: int, archive: str) -> TarHeader | None:
+def header_at(read_exactly: ReadExactly, offset: int, archive_nbytes: int, archive: str) -> TarHeader | None:
     """Read the header of the file at an offset of a tar; return it, or None at the end mark.
 
     Args:
         read_exactly: function (offset, length) -> bytes that reads the archive.
-        start: offset of the file's first block in the archive.
+        offset: offset of the file's first block in the archive.
         archive_nbytes: size of the archive in bytes; `LARGEST_SIZE` if it is unknown.
         archive: name of the archive in error texts.
 
     Raises:
         DamagedError: there is no header at the offset, the header is inconsistent, or the file exceeds the archive.
     """
-    block_start, extra_bytes, long_name, pax = start, 0, "", dict[str, str]()
+    block_start, extra_bytes, long_name, pax = offset, 0, "", dict[str, str]()
     for _ in range(LARGEST_RECORD_COUNT + 1):
         block = read_exactly(block_start, BLOCK_BYTES)
-        if block_start == start and not block.rstrip(b"\0"):
+        if block_start == offset and not block.rstrip(b"\0"):
             return None
         if not is_header(block):
             raise damage_error(archive, block_start, "the header of a file", "none, by its checksum")
@@ -100,7 +100,7 @@ def header_at(read_exactly: ReadExactly, start: int, archive_nbytes: int, archiv
                 block,
                 kind,
                 count,
-                TarHeader(pax.get("path", long_name), start, block_start, 0, ""),
+                TarHeader(pax.get("path", long_name), offset, block_start, 0, ""),
                 archive_nbytes,
                 archive,
                 pax,
@@ -122,7 +122,7 @@ def header_at(read_exactly: ReadExactly, start: int, archive_nbytes: int, archiv
         elif kind == "L":
             long_name = _decode_text(raw)
         block_start += BLOCK_BYTES + padded_size(count)
-    raise damage_error(archive, start, f"at most {LARGEST_RECORD_COUNT} records before a file", "more")
+    raise damage_error(archive, offset, f"at most {LARGEST_RECORD_COUNT} records before a file", "more")
 
 
 def _build_header(
@@ -162,15 +162,15 @@ def _build_header(
     return TarHeader(tidy_name(name), partial_header.start, data, content_nbytes, kind_text)
 
 
-def tidy_name(name: str) -> str:
+def tidy_name(file_name: str) -> str:
     """Remove "./" and doubled slashes from a file's name; return the name."""
-    parts = "/".join(part for part in name.split("/") if part not in ("", "."))
-    return f"/{parts}" if name.startswith("/") else parts
+    parts = "/".join(part for part in file_name.split("/") if part not in ("", "."))
+    return f"/{parts}" if file_name.startswith("/") else parts
 
 
-def leads_out(name: str) -> bool:
+def leads_out(file_name: str) -> bool:
     """Say whether a file's name would lead out of the folder in which a tar is unpacked."""
-    return name.startswith("/") or ".." in name.split("/")
+    return file_name.startswith("/") or ".." in file_name.split("/")
 
 
 def _decode_text(field_bytes: bytes) -> str:

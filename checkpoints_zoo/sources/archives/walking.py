@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.shard_files import guess_kind
-from checkpoints_zoo.sources.archives.contents import LARGEST_HEADER, Contents, Entry, Index, names_in_order
+from checkpoints_zoo.sources.archives.contents import LARGEST_HEADER, Contents, Entry, Index, predict_file_names
 from checkpoints_zoo.sources.archives.tar import (
     BLOCK_BYTES,
     LARGEST_EXTRA_BYTES,
@@ -31,7 +31,7 @@ SAMPLED_MEMBERS = 27
 LARGEST_FILE_COUNT = 2**20
 
 
-def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
+def index_archive(read: ReadRange, archive_nbytes: int, archive: str, threads: int = 8) -> Index:
     """Index an archive by reading few of its bytes; return the index.
 
     If all sampled headers have one size and their names are in numeric or alphabetic order, the other headers are
@@ -40,40 +40,45 @@ def index_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> In
 
     Args:
         read: function (offset, length) -> bytes that makes one request; it is called from several threads.
-        size: size of the archive, in bytes.
-        name: name of the archive, for errors.
+        archive_nbytes: size of the archive, in bytes.
+        archive: name of the archive, for errors.
         threads: number of parallel reads; 1 reads in the calling thread.
 
     Raises:
         DamagedError: the file is neither a tar nor a gzipped file, or the tar is cut short or inconsistent.
     """
-    first_bytes = read(0, min(size, FIRST_READ_BYTES))
+    first_bytes = read(0, min(archive_nbytes, FIRST_READ_BYTES))
     if first_bytes[:2] == b"\x1f\x8b":
-        return Index(name, size, "gzip")
+        return Index(archive, archive_nbytes, "gzip")
     if not is_header(first_bytes[:BLOCK_BYTES]) and first_bytes[:BLOCK_BYTES] != bytes(BLOCK_BYTES):
         raise damage_error(
-            name, 0, "a tar, or a gzipped one", guess_kind(first_bytes) or f"something else: {first_bytes[:16]!r}"
+            archive, 0, "a tar, or a gzipped one", guess_kind(first_bytes) or f"something else: {first_bytes[:16]!r}"
         )
-    stream_reader = _BufferedReader(read, size, name, threads, {0: first_bytes})
+    stream_reader = _BufferedReader(read, archive_nbytes, archive, threads, {0: first_bytes})
     return _predict_index(stream_reader) or _index_by_walking(
         _BufferedReader(
-            read, size, name, threads, stream_reader.piece_at_offset, spare_reads=-len(stream_reader.piece_at_offset)
+            read,
+            archive_nbytes,
+            archive,
+            threads,
+            stream_reader.piece_at_offset,
+            spare_reads=-len(stream_reader.piece_at_offset),
         )
     )
 
 
-def walk_archive(read: ReadRange, size: int, name: str, threads: int = 8) -> Index:
+def walk_archive(read: ReadRange, archive_nbytes: int, archive: str, threads: int = 8) -> Index:
     """Read all headers of a tar one after another; return its index.
 
     There are at most 2 N + 4 reads for N files. If file sizes repeat, the next headers are read in parallel.
 
     Args:
-        read, size, name, threads: the same arguments as in `index_archive`.
+        read, archive_nbytes, archive, threads: the same arguments as in `index_archive`.
 
     Raises:
         DamagedError: for the same reasons as in `index_archive`.
     """
-    return _index_by_walking(_BufferedReader(read, size, name, threads, {}))
+    return _index_by_walking(_BufferedReader(read, archive_nbytes, archive, threads, {}))
 
 
 def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
@@ -86,7 +91,7 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     """
     contents = Contents(index.name)
     try:
-        read_exactly = _reader_of(window, entry.start, index.name)
+        read_exactly = _reader_of_piece(window, entry.start, index.name)
         file = header_at(read_exactly, entry.start, index.size, index.name)
         member = file and contents.add(file, read_exactly)
     except DamagedError:
@@ -99,12 +104,12 @@ def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
     )
 
 
-def _reader_of(piece: bytes, start: int, archive: str) -> ReadExactly:
+def _reader_of_piece(piece: bytes, piece_offset: int, archive: str) -> ReadExactly:
     """Return a function (offset, length) -> bytes of an archive that reads from one piece in memory; the piece starts
-    at offset `start` of the archive."""
+    at offset `piece_offset` of the archive."""
 
     def read_from_piece(offset: int, length: int) -> bytes:
-        piece_bytes = piece[offset - start :][:length]
+        piece_bytes = piece[offset - piece_offset :][:length]
         if len(piece_bytes) < length:
             raise damage_error(archive, offset, f"{length:,} bytes", f"{len(piece_bytes):,}")
         return piece_bytes
@@ -137,18 +142,18 @@ class _BufferedReader:
     pieces_ahead: dict[int, bytes] = field(default_factory=dict)
     file_distances: list[int] = field(default_factory=list)
 
-    def move_to(self, start: int) -> None:
+    def move_to(self, offset: int) -> None:
         """Move the reader to the file that begins at an offset of the archive."""
-        needed = min(start + self.largest_header_nbytes, self.size)
-        if self.piece_start <= start and needed <= self.piece_start + len(self.piece):
+        needed = min(offset + self.largest_header_nbytes, self.size)
+        if self.piece_start <= offset and needed <= self.piece_start + len(self.piece):
             return
-        if start not in self.piece_at_offset and start not in self.pieces_ahead:
+        if offset not in self.piece_at_offset and offset not in self.pieces_ahead:
             self.pieces_to_read_ahead = 1 if self.pieces_ahead else self.pieces_to_read_ahead
-            self._read_from(start)
-        piece = self.piece_at_offset.get(start)
-        self.piece_start, self.piece = start, self.pieces_ahead.pop(start) if piece is None else piece
+            self._read_from(offset)
+        piece = self.piece_at_offset.get(offset)
+        self.piece_start, self.piece = offset, self.pieces_ahead.pop(offset) if piece is None else piece
 
-    def _read_from(self, start: int) -> None:
+    def _read_from(self, offset: int) -> None:
         """Read a piece at an offset; if file sizes repeat, also read the pieces at the next files, in parallel."""
         piece_count = 0
         sizes_repeat = (
@@ -157,7 +162,7 @@ class _BufferedReader:
         if sizes_repeat and self.threads > 1:
             piece_count = max(0, min(self.pieces_to_read_ahead, self.spare_reads))
             self.pieces_to_read_ahead = min(2 * self.pieces_to_read_ahead, 32)
-        offsets = [start, *(start + i * self.file_distances[0] for i in range(1, piece_count + 1))]
+        offsets = [offset, *(offset + i * self.file_distances[0] for i in range(1, piece_count + 1))]
         starts = [at for at in offsets if at < self.size and at not in self.piece_at_offset]
         self.spare_reads -= len(starts) - 1
         self.pieces_ahead = dict(zip(starts, self.read_pieces(starts, self.read_nbytes), strict=True))
@@ -194,31 +199,31 @@ class _BufferedReader:
             self.spare_reads -= 1
         return self.piece[offset_in_piece : offset_in_piece + length]
 
-    def update_after_file(self, start: int, end: int, header_end: int) -> None:
+    def update_after_file(self, file_start: int, file_end: int, header_end: int) -> None:
         """After a file was read, update the distances between files and the number of bytes to read at each file."""
         self.file_count += 1
         self.spare_reads += 1
-        self.file_distances = [*self.file_distances[-1:], end - start]
+        self.file_distances = [*self.file_distances[-1:], file_end - file_start]
         if self.file_count > LARGEST_FILE_COUNT:
-            raise damage_error(self.name, start, f"at most {LARGEST_FILE_COUNT:,} files", "more")
-        self.largest_header_nbytes = max(self.largest_header_nbytes, padded_size(header_end - start))
+            raise damage_error(self.name, file_start, f"at most {LARGEST_FILE_COUNT:,} files", "more")
+        self.largest_header_nbytes = max(self.largest_header_nbytes, padded_size(header_end - file_start))
         members_are_small = len(self.file_distances) == 2 and max(self.file_distances) < SMALL_MEMBER_BYTES
         self.read_nbytes = PIECE_BYTES if members_are_small else max(self.largest_header_nbytes, SMALLEST_READ_BYTES)
 
 
-def _read_next_file(stream_reader: _BufferedReader, start: int, contents: Contents) -> int | None:
+def _read_next_file(stream_reader: _BufferedReader, file_offset: int, contents: Contents) -> int | None:
     """Read the header of the file at an offset; return the offset of the next file, None at the archive's end mark."""
-    if start >= stream_reader.size:
+    if file_offset >= stream_reader.size:
         raise damage_error(
-            stream_reader.name, start, "an end mark of zeros", "the end of the archive: the archive is cut"
+            stream_reader.name, file_offset, "an end mark of zeros", "the end of the archive: the archive is cut"
         )
-    stream_reader.move_to(start)
-    file = header_at(stream_reader.read_exactly, start, stream_reader.size, stream_reader.name)
+    stream_reader.move_to(file_offset)
+    file = header_at(stream_reader.read_exactly, file_offset, stream_reader.size, stream_reader.name)
     if file is None:
         return None
     member = contents.add(file, stream_reader.read_exactly)
     header_nbytes = contents.headers[member.header_number].header_nbytes if member else 0
-    stream_reader.update_after_file(start, file.end, file.data_offset + header_nbytes)
+    stream_reader.update_after_file(file_offset, file.end, file.data_offset + header_nbytes)
     return file.end
 
 
@@ -279,7 +284,7 @@ def _predict_index(stream_reader: _BufferedReader) -> Index | None:
         ):
             return None
     sampled_names = dict(zip((0, 1, *sampled_positions), (e.name for e in contents.entries), strict=True))
-    names = names_in_order(sampled_names, count, stream_reader.name)
+    names = predict_file_names(sampled_names, count, stream_reader.name)
     if names is None:
         return None
     entries = tuple(
@@ -294,18 +299,23 @@ def _predict_index(stream_reader: _BufferedReader) -> Index | None:
 
 
 def _resembles_first(
-    contents: Contents, stream_reader: _BufferedReader, piece: bytes, start: int, header_bytes: int, header_number: int
+    contents: Contents,
+    stream_reader: _BufferedReader,
+    piece: bytes,
+    piece_offset: int,
+    header_bytes: int,
+    header_number: int,
 ) -> bool:
     """Say whether a sampled piece of an archive starts with a member that has the same header as the first member."""
-    read_exactly = _reader_of(piece, start, stream_reader.name)
+    read_exactly = _reader_of_piece(piece, piece_offset, stream_reader.name)
     try:
-        file = header_at(read_exactly, start, stream_reader.size, stream_reader.name)
+        file = header_at(read_exactly, piece_offset, stream_reader.size, stream_reader.name)
         entry = file and contents.add(file, read_exactly)
     except DamagedError:
         return False
     return bool(
         entry
-        and entry.data_offset - start == header_bytes
+        and entry.data_offset - piece_offset == header_bytes
         and entry.header_number == header_number
         and len(contents.headers) == 1
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
-from checkpoints_zoo.symmetry.applying import check_element, check_single, count_stacked, permute
+from checkpoints_zoo.symmetry.applying import check_element, check_unstacked, count_stacked_members, permute
 from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, matched_tensors
 from checkpoints_zoo.symmetry.canonical.products import dot
 from checkpoints_zoo.symmetry.elements import Element
@@ -91,8 +91,8 @@ def match_weights(
     >>> match_weights(table, stacked, weights).permutations["0"].tolist()
     [[1, 0]]
     """
-    members = count_stacked(table, params)
-    check_single(table, reference, "reference")
+    members = count_stacked_members(table, params)
+    check_unstacked(table, reference, "reference")
     begin = dict(start or {})
     check_element(table, Element(begin), members)
     _check_sweep_limit(most)
@@ -113,12 +113,13 @@ def match_weights(
 def match_mean(
     table: Table, params: Mapping[str, Tensor], *, seed: int = 0, most: int = 100
 ) -> tuple[Matching, dict[str, Tensor]]:
-    """Match each member to the mean of the others; return the permutations, and the mean of the permuted members.
+    """Match each member to the mean of the other members; return the permutations, and the mean of the permuted
+    members.
 
     Each pass visits the members in random order. In the first pass, the first member stays, and each later member is
-    matched to the mean of the members before it. After that, each member is matched to the mean of all others, until
-    nothing changes. The sum of the inner products of all pairs never falls. The result depends on the seed and on the
-    order of the members.
+    matched to the mean of the members before it. In each later pass, each member is matched to the mean of all other
+    members, until nothing changes. The sum of the inner products of all pairs of members never falls. The result
+    depends on the seed and on the order of the members.
 
     Args:
         table: the network's symmetry table.
@@ -129,14 +130,14 @@ def match_mean(
 
     Returns:
         The matching, with the sweeps and visits of all passes, and with the mean of the other members as reference of
-        the objective; and the mean, name -> (*shape) in float32 or wider. Integer tensors are those of the first
+        the objective; and the mean, name -> (*shape) in float32 or wider. Integer tensors are copied from the first
         member.
 
     Raises:
         LayoutError, DamagedError: for the same reasons as in `match_weights`.
         UsageError: for the same reasons as in `match_weights`, and if there are no members.
     """
-    members = count_stacked(table, params)
+    members = count_stacked_members(table, params)
     _check_sweep_limit(most)
     if not members:
         raise UsageError("members", expected="at least one", found="none")
@@ -156,7 +157,8 @@ def match_mean(
 def _match_to_means(
     table: Table, params: Mapping[str, Tensor], members: int, seed: int, most: int
 ) -> tuple[list[MemberMatch], list[float]]:
-    """Match each member to the mean of the others, until nothing changes; return the matches and the objectives."""
+    """Match each member to the mean of the other members, until nothing changes; return the matches and the
+    objectives."""
     wide, generator = compute_dtype(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
     total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
     unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}

@@ -1,8 +1,8 @@
 """Minimise a sum of monomials over its scales by balancing.
 
-The sum, called mass, is a convex function of the logarithms of the scales. For one scale, with all others fixed, the
-best factor of a unit balances the mass that grows with the factor and the mass that shrinks with it (Osborne 1960, "On
-pre-conditioning of matrices"): grow * u + shrink / u is smallest at u = sqrt(shrink / grow). A sweep balances all
+The sum, called mass, is a convex function of the logarithms of the scales. For one scale, with all other scales fixed,
+the best factor of a unit balances the mass that grows with the factor and the mass that shrinks with it (Osborne 1960,
+"On pre-conditioning of matrices"): grow * u + shrink / u is smallest at u = sqrt(shrink / grow). A sweep balances all
 scales in turn. Sweeps alone balance whole layers against each other only slowly. Therefore a Newton step between sweeps
 finds one common factor for each scale.
 """
@@ -36,7 +36,7 @@ class BalanceResult:
         history: (sweep, member), the mass before the first sweep, then the mass after each sweep.
         sweeps: (member), number of sweeps.
         residual: (member), how far the scales are from balance: the sum of |growing mass - shrinking mass| over units,
-            as a share of the sum of all these masses.
+            as a share of the sum of all growing and shrinking masses.
         converged: (member), whether the search ended before the largest number of sweeps, as the mass no longer fell.
     """
 
@@ -58,10 +58,10 @@ class _ScaleUse:
         block: index of the block in the list of blocks.
         mass: tensor of the block's mass.
         on_rows: whether the scale is along the rows.
-        along: powers of all scales along the same axis, including this scale.
-        across: powers of all scales along the other axis of the block.
+        along: powers of all scales along the same axis of the block, including this scale.
+        across: powers of all scales along the axis of the block that this scale does not multiply.
         power: exponent of the scale along this axis.
-        units: see `ScalePower`.
+        units: (cell), index of the scale's value in each cell; None: cell c has value c.
     """
 
     block: int
@@ -122,8 +122,8 @@ class Balancer:
             first = first * factor
         return first
 
-    def _powers_of_units(self, part: ScalePower) -> Tensor:
-        return self.powers_of[part.scale, part.power][:, part.units]
+    def _powers_of_units(self, scale_power: ScalePower) -> Tensor:
+        return self.powers_of[scale_power.scale, scale_power.power][:, scale_power.units]
 
     def sum_monomials(self, use: _ScaleUse) -> Tensor:
         """Sum the monomials of a scale's use over the other axis of the block; return (member, cell, 1)."""
@@ -136,18 +136,18 @@ class Balancer:
             sums = torch.bmm(self.multiply_powers(use.across).mT, sums).mT
         return sums * self.multiply_powers(use.along)
 
-    def multiply_squares(self, name: str, factors: Tensor) -> None:
+    def multiply_squares(self, scale_name: str, factors: Tensor) -> None:
         """Multiply the squares of a scale by (member, value, 1) or (member, 1, 1)."""
-        squares = self.powers_of[name, 1.0] * factors
-        for power in self._powers[name]:
-            self.powers_of[name, power] = _raise_to_power(squares, power)
+        squares = self.powers_of[scale_name, 1.0] * factors
+        for power in self._powers[scale_name]:
+            self.powers_of[scale_name, power] = _raise_to_power(squares, power)
 
     def sum_block(self, block: Block) -> Tensor:
         """Return the sum of all monomials of a block, (member)."""
         sums = torch.bmm(block.mass, self.multiply_powers(block.columns)) if block.columns else block.mass
         return (sums * self.multiply_powers(block.rows)).sum((1, 2))
 
-    def grow_and_shrink(self, name: str, terms: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def grow_and_shrink(self, scale_name: str, terms: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mass that grows and the mass that shrinks with each value of a scale, (member, value, 1) each.
 
         If the powers of the scale in one monomial add up to more than 1, each power counts by its share. If all squares
@@ -155,18 +155,18 @@ class Balancer:
         of arithmetic and geometric means), which is exact at r = 1.
 
         Args:
-            name: name of the scale to balance.
+            scale_name: name of the scale to balance.
             terms: sums of monomials, one tensor for each use of the scale, as `sum_monomials` returns them.
         """
         sums: list[Tensor | None] = [None, None]
-        for use, term in zip(self.uses[name], terms, strict=True):
-            share, end = abs(use.power) / self.degree[name], int(use.power < 0)
+        for use, term in zip(self.uses[scale_name], terms, strict=True):
+            share, end = abs(use.power) / self.degree[scale_name], int(use.power < 0)
             term = term if share == 1 else term * share
             if use.units is not None:
-                term = torch.zeros_like(self.powers_of[name, 1.0]).index_add_(1, use.units, term)
+                term = torch.zeros_like(self.powers_of[scale_name, 1.0]).index_add_(1, use.units, term)
             present = sums[end]
             sums[end] = term if present is None else present + term
-        grow, shrink = (torch.zeros_like(self.powers_of[name, 1.0]) if total is None else total for total in sums)
+        grow, shrink = (torch.zeros_like(self.powers_of[scale_name, 1.0]) if total is None else total for total in sums)
         return grow, shrink
 
     def sweep(self, is_frozen: Tensor | None, totals: list[Tensor] | None) -> Tensor:
@@ -174,7 +174,7 @@ class Balancer:
 
         Args:
             is_frozen: (member), whether to keep the scales of a member; None: no member is frozen.
-            totals: sum (member) of each block; the sums are updated. None: the sums are not needed.
+            totals: sum (member) of each block, updated in place; None if the sums are not needed.
         """
         changes = []
         for name, uses in self.uses.items():
@@ -213,8 +213,8 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
     remove less as well, at the rate of the last two sweeps.
 
     Args:
-        monomials: the sum of monomials to minimise. For each unit, some monomials grow with its factor and some shrink,
-            or no monomial depends on it.
+        monomials: the sum of monomials to minimise. For each unit, some monomials grow with the factor of the unit and
+            some shrink, or no monomial depends on the factor.
         tolerance: share of the mass; a member is done when a sweep removes less than this share.
         most: largest number of sweeps over the scales.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import check_single, count_stacked
+from checkpoints_zoo.symmetry.applying import check_unstacked, count_stacked_members
 from checkpoints_zoo.symmetry.canonical.matching import STATISTIC_ROLES
 from checkpoints_zoo.symmetry.table import Table
 
@@ -67,8 +67,8 @@ def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapp
     >>> squared_distance(table, {name: tensor[None] + 1 for name, tensor in weights.items()}, weights).round().tolist()
     [3.0]
     """
-    total = torch.zeros(count_stacked(table, params), dtype=torch.float64)
-    check_single(table, reference, "reference")
+    total = torch.zeros(count_stacked_members(table, params), dtype=torch.float64)
+    check_unstacked(table, reference, "reference")
     for name, axes in table.tensors.items():
         present = [tensors[name] for tensors in (params, reference) if name in tensors]
         if axes.role in STATISTIC_ROLES or not all(t.is_floating_point() for t in present):
@@ -81,8 +81,8 @@ def squared_distance(table: Table, params: Mapping[str, Tensor], reference: Mapp
 
 
 def _sum_squared_differences(stacked: Tensor, reference: Tensor) -> Tensor:
-    """Return the sum of the squared differences of a stacked tensor from a fixed one, (member). Memory stays small: at
-    most `_ENTRIES_AT_ONCE` entries are in float64 at once."""
+    """Return the sum of the squared differences between a stacked tensor and one reference tensor, (member). Memory
+    stays small: at most `_ENTRIES_AT_ONCE` entries are in float64 at once."""
     members, width = len(stacked), max(1, reference.numel())
     flat, other = stacked.reshape(members, -1), reference.reshape(-1).to(stacked.device)
     result = torch.zeros(members, dtype=torch.float64, device=stacked.device)

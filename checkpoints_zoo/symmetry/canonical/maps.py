@@ -35,7 +35,8 @@ def canonicalize(
     """Scale the members, then sort their units; return the tensors, and the applied symmetry.
 
     `symmetry.apply` with the returned symmetry turns the parameters into the returned tensors, up to rounding if there
-    are scales. `symmetry.apply` with its `symmetry.inverse` turns the tensors into the parameters.
+    are scales. `symmetry.apply` with the inverse of the returned symmetry turns the returned tensors back into the
+    parameters.
 
     Scaled values have rounding errors, which make equal units differ in the last bits. After scaling, values count as
     equal if they differ by at most 2^-16 of the larger one in float32, and 2^-40 in float64.

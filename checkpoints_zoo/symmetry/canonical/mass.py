@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import count_stacked
+from checkpoints_zoo.symmetry.applying import count_stacked_members
 from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance_scales
 from checkpoints_zoo.symmetry.canonical.monomials import BIAS_ROLES, WEIGHT_ROLES, Block, Monomials, collect_monomials
 from checkpoints_zoo.symmetry.table import Table
 
-# Largest number of entries of the members that are balanced at once, so that they fit into the cache.
+# Largest number of weights that are balanced at once, so that the weights fit into the cache.
 _ENTRIES_AT_ONCE = {"cpu": 1 << 22}
 _ENTRIES_AT_ONCE_ON_GPU = 1 << 27
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = (
@@ -36,19 +36,19 @@ class MinimalMass:
         ids: ids of the members.
         before: (member), the mass before the minimisation, without the unbounded part.
         after: (member), the minimal mass, without the unbounded part.
-        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include it. No
-            scales reach the minimum unless the unbounded mass is 0, see `attained`.
+        unbounded: (member), the mass that scales can make arbitrarily small. `before` and `after` do not include this
+            mass. No scales reach the minimum unless the unbounded mass is 0, see `attained`.
         residual: (member), how far the scales are from the minimum (the certificate). At the minimum, the mass that
-            grows with the factor of a unit equals the mass that shrinks with it. The residual is the sum of the
-            differences over units, as a share of the sum of these masses.
+            grows with the factor of a unit equals the mass that shrinks with it. The residual is the sum over units of
+            the differences between growing and shrinking mass, as a share of the sum of both masses.
         converged: (member), whether the search ended before the largest number of sweeps, as the mass no longer fell.
         sweeps: (member), number of sweeps.
         history: (sweep, member), `before`, then the mass after each sweep.
         scales: scale -> (member, value), for `symmetry.rescale`. All other scales are 1.
         degenerate: scale -> units that can shrink without limit in every member: rows before a batch norm, and units
-            that only such rows balance. The scales of these units stay 1.
+            that only such rows balance. The scales of units that can shrink without limit stay 1.
         dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
-            inputs or outputs are 0. The scales of these units stay 1.
+            inputs or outputs are 0. The scales of units with zero inputs or outputs stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
     """
 
@@ -72,7 +72,8 @@ class MinimalMass:
 
     @property
     def attained(self) -> Tensor:
-        """Whether some scales reach the minimum, (member); if not, the mass only comes arbitrarily close to it."""
+        """Whether some scales reach the minimum, (member); if not, the mass only comes arbitrarily close to the
+        minimum."""
         return self.unbounded == 0
 
     def __len__(self) -> int:
@@ -136,9 +137,9 @@ def minimal_mass(
         hold: names of scales that stay 1.
         approximate: whether to change approximate scales as well. Approximate scales keep the network's function only
             if the norms have eps = 0.
-        same: names that share a tensor with an earlier name. Each tensor counts once.
-        tolerance: share of the mass that ends the search. The search for a member ends if its last sweep removed less,
-            and all further sweeps together would remove less.
+        same: names that share a tensor with an earlier name. A tensor with several names counts once.
+        tolerance: share of the mass that ends the search. The search for a member ends if its last sweep removed a
+            smaller share, and all further sweeps together would remove a smaller share.
         most: the largest number of sweeps.
 
     Raises:
@@ -156,7 +157,7 @@ def minimal_mass(
     (68.0, 32.0)
     """
     free, held = _free_scales(table, hold, approximate)
-    members = count_stacked(table, params)
+    members = count_stacked_members(table, params)
     if not 0 < tolerance < 1:
         raise UsageError("tolerance", expected="a share of the mass above 0 and below 1", found=repr(tolerance))
     roles = (*WEIGHT_ROLES, *(BIAS_ROLES if biases else ()))
@@ -219,13 +220,13 @@ def _minimise_mass(
 ) -> MinimalMass:
     """Minimise the mass of some members, numbered from 0; return the result."""
     monomials = collect_monomials(table, params, list(params), free_scales, torch.float64)
-    removed = remove_unbounded(monomials)
+    removed = remove_unbounded_mass(monomials)
     if not bool(torch.stack([removed.mass, *(block.mass.sum((1, 2)) for block in monomials.blocks)]).isfinite().all()):
         _refuse_nonfinite(params)
     members = len(monomials.constant)
     degenerate, dead = {}, [dict[str, tuple[int, ...]]() for _ in range(members)]
     if any(bool(units.any()) for units in removed.has_no_mass.values()):
-        of_unit_weights = remove_unbounded(unit_weights(monomials))
+        of_unit_weights = remove_unbounded_mass(unit_weights(monomials))
         for name, units in removed.has_no_mass.items():
             had_mass, has_no_mass = of_unit_weights.had_mass[name][0], of_unit_weights.has_no_mass[name][0]
             if bool((has_no_mass & had_mass).any()):
@@ -295,14 +296,14 @@ class UnboundedMass:
     mass: Tensor
 
 
-def remove_unbounded(monomials: Monomials) -> UnboundedMass:
+def remove_unbounded_mass(monomials: Monomials) -> UnboundedMass:
     """Set all monomials to zero that scales can make arbitrarily small; return the removed mass.
 
     Args:
         monomials: the mass. It is changed.
     """
     balancer = Balancer(monomials)
-    masses = _grow_and_shrink(balancer)
+    masses = _growing_and_shrinking_mass(balancer)
     had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in masses.items()}
     mass, unbounded_units = torch.zeros_like(monomials.constant), _unbounded_units(masses)
     while unbounded_units:
@@ -314,7 +315,7 @@ def remove_unbounded(monomials: Monomials) -> UnboundedMass:
                     units = units if part.units is None else units[:, part.units]
                     block.mass.masked_fill_(units if axis == 0 else units.mT, 0.0)
         mass += before - _total_mass(monomials)
-        masses = _grow_and_shrink(balancer)
+        masses = _growing_and_shrinking_mass(balancer)
         unbounded_units = _unbounded_units(masses)
     has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in masses.items()}
     return UnboundedMass(
@@ -328,7 +329,7 @@ def unit_weights(monomials: Monomials) -> Monomials:
     return Monomials(monomials.sizes, blocks, monomials.constant[:1])
 
 
-def _grow_and_shrink(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
+def _growing_and_shrinking_mass(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
     uses = balancer.uses.items()
     return {
         name: balancer.grow_and_shrink(name, [balancer.sum_monomials(use) for use in scale_uses])

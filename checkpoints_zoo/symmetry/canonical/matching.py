@@ -51,7 +51,7 @@ class Matcher:
 
     Args:
         table: the network's symmetry table.
-        reference: parameters of the reference, name -> (*shape): all tensors that count, in one dtype.
+        reference: parameters of the reference, name -> (*shape): all tensors that the matching compares, in one dtype.
         name_in_errors: name of the reference in error texts.
 
     Raises:
@@ -134,7 +134,7 @@ class Matcher:
 
 
 def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> dict[str, Tensor]:
-    """Return the tensors that count in the matching: all permuted tensors except statistics and integers."""
+    """Return the tensors that the matching compares: all permuted tensors except statistics and integers."""
     result = {}
     for name, axes in table.tensors.items():
         if not axes.moves or axes.role in STATISTIC_ROLES:
@@ -210,8 +210,8 @@ def best_move(
 ) -> tuple[Permutations, float]:
     """Return the best permutations of a group and of its descendants, and the gain.
 
-    The blocks of the group stay in place. For the groups whose blocks this group moves, the best order inside a block
-    is found for each pair of an old and a new place of the block. If a grouped kernel connects two of these groups, the
+    The blocks of the group stay in place. For groups with blocks that the visited group moves, the best order inside a
+    block is found for each pair of an old and a new place of the block. If a grouped kernel connects two groups, the
     order of the later group is chosen for the best order of the earlier group.
 
     Args:
@@ -237,23 +237,26 @@ def best_move(
 
 
 class _Subtree:
-    """Return a group with all its descendants in the tree."""
+    """A group with all its descendants in the tree of groups."""
 
-    def __init__(self, products: Products, families: Families, top: str, permutations: Permutations) -> None:
+    def __init__(self, products: Products, families: Families, top_group: str, permutations: Permutations) -> None:
         self._products, self._families, self._permutations = products, families, permutations
-        self._between = _kernels_between(products.reference, families, top)
-        self._without = [term for _, earlier_term, later_term in self._between for term in (earlier_term, later_term)]
+        self._connecting_kernels = _kernels_connecting_groups(products.reference, families, top_group)
+        self._left_out_terms = [
+            term for _, earlier_term, later_term in self._connecting_kernels for term in (earlier_term, later_term)
+        ]
         self._kernel_gains: dict[str, Matrix] = {}
 
     def solve(self, group: str) -> tuple[Matrix, OrdersInBlocks]:
-        """Return the best gain if new unit u is old unit v, (u, v), and the orders inside blocks that reach it."""
-        gains = self._products.gains(group, self._permutations, self._without)
+        """Return the best gain if new unit u is old unit v, (u, v), and the orders inside blocks that reach this
+        gain."""
+        gains = self._products.gains(group, self._permutations, self._left_out_terms)
         values: Matrix = gains.cpu().numpy()
         if group in self._kernel_gains:
             values = values + self._kernel_gains[group]
         inside: OrdersInBlocks = {}
         for child in self._families.children[group]:
-            for common_group, earlier_term, later_term in self._between:
+            for common_group, earlier_term, later_term in self._connecting_kernels:
                 if common_group == group and (
                     later_term.move.group == child or child in self._families.above[later_term.move.group]
                 ):
@@ -267,15 +270,16 @@ class _Subtree:
         return values, inside
 
 
-def best_orders(values: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]:
-    """Return for each new and old place of a block the best sum inside, (new, old), and its order, (new, old, unit).
+def best_orders(gains: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]:
+    """Return for each new and old place of a block the largest sum of gains inside the block, (new, old), and the order
+    of units with this sum, (new, old, unit).
 
     Args:
-        values: gains (new unit, old unit).
+        gains: gain of each move of an old unit to a new place, (new unit, old unit).
         blocks: number of blocks of the units.
     """
-    width = len(values) // blocks
-    pairs = values.reshape(blocks, width, blocks, width).transpose(0, 2, 1, 3)
+    width = len(gains) // blocks
+    pairs = gains.reshape(blocks, width, blocks, width).transpose(0, 2, 1, 3)
     if width <= _MOST_UNITS_TO_TRY_ALL:
         every = np.array(list(orders(range(width))))
         sums = pairs[:, :, np.arange(width), every].sum(-1)
@@ -294,11 +298,13 @@ def _nest_orders(order: NDArray[np.int64], child_orders: NDArray[np.int64]) -> N
     return result.reshape(count, count, width * inner)
 
 
-def _kernels_between(reference: Reference, families: Families, top: str) -> Sequence[tuple[str, Term, Term]]:
+def _kernels_connecting_groups(
+    reference: Reference, families: Families, top_group: str
+) -> Sequence[tuple[str, Term, Term]]:
     """Return grouped kernels between two groups with a common ancestor: the ancestor, and the terms of both groups."""
-    if len(families.below[top]) < 2:
+    if len(families.below[top_group]) < 2:
         return ()
-    order = (top, *families.below[top])
+    order = (top_group, *families.below[top_group])
     result = []
     for later_term in (term for group in order for term in reference.terms[group] if term.kernel_move is not None):
         for earlier_term in (
@@ -308,7 +314,7 @@ def _kernels_between(reference: Reference, families: Families, top: str) -> Sequ
             if len(later_term.axes.moves) != 2 or later_term.kernel_move is None or common_group not in order:
                 continue
             first, second = (
-                _child_towards(families, common_group, term.move.group) for term in (earlier_term, later_term)
+                _child_leading_to_group(families, common_group, term.move.group) for term in (earlier_term, later_term)
             )
             if families.groups[common_group].size == later_term.kernel_move.within and order.index(first) < order.index(
                 second
@@ -317,10 +323,10 @@ def _kernels_between(reference: Reference, families: Families, top: str) -> Sequ
     return result
 
 
-def _child_towards(families: Families, top: str, group: str) -> str:
-    """Return the child of `top` that is `group` or an ancestor of it."""
+def _child_leading_to_group(families: Families, ancestor: str, group: str) -> str:
+    """Return the child of `ancestor` on the path to `group` in the tree of groups."""
     chain = (group, *families.above[group])
-    return chain[chain.index(top) - 1]
+    return chain[chain.index(ancestor) - 1]
 
 
 def _kernel_gains(products: Products, later_term: Term, block_orders: NDArray[np.int64]) -> Matrix:
@@ -382,8 +388,7 @@ def smoothed_potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
     """Return a number for each row and each column, (unit) each, in float64, whose sums are slightly above the gains.
 
     The numbers solve the assignment problem smoothed by entropy (Cuturi 2013, arXiv 1306.0895), by Sinkhorn iterations
-    in
-    float32.
+    in float32.
 
     Args:
         gains: (unit, unit).

@@ -70,24 +70,28 @@ class Monomials:
 
 
 def collect_monomials(
-    table: Table, params: Mapping[str, Tensor], names: Collection[str], free_scales: Collection[str], dtype: torch.dtype
+    table: Table,
+    params: Mapping[str, Tensor],
+    tensor_names: Collection[str],
+    free_scales: Collection[str],
+    dtype: torch.dtype,
 ) -> Monomials:
     """Sum the squares of all entries that share their powers of scales; return the monomials.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape).
-        names: names of the tensors with mass.
+        tensor_names: names of the tensors with mass.
         free_scales: names of the free scales. All other scales are 1.
         dtype: dtype in which squares are summed.
     """
-    tensors = [params[name] for name in names]
+    tensors = [params[name] for name in tensor_names]
     members, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
     result = Monomials(
         {name: table.scales[name].size for name in free_scales}, [], torch.zeros(members, dtype=dtype, device=device)
     )
     merged: dict[tuple[tuple[str, float], ...], Block] = {}
-    for name, tensor in zip(names, tensors, strict=True):
+    for name, tensor in zip(tensor_names, tensors, strict=True):
         axes = table.tensors[name]
         powers = tuple(power for power in axes.powers if power.scale in result.sizes)
         if not powers:
@@ -178,12 +182,12 @@ def _sum_squares_in_cells(
         yield Block(side, (), mass[:, chosen.to(tensor.device), None])
 
 
-def _merge_powers(parts: Iterable[ScalePower]) -> PowerProduct:
+def _merge_powers(scale_powers: Iterable[ScalePower]) -> PowerProduct:
     """Add the powers of one scale on the same cells; return the powers that are not 0."""
     result: list[ScalePower] = []
-    for part in parts:
+    for part in scale_powers:
         for i, other in enumerate(result):
-            if other.scale == part.scale and torch.equal(_units_of(other), _units_of(part)):
+            if other.scale == part.scale and torch.equal(_units_or_empty(other), _units_or_empty(part)):
                 result[i] = ScalePower(part.scale, part.power + other.power, part.units)
                 break
         else:
@@ -191,5 +195,5 @@ def _merge_powers(parts: Iterable[ScalePower]) -> PowerProduct:
     return tuple(part for part in result if part.power)
 
 
-def _units_of(part: ScalePower) -> Tensor:
-    return torch.empty(0) if part.units is None else part.units
+def _units_or_empty(scale_power: ScalePower) -> Tensor:
+    return torch.empty(0) if scale_power.units is None else scale_power.units

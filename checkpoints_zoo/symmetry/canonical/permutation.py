@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import count_stacked, permute
+from checkpoints_zoo.symmetry.applying import count_stacked_members, permute
 from checkpoints_zoo.symmetry.canonical.refining import Colours, Orders, Search
 from checkpoints_zoo.symmetry.canonical.slices import (
     Members,
@@ -52,9 +52,9 @@ def sort_units(
 
     -0.0 comes after 0.0. Units that can swap places without a change of any tensor keep their order.
 
-    After `refining.MOST_ORDERS` orders of one member, the search stops with the best order so far. Only many units that
-    differ in nothing but their connections to each other need so long a search, as in a network of adjacency matrices.
-    The function of the member stays the same.
+    After `refining.MOST_ORDERS` orders of one member, the search stops with the best order so far. Only members with
+    many units that differ in nothing but their connections to each other need so many orders, such as networks of
+    adjacency matrices. Any order keeps the function of the member.
 
     Args:
         table: the network's symmetry table.
@@ -62,9 +62,9 @@ def sort_units(
         key: the key of the row that the first writer has for a unit, after its columns are sorted: "first" weight,
             "max" (largest) weight, or L2 "norm" in float64.
         streams: whether to sort the units of residual streams as well.
-        tolerance: values are equal if they differ by at most this share of the larger one. A tolerance is needed for
-            rescaled tensors, whose equal units differ by rounding errors. The tensors are then the same within the
-            tolerance, not bit for bit.
+        tolerance: two values count as equal if their difference is at most this share of the larger value. A tolerance
+            is needed for rescaled tensors, whose equal units differ by rounding errors. With a tolerance, permuted
+            networks give tensors that are equal within the tolerance, not bit for bit.
 
     Raises:
         UsageError: the key is unknown, or the tensors have no member axis.
@@ -80,7 +80,7 @@ def sort_units(
     """
     if key not in SORTING_KEYS:
         raise UsageError("key", expected=" or ".join(map(repr, SORTING_KEYS)), found=repr(key))
-    count = count_stacked(table, params) if params else None
+    count = count_stacked_members(table, params) if params else None
     free = _sortable_groups(table, streams)
     moving = {n: a for n, a in table.tensors.items() if any(move.group in free for move in a.moves)}
     for name in moving:
@@ -104,7 +104,8 @@ def _empty_orders(table: Table, groups_to_sort: frozenset[str], device: torch.de
 
 
 def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
-    """Return the groups to sort: all groups, or those of inner channels whose blocks hold no units of streams."""
+    """Return the groups to sort: all groups, or only the groups of inner channels whose blocks hold no units of
+    residual streams."""
     excluded: set[str | None] = set() if streams else {name for name, group in table.groups.items() if group.stream}
     for name in reversed(list(table.groups)):
         if name in excluded:
@@ -113,29 +114,34 @@ def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
 
 
 def _sorting_turns(table: Table, groups_to_sort: frozenset[str]) -> list[list[str]]:
-    """Return the groups in sorting order. A group without writers is sorted together with the first group inside it."""
+    """Return the groups in sorting order. A group without writers is sorted together with the first group inside its
+    blocks."""
     turns: list[list[str]] = []
     placed: set[str] = set()
     for name in table.groups:
         if name in groups_to_sort and name not in placed:
-            turns.append(_groups_of_turn(table, name) if not table.groups[name].writers else [name])
+            turns.append(_groups_sorted_together(table, name) if not table.groups[name].writers else [name])
             placed.update(turns[-1])
     return turns
 
 
-def _groups_of_turn(table: Table, name: str) -> list[str]:
+def _groups_sorted_together(table: Table, group_name: str) -> list[str]:
     """Return a group and the groups inside its blocks, down to the first group with writers; only the group itself if
     no such group exists."""
     for other in table.groups.values():
-        if other.mover == name:
-            below = [other.name] if other.writers else _groups_of_turn(table, other.name)
+        if other.mover == group_name:
+            below = [other.name] if other.writers else _groups_sorted_together(table, other.name)
             if table.groups[below[-1]].writers:
-                return [name, *below]
-    return [name]
+                return [group_name, *below]
+    return [group_name]
 
 
 def _sort_remaining(
-    members: Members, first_unit_only: bool, turns: list[list[str]], key: str, order_counter: list[int] | None = None
+    members: Members,
+    first_unit_only: bool,
+    turns: list[list[str]],
+    key_kind: str,
+    order_counter: list[int] | None = None,
 ) -> Orders:
     """Sort all groups that are not sorted yet; return the permutations of all groups."""
     orders_by_member: dict[int, Orders] = {}
@@ -143,11 +149,11 @@ def _sort_remaining(
     for turn in turns:
         if turn[0] in members.order:
             continue
-        for member in _sort_turn(members, turn, key, is_unsorted).nonzero()[:, 0].tolist():
+        for member in _sort_turn(members, turn, key_kind, is_unsorted).nonzero()[:, 0].tolist():
             single, counter = members.select(member), [0] if order_counter is None else order_counter
-            sort_rest = partial(_sort_remaining, turns=turns, key=key, order_counter=counter)
+            sort_rest = partial(_sort_remaining, turns=turns, key_kind=key_kind, order_counter=counter)
             orders_by_member[member] = Search(single, turn, sort_rest, counter).find_best_orders(
-                _initial_colours(single, turn, key), first_unit_only
+                _initial_colours(single, turn, key_kind), first_unit_only
             )
             is_unsorted[member] = False
         members.move_blocks(turn)
@@ -157,7 +163,7 @@ def _sort_remaining(
     return members.order
 
 
-def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor) -> Tensor:
+def _sort_turn(members: Members, turn: list[str], key_kind: str, is_unsorted: Tensor) -> Tensor:
     """Sort a turn (groups that are sorted together) inside its blocks; return whether a member has ties left, (member).
 
     Args:
@@ -165,7 +171,7 @@ def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor)
     """
     table, last = members.table, turn[-1]
     has_open_tie = torch.zeros_like(is_unsorted)
-    last_keys = unit_keys(members, table.groups[last], key)
+    last_keys = unit_keys(members, table.groups[last], key_kind)
     for name in reversed(turn):
         group = table.groups[name]
         keys = last_keys
@@ -179,13 +185,13 @@ def _sort_turn(members: Members, turn: list[str], key: str, is_unsorted: Tensor)
     return has_open_tie
 
 
-def _keys_of_blocks(keys: Keys, inner: Tensor, size: int) -> Keys:
-    """Return the keys of `size` blocks: the sorted keys of their units.
+def _keys_of_blocks(keys: Keys, unit_order: Tensor, block_count: int) -> Keys:
+    """Return a key for each of `block_count` blocks: the sorted keys of the block's units.
 
     Args:
-        inner: (member, unit), the order of the units inside the blocks.
+        unit_order: (member, unit), the order of the units inside the blocks.
     """
-    unit_keys_in_blocks = keys.of_all_units().gather(1, inner).reshape(len(inner), size, -1)
+    unit_keys_in_blocks = keys.of_all_units().gather(1, unit_order).reshape(len(unit_order), block_count, -1)
     may_tie = keys.may_tie if keys.tolerance else torch.eq
     return Keys(unit_keys_in_blocks[..., 0], may_tie, lambda m, u: unit_keys_in_blocks[m, u], keys.tolerance)
 
@@ -210,10 +216,10 @@ def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tens
     return order, cells
 
 
-def _initial_colours(member: Members, turn: list[str], key: str) -> Colours:
+def _initial_colours(member: Members, turn: list[str], key_kind: str) -> Colours:
     """Return a colour (whole number) for each unit of one member: units with equal keys get equal colours."""
     group = member.table.groups[turn[-1]]
-    keys = unit_keys(member, group, key).of_all_units()[0]
+    keys = unit_keys(member, group, key_kind).of_all_units()[0]
     if member.tolerance:
         return {group.name: number_close_values(keys, torch.zeros_like(keys), member.tolerance)}
     return {group.name: torch.unique(keys, return_inverse=True)[1]}
@@ -229,7 +235,8 @@ class Keys:
             the other order.
         exact_keys: function (members (unit), units (unit)) -> keys, whole numbers (unit); None if `approximate_keys`
             holds the keys.
-        tolerance: largest difference of equal keys, as a share of the larger one, see `slices.number_close_values`.
+        tolerance: largest difference of keys that count as equal, as a share of the larger key, see
+            `slices.number_close_values`.
     """
 
     approximate_keys: Tensor
@@ -246,11 +253,11 @@ class Keys:
         return self.exact_keys(m, u).reshape(self.approximate_keys.shape)
 
 
-def unit_keys(members: Members, group: Group, key: str) -> Keys:
+def unit_keys(members: Members, group: Group, key_kind: str) -> Keys:
     """Return the keys of the units of a group, in the tensor of its first writer.
 
     Args:
-        key: kind of the sorting key, "first", "max" or "norm".
+        key_kind: kind of the sorting key, "first", "max" or "norm".
     """
     if not group.writers:
         return Keys(torch.zeros(len(members), group.size, dtype=torch.int64, device=members.device))
@@ -259,11 +266,11 @@ def unit_keys(members: Members, group: Group, key: str) -> Keys:
     placement = Placement(name, move, 1)
     if members.tolerance:
         are_equal = partial(are_close, tolerance=members.tolerance)
-        return Keys(_rough_keys(members, group, placement, key), are_equal, tolerance=members.tolerance)
-    if key == "first":
+        return Keys(_rough_keys(members, group, placement, key_kind), are_equal, tolerance=members.tolerance)
+    if key_kind == "first":
         return Keys(_first_codes(members, group, placement))
     rows = _writer_rows(members, group, placement)
-    if key == "max":
+    if key_kind == "max":
         largest = rows.amax(-1)
         return Keys(~ordered_bits(largest.where(largest != 0, 0)))
     wide = torch.float64 if rows.itemsize > 4 else torch.float32
@@ -285,12 +292,12 @@ def _writer_rows(members: Members, group: Group, placement: Placement) -> Tensor
     return rows.reshape(len(rows), group.size, -1)
 
 
-def _rough_keys(members: Members, group: Group, placement: Placement, key: str) -> Tensor:
+def _rough_keys(members: Members, group: Group, placement: Placement, key_kind: str) -> Tensor:
     """Return keys that are compared within the tolerance of the members, float64 (member, unit)."""
-    if key == "first":
+    if key_kind == "first":
         return _first_codes(members, group, placement)
     rows = _writer_rows(members, group, placement).double()
-    return -(rows.amax(-1) if key == "max" else torch.linalg.vector_norm(rows, dim=-1))
+    return -(rows.amax(-1) if key_kind == "max" else torch.linalg.vector_norm(rows, dim=-1))
 
 
 def _first_codes(members: Members, group: Group, placement: Placement) -> Tensor:
@@ -299,10 +306,10 @@ def _first_codes(members: Members, group: Group, placement: Placement) -> Tensor
     return codes.reshape(len(members), group.size)
 
 
-def _all_units(members: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _all_units(member_count: int, unit_count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the member and the number of each unit of all members, (member * unit) each."""
-    m = torch.arange(members, device=device).repeat_interleave(size)
-    return m, torch.arange(size, device=device).repeat(members)
+    m = torch.arange(member_count, device=device).repeat_interleave(unit_count)
+    return m, torch.arange(unit_count, device=device).repeat(member_count)
 
 
 def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:

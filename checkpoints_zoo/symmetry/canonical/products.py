@@ -17,14 +17,15 @@ _MOST_CHANGED_ROWS = 0.7  # Share of a product's rows that may change before the
 # Number of entries of a tensor up to which its products are always computed anew, because finding the changed rows
 # takes longer.
 _SMALL_TENSOR = 1 << 14
-_ENTRIES_AT_ONCE = 1 << 15  # Largest number of entries converted to float64 at once, so that they fit into the cache.
+_ENTRIES_AT_ONCE = 1 << 15  # Largest number of entries converted to float64 at once, to fit into the cache.
 
 Permutations = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One axis of a tensor along which a group moves: its units have inner products, summed over all other entries.
+    """One axis of a tensor along which a group moves. Inner products of the group's units are sums over all other
+    entries.
 
     Args:
         name: name of the tensor in the state dict.
@@ -50,7 +51,7 @@ class Term:
 
     @cached_property
     def moved_axes(self) -> tuple[int, ...]:
-        """Indices of the other axes that have a move."""
+        """Indices of the tensor's other axes along which a group moves."""
         return tuple(sorted({move.axis for move in self.other_moves}))
 
     @cached_property
@@ -73,10 +74,10 @@ class Term:
         return part.permute(axes).reshape(shape).contiguous()
 
     def as_matrices(self, units: Tensor, other_units: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two matrices whose product is (unit of one, unit of the other).
+        """Return two matrices whose product has the inner products of all pairs of units, (unit, other unit).
 
         Args:
-            units, other_units: tensors of both networks, as `units_of` returns them.
+            units, other_units: the same tensor of two networks, as `units_of` returns tensors.
         """
         if self.has_units_first:
             return units.flatten(1), other_units.flatten(1).T
@@ -86,7 +87,7 @@ class Term:
         """Select entries of a tensor along its other moved axes; return the selected entries.
 
         Args:
-            units: tensor of the other network, as `units_of` returns it.
+            units: tensor of the network to match, as `units_of` returns tensors.
             rows: positions of the entries to select.
             buffer: flat memory for the result.
         """
@@ -95,7 +96,8 @@ class Term:
         return torch.index_select(units, axis, rows.to(units.device), out=buffer[: prod(shape)].view(shape))
 
     def source_positions(self, permutations: Permutations) -> Tensor:
-        """Return the positions before the permutation of entries of the other moved axes, in the order of `units_of`.
+        """Return where each entry of the other moved axes was before the permutation; entries are in the order of
+        `units_of`.
 
         For a grouped kernel, the blocks stay in place; entries move only inside the blocks.
         """
@@ -128,9 +130,9 @@ class Term:
         return tensor
 
 
-def split_axis(tensor: Tensor, axis: int, parts: int) -> Tensor:
+def split_axis(tensor: Tensor, axis: int, part_count: int) -> Tensor:
     """Return a tensor with one axis split into (parts, rest)."""
-    return tensor.reshape(*tensor.shape[:axis], parts, -1, *tensor.shape[axis + 1 :])
+    return tensor.reshape(*tensor.shape[:axis], part_count, -1, *tensor.shape[axis + 1 :])
 
 
 def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
@@ -142,8 +144,8 @@ def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
 def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
     """Return the old position of each entry of an axis, (entry).
 
-    The input axis of a grouped kernel has only one block's inputs. For this axis, return the old position of every
-    input of all blocks, (input).
+    For the input axis of a grouped kernel, which has only one block's inputs, return the old position of every input of
+    all blocks, (input).
     """
     moves = [move for move in axes.moves if move.axis == axis]
     if any(move.within for move in moves):
@@ -152,7 +154,7 @@ def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
 
 
 class Reference:
-    """The network that other networks are matched to, with precomputed parts.
+    """The network that other networks are matched to, prepared for inner products.
 
     Args:
         table: the network's symmetry table.
@@ -191,16 +193,16 @@ class Reference:
         return torch.cat(parts) if parts else next(iter(tensors.values())).new_zeros(0, self.table.groups[group].size)
 
     def objective(
-        self, tensors: Mapping[str, Tensor], permutations: Permutations, names: Collection[str] | None = None
+        self, tensors: Mapping[str, Tensor], permutations: Permutations, tensor_names: Collection[str] | None = None
     ) -> float:
-        """Return the inner product of the reference and another network, permuted, summed in float64.
+        """Permute the tensors of a network; return their inner product with the reference, summed in float64.
 
         Args:
-            tensors: parameters of the other network, name -> (*shape).
+            tensors: parameters of the network to match, name -> (*shape).
             permutations: group -> permutation, for all groups.
-            names: names of the tensors in the sum; None for all tensors.
+            tensor_names: names of the tensors in the sum; None for all tensors.
         """
-        selected = {n: t for n, t in tensors.items() if names is None or n in names}
+        selected = {n: t for n, t in tensors.items() if tensor_names is None or n in tensor_names}
         moved = permute(self.table, selected, permutations)
         return sum((dot(self.tensors[name], tensor) for name, tensor in moved.items()), start=0.0)
 
@@ -209,8 +211,8 @@ class Products:
     """The gains of the groups of one network. Products are cached and updated after permutations.
 
     Args:
-        reference: the network to match.
-        tensors: parameters of the network, name -> (*shape), like those of the reference.
+        reference: the network that other networks are matched to.
+        tensors: parameters of the network to match, name -> (*shape), like the tensors of the reference.
     """
 
     def __init__(self, reference: Reference, tensors: Mapping[str, Tensor]) -> None:
@@ -271,9 +273,9 @@ class Products:
         return self._products[term]
 
 
-def dot(a: Tensor, b: Tensor) -> float:
+def dot(tensor: Tensor, other_tensor: Tensor) -> float:
     """Return the inner product of two tensors, summed in float64."""
-    x, y = a.flatten(), b.flatten()
+    x, y = tensor.flatten(), other_tensor.flatten()
     pairs = (
         (x[i : i + _ENTRIES_AT_ONCE], y[i : i + _ENTRIES_AT_ONCE]) for i in range(0, max(1, len(x)), _ENTRIES_AT_ONCE)
     )

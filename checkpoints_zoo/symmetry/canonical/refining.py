@@ -33,10 +33,10 @@ class Search:
     """The search for the order of the units of one member.
 
     Args:
-        member: the member, with the order of its units as far as it is known.
+        member: the member, with the order of the units that are sorted so far.
         turn: groups that are ordered together, movers first.
-        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The function's
-            second argument says whether to try only the first of several units of one colour.
+        sort_rest: function that sorts all later groups, and returns the permutations of all groups. The second argument
+            of `sort_rest` says whether to try only the first of several units of one colour.
         order_counter: counter of the orders tried, shared by all searches for the member.
     """
 
@@ -91,11 +91,11 @@ class Search:
         return best
 
     def _equals_earlier(
-        self, order: Orders, result: list[Tensor], tried_orders: list[tuple[int, Orders, list[Tensor]]]
+        self, order: Orders, permuted_tensors: list[Tensor], tried_orders: list[tuple[int, Orders, list[Tensor]]]
     ) -> bool:
         """Return whether an earlier order gives the same tensors; record the symmetry between the two orders."""
         for _, other, other_result in tried_orders:
-            if _compare_tensors(result, other_result, self.member.tolerance) == 0:
+            if _compare_tensors(permuted_tensors, other_result, self.member.tolerance) == 0:
                 to_earlier_order = {n: torch.empty_like(p[0]).scatter(0, p[0], other[n][0]) for n, p in order.items()}
                 self._symmetries += [
                     {n: p.tolist() for n, p in symmetry.items()}
@@ -105,7 +105,7 @@ class Search:
         return False
 
     def _orbit(self, group: str, unit: int, separated_units: tuple[tuple[str, int], ...]) -> set[int]:
-        """Return the orbit of a unit under the known symmetries that fix the units of a prefix."""
+        """Return the orbit of a unit under the known symmetries that keep all separated units in place."""
         symmetries = [s[group] for s in self._symmetries if all(s[g][u] == u for g, u in separated_units)]
         orbit = new = {unit}
         while new:
@@ -177,12 +177,12 @@ class Refining:
                     result[name] = self._next_colours(name, result)
         return result
 
-    def _next_colours(self, name: str, colours: Colours) -> Tensor:
+    def _next_colours(self, group_name: str, colours: Colours) -> Tensor:
         """Return the next colours of the units of a group."""
-        present = colours[name]
+        present = colours[group_name]
         columns = [
-            *_block_colours(self._member, name, colours),
-            *(slices.codes(colours) for slices in self._slices[name]),
+            *_block_colours(self._member, group_name, colours),
+            *(slices.codes(colours) for slices in self._slices[group_name]),
         ]
         order = present.argsort(stable=True)
         cells = Cells(order, order, present[order], order)
@@ -196,11 +196,11 @@ def _count_colours(colours: Tensor) -> int:
     return int(colours.max()) + 1
 
 
-def _block_colours(member: Members, name: str, colours: Colours) -> Iterator[Tensor]:
+def _block_colours(member: Members, group_name: str, colours: Colours) -> Iterator[Tensor]:
     """Yield the sorted colours of the units inside each unit of a group, and the colours of the blocks of the group."""
-    group = member.table.groups[name]
+    group = member.table.groups[group_name]
     for held, other in member.table.groups.items():
-        if other.mover == name:
+        if other.mover == group_name:
             yield colours[held].reshape(group.size, -1).sort(-1)[0]
     units_per_block = group.size // group.blocks
     if group.mover in colours:
@@ -323,7 +323,7 @@ def _sort_by_colour(member: Members, turn: Sequence[str], colours: Colours) -> M
 
 def _compare_tensors(tensors: list[Tensor], other_tensors: list[Tensor], tolerance: float) -> int:
     """Compare two members by the first entry that differs; return 1 if `tensors` has the larger entry, -1 if the
-    smaller, 0 if all are equal."""
+    smaller, 0 if all entries are equal."""
     for a, b in zip(tensors, other_tensors, strict=True):
         is_different = ~are_close(a, b, tolerance) if tolerance else a != b
         if bool(is_different.any()):

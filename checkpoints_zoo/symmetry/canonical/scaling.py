@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import count_stacked, rescale_tensor
+from checkpoints_zoo.symmetry.applying import count_stacked_members, rescale_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Scale, Table
 
 _SQUARES_AT_ONCE = 1 << 21  # Largest number of entries squared at once (16 MB).
@@ -27,7 +27,8 @@ class UnitNorm(NamedTuple):
         tensors: rescaled parameters, name -> (member, *shape).
         scales: scale -> float64 (member, value), the applied factors.
         unscaled: scale -> (member, value), whether a row is 0, or too small for a norm of 1 in its dtype. The factor of
-            such a row is 1, so that members which differ only in scales of such rows stay different.
+            a row that is 0 or too small is 1, so that members which differ only in the scales of such rows stay
+            different.
     """
 
     tensors: dict[str, Tensor]
@@ -39,13 +40,14 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     """Scale each unit so that the row of its first writer has L2 norm 1; return the tensors and the scales.
 
     The first writer of a scale is a kernel, or the gain of a norm, which becomes 1 or -1. All weights that share a
-    factor count as one row. The function stays the same: a running variance v becomes (v + eps) λ² - eps.
+    factor count as one row. The network's function stays the same: a running variance v becomes (v + eps) λ² - eps.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), including all tensors with scales. Tensors of narrower dtypes than
             float32 are returned in float32, because rounding the scaled weights to float16 would change the function.
-        approximate: whether to change approximate scales as well. The function then stays the same only for eps = 0.
+        approximate: whether to change approximate scales as well. Approximate scales keep the network's function only
+            if the norms have eps = 0.
 
     Raises:
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
@@ -62,7 +64,7 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     chosen = {name: scale for name, scale in table.scales.items() if scale.exact or approximate}
     check_rows(table, approximate)
     if params:
-        count_stacked(table, params)
+        count_stacked_members(table, params)
     for name, axes in table.tensors.items():
         if name not in params and any(power.scale in chosen for power in axes.powers):
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
@@ -84,7 +86,7 @@ def check_rows(table: Table, approximate: bool) -> None:
     """Refuse scales without rows of weights of their own, as inside a product of two parameters (W + B @ A).
 
     Raises:
-        UsageError: a scale has no row.
+        UsageError: a scale has no row of weights.
     """
     for name, scale in table.scales.items():
         if (scale.exact or approximate) and not scale.writers:

@@ -12,10 +12,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from checkpoints_zoo.symmetry.applying import count_stacked, flip_tensor
+from checkpoints_zoo.symmetry.applying import count_stacked_members, flip_tensor
 from checkpoints_zoo.symmetry.table import Axes, Power, Sign, Table
 
-_TOLERANCE = 2.0**-16  # Entries that differ from the largest by at most this share count as equally large.
+_TOLERANCE = 2.0**-16  # Entries that differ from the largest entry by at most this share count as equally large.
 _DECIDING_ROLES = (
     "gain",
     "weight",
@@ -28,21 +28,20 @@ _DECIDING_ROLES = (
 def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Choose all signs; return the tensors and the signs (member, value).
 
-    The first tensor with a sign that is not 0 decides it: a gain, then a row of weights, then biases and other tensors.
-    The largest entry of the deciding tensor becomes positive. If several entries are equally large, the sum of their
-    signs decides, then the
-    sum of all entries, then the sum of their cubes.
+    The first tensor that the sign multiplies and that is not 0 decides the sign: a gain, then a row of weights, then
+    biases and other tensors. The largest entry of the deciding tensor becomes positive. If several entries are equally
+    large, the sum of their signs decides, then the sum of all entries, then the sum of their cubes.
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (member, *shape). Only tensors with signs are needed.
+        params: parameters, name -> (member, *shape). Tensors that no sign multiplies may be missing.
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
         UsageError: the tensors have no member axis.
     """
     tensors, signs, waiting = dict(params), dict[str, Tensor](), dict(table.signs)
-    members = count_stacked(table, params) if params else 0
+    members = count_stacked_members(table, params) if params else 0
     while waiting:
         sign, deciding_tensors = _next_sign(table, waiting)
         del waiting[sign.name]
@@ -60,29 +59,34 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
     return tensors, {name: signs[name] for name in table.signs}
 
 
-def _next_sign(table: Table, waiting: Mapping[str, Sign]) -> tuple[Sign, list[tuple[str, Power]]]:
+def _next_sign(table: Table, undecided_signs: Mapping[str, Sign]) -> tuple[Sign, list[tuple[str, Power]]]:
     """Return the sign to choose next, and the tensors that have this sign but no other sign that is still to be
     chosen."""
-    found = {name: sorted(_deciding_tensors(table, name, waiting), key=lambda item: item[0]) for name in waiting}
-    name = min(waiting, key=lambda name: found[name][0][0] if found[name] else len(_DECIDING_ROLES) + 1)
-    return waiting[name], [(tensor, power) for _, tensor, power in found[name]]
+    found = {
+        name: sorted(_deciding_tensors(table, name, undecided_signs), key=lambda item: item[0])
+        for name in undecided_signs
+    }
+    name = min(undecided_signs, key=lambda name: found[name][0][0] if found[name] else len(_DECIDING_ROLES) + 1)
+    return undecided_signs[name], [(tensor, power) for _, tensor, power in found[name]]
 
 
-def _deciding_tensors(table: Table, name: str, waiting: Mapping[str, Sign]) -> Iterator[tuple[float, str, Power]]:
+def _deciding_tensors(
+    table: Table, sign_name: str, undecided_signs: Mapping[str, Sign]
+) -> Iterator[tuple[float, str, Power]]:
     """Yield (rank, tensor, power) of the tensors that can decide a sign."""
     rows = {writer for group in table.groups.values() for writer in group.writers}
     for tensor, axes in table.tensors.items():
-        powers = [power for power in axes.signs if power.scale in waiting]
-        if len(powers) == 1 and powers[0].scale == name and not powers[0].within:
+        powers = [power for power in axes.signs if power.scale in undecided_signs]
+        if len(powers) == 1 and powers[0].scale == sign_name and not powers[0].within:
             rank = float(_DECIDING_ROLES.index(axes.role) if axes.role in _DECIDING_ROLES else len(_DECIDING_ROLES))
             is_column = axes.role == "weight" and (tensor, powers[0].axis) not in rows
             yield rank + 0.5 * is_column, tensor, powers[0]
 
 
-def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, size: int) -> Tensor:
+def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, value_count: int) -> Tensor:
     """Return for each value of a sign the sign that makes its entries positive, (member, value); 0: undecided."""
     part = tensor.narrow(power.axis + 1, power.offset, power.length).movedim(power.axis + 1, 1).double()
-    rows = part.reshape(len(tensor), size, prod(part.shape[1:]) // size)
+    rows = part.reshape(len(tensor), value_count, prod(part.shape[1:]) // value_count)
     magnitudes = rows.abs()
     largest = magnitudes.amax(-1, keepdim=True)
     result = torch.zeros_like(largest[..., 0])

@@ -1,8 +1,8 @@
 """The slice of a unit: the entries of a tensor that belong to the unit, in an order that no permutation changes.
 
-The entries are in the order of the units on the other axes of the tensor, if these are sorted. If the units on another
-axis are not sorted yet, each entry has a label. Entries with different labels are in order; the order of entries with
-equal labels is not known yet.
+The entries are in the order of the units on the other axes of the tensor, if the other axes are sorted. If the units on
+another axis are not sorted yet, each entry has a label. Entries with different labels are in order; the order of
+entries with equal labels is not known yet.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Placement:
 
 @dataclass
 class Members:
-    """Stacked members, and the order of their units as far as it is known.
+    """Stacked members, and the order of the units that are sorted so far.
 
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape).
-        free: the groups to sort. All other groups stay as they are.
+        free: the groups to sort. Units of all other groups keep their order.
         order: group -> (member, unit), permutations of the groups sorted so far.
         inner: group -> (member, unit), permutations inside blocks, for groups whose blocks are not sorted yet.
-        tolerance: largest difference of equal values, as a share of the larger one, see `number_close_values`; 0:
-            values are equal only bit for bit.
+        tolerance: largest difference of values that count as equal, as a share of the larger value, see
+            `number_close_values`; 0: values are equal only bit for bit.
     """
 
     table: Table
@@ -74,16 +74,16 @@ class Members:
         """Return whether the units of a group have their final places."""
         return group not in self.free or group in self.order
 
-    def set_order_in_blocks(self, turn: Sequence[str], name: str, inner: Tensor) -> None:
-        """Set the order of a group's units inside its blocks; groups of the turn inside these units move with them.
+    def set_order_in_blocks(self, turn: Sequence[str], group_name: str, inner: Tensor) -> None:
+        """Set the order of a group's units inside its blocks; groups of the turn inside the units move with the units.
 
         Args:
             turn: groups that are sorted together, movers first.
-            name: name of the group whose units are ordered.
+            group_name: name of the group whose units are ordered.
             inner: (member, unit), a permutation that leaves the blocks in place.
         """
-        self.inner[name] = inner
-        for held in turn[turn.index(name) + 1 :]:
+        self.inner[group_name] = inner
+        for held in turn[turn.index(group_name) + 1 :]:
             self.inner[held] = permute_blocks(self.inner[held], inner)
 
     def move_blocks(self, turn: Sequence[str]) -> None:
@@ -162,7 +162,7 @@ class Slices:
     """The slices of units along one axis of a tensor.
 
     Args:
-        members: the stacked members, with the order of their units as far as it is known.
+        members: the stacked members, with the order of the units that are sorted so far.
         placement: the axis.
         summed_axes: number of last axes of the tensor that were summed over.
     """
@@ -182,19 +182,20 @@ class Slices:
     def __len__(self) -> int:
         return prod(self.shape)
 
-    def entries(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return the flat positions in the tensor of entries start to stop of slices, (unit, entry).
+    def entries(self, members: Tensor, units: Tensor, first_entry: int = 0, end_entry: int | None = None) -> Tensor:
+        """Return the flat positions in the tensor of the slices' entries from `first_entry` to before `end_entry`,
+        (unit, entry).
 
         Args:
             members: (unit), index of the member that each unit belongs to.
             units: (unit), index of each unit in its group.
         """
         device = members.device
-        if stop is None:
+        if end_entry is None:
             rank, size = len(self.shape), len(self)
             indices = [torch.arange(n, device=device).view(-1, *[1] * (rank - i - 1)) for i, n in enumerate(self.shape)]
         else:
-            size, rest, indices = stop - start, torch.arange(start, stop, device=device), []
+            size, rest, indices = end_entry - first_entry, torch.arange(first_entry, end_entry, device=device), []
             for n in reversed(self.shape):
                 indices.insert(0, rest % n)
                 rest = rest.div(n, rounding_mode="floor")
@@ -211,21 +212,21 @@ class Slices:
             result = result * n + at
         return result.expand(len(members), *result.shape[1:]).reshape(len(members), size)
 
-    def codes(self, members: Tensor, units: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+    def codes(self, members: Tensor, units: Tensor, first_entry: int = 0, end_entry: int | None = None) -> Tensor:
         """Return numbers for the entries of slices, (unit, entry): whole numbers, floats if there is a tolerance.
 
         A larger number means a smaller value.
         """
         tensor = self.members.params[self.placement.tensor]
-        values = tensor.reshape(-1)[self.entries(members, units, start, stop)]
+        values = tensor.reshape(-1)[self.entries(members, units, first_entry, end_entry)]
         return -self._add_eps(values) if self.members.tolerance else ~ordered_bits(values)
 
     def _add_eps(self, values: Tensor) -> Tensor:
-        """Return values in float64, plus the eps if the tensor is a running variance."""
+        """Return values in float64. The eps of the norm is added to a running variance."""
         return values.double() + self.axes.shift
 
-    def differ(self, members: Tensor, units: Tensor, others: Tensor) -> Tensor:
-        """Return whether the slices of units differ from those of other units of the same members, (unit)."""
+    def differ(self, members: Tensor, units: Tensor, other_units: Tensor) -> Tensor:
+        """Return whether the slices of units differ from the slices of other units of the same members, (unit)."""
         tensor, move = self.members.params[self.placement.tensor], self.move
         result = torch.empty(len(units), dtype=torch.bool, device=units.device)
         step = max(1, _ENTRIES_AT_ONCE // len(self))
@@ -234,7 +235,7 @@ class Slices:
             rows = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
             rows = rows.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
         for start in range(0, len(units), step):
-            m, u, v = (x[start : start + step] for x in (members, units, others))
+            m, u, v = (x[start : start + step] for x in (members, units, other_units))
             if self.members.tolerance:
                 codes, other_codes = (
                     self.codes(m, x) if move.within else self._add_eps(rows[m, x]).flatten(1) for x in (u, v)
@@ -265,7 +266,7 @@ class Slices:
     def _positions_on_other_axis(
         self, axis: int, member_index: Tensor, unit_index: Tensor, row: Tensor, index: Tensor
     ) -> Tensor:
-        """Return the positions of a slice's entries on another axis, before that axis is permuted."""
+        """Return the positions of a slice's entries on one of the tensor's other axes, before the axis is permuted."""
         order, move = self._others[axis]
         rows = self.axes.shape[0]
         if self.move.within and axis == 0:
@@ -279,8 +280,8 @@ class Slices:
         return order[member_index, block, index] % self.axes.shape[1]
 
     def _order_on_axis(self, axis: int) -> tuple[Tensor | None, Move | None]:
-        """Return the order of entries of another axis, (member, entry) or (member, block, entry); None if they keep
-        their order."""
+        """Return the order of entries on one of the tensor's other axes, (member, entry) or (member, block, entry);
+        None if the entries keep their order."""
         moves = [m for m in self.axes.moves if m.axis == axis and m.group in self.members.order]
         if not moves:
             return None, None

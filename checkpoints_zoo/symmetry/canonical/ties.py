@@ -41,7 +41,7 @@ class Cells:
         return Cells(self.unit[is_selected], self.member[is_selected], self.cell[is_selected], self.place[is_selected])
 
     def concatenate(self, other_cells: Cells) -> Cells:
-        """Return one object with these cells and the cells of another object."""
+        """Append the cells of another object to the cells of this object; return one new object."""
         after = other_cells.cell + int(self.cell[-1]) + 1 if len(self) else other_cells.cell
         pairs = (
             (self.unit, other_cells.unit),
@@ -109,8 +109,8 @@ def are_alone(cells: Cells) -> Tensor:
 def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> Tensor:
     """Break ties by the slices of units, and write the order; return whether a member has ties left, (member).
 
-    Slices with a known order of entries come first, then slices whose entries are sorted because their order is not
-    known yet. Units that can swap places without a change of any tensor count as ordered.
+    Slices with a known order of entries come first, then slices whose entries have no known order and are therefore
+    sorted. Units that can swap places without a change of any tensor count as ordered.
 
     Args:
         cells: cells of two or more units.
@@ -123,12 +123,12 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         if slices.labels is not None:
             unordered.append(slices)
             continue
-        cells = _split_by(slices, cells, 0, min(_FIRST_ENTRIES, len(slices)), order)
+        cells = _split_cells_by_entries(slices, cells, 0, min(_FIRST_ENTRIES, len(slices)), order)
         if not len(cells):
             return has_open_tie
         # Most of the remaining units have equal slices, dead units for instance.
         differs = _has_different_slices([slices], cells)
-        others = _split_by(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
+        others = _split_cells_by_entries(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
         cells = cells.select(~differs).concatenate(others)
         if not len(cells):
             return has_open_tie
@@ -143,14 +143,15 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
     return has_open_tie
 
 
-def _split_by(slices: Slices, cells: Cells, start: int, stop: int, order: Tensor) -> Cells:
-    """Split cells by entries start to stop of slices; return the cells with ties left."""
+def _split_cells_by_entries(slices: Slices, cells: Cells, first_entry: int, end_entry: int, order: Tensor) -> Cells:
+    """Split cells by the entries of slices from `first_entry` to before `end_entry`; return the cells with ties
+    left."""
     width = _FIRST_ENTRIES
-    while start < stop and len(cells):
-        chunk_stop = min(start + max(1, min(width, _CODES_AT_ONCE // len(cells))), stop)
-        cells.split(slices.codes(cells.member, cells.unit, start, chunk_stop), slices.members.tolerance)
+    while first_entry < end_entry and len(cells):
+        chunk_stop = min(first_entry + max(1, min(width, _CODES_AT_ONCE // len(cells))), end_entry)
+        cells.split(slices.codes(cells.member, cells.unit, first_entry, chunk_stop), slices.members.tolerance)
         cells = _write_order(cells, order)
-        start, width = chunk_stop, width * 16
+        first_entry, width = chunk_stop, width * 16
     return cells
 
 

@@ -1,7 +1,8 @@
 """Rules of operations on entries: activations, arithmetic, pooling, sums.
 
 An activation r with r(sx) = s r(x) for all s > 0 keeps the scale. Any other activation fixes the scale at 1. Sums and
-products join the units of their arguments. A sum also gives both arguments one scale; in a product the scales multiply.
+products join the units of their arguments. A sum also gives both arguments one scale; the scale of a product is the
+product of both scales.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def clamp(step: Step, x: Labelled, min: Any = None, max: Any = None, **named: An
 
 
 def threshold(step: Step, x: Labelled, threshold: float, value: float, inplace: bool = False) -> Labelled:
-    """Rule of threshold: keep the scale if both numbers are zero, as in relu; else fix the scale."""
+    """Rule of threshold: keep the scale if the threshold and the value are zero, as in relu; in all other cases fix the
+    scale."""
     return homogeneous(step, x) if threshold == value == 0 else pointwise(step, x)
 
 
@@ -175,7 +177,7 @@ def raise_to(step: Step, x: Labelled, exponent: Any) -> Labelled:
     )
 
 
-def power_of(exponent: float) -> Callable[..., Labelled]:
+def power_rule(exponent: float) -> Callable[..., Labelled]:
     """Return the rule of a function that raises to a fixed power."""
 
     def rule(step: Step, x: Labelled) -> Labelled:

@@ -1,8 +1,8 @@
 """Labels of the axes of a traced network: runs of units that one permutation moves, with their scales.
 
 An axis is a sequence of segments. One permutation moves the units of a segment (`Space`), and a product of powers of
-factors multiplies its entries (see `scales`). If two axes are joined, or one is pinned, their spaces change at once. As
-in union-find, a joined space refers to the space that replaces it.
+factors multiplies its entries (see `scales`). If two axes are joined, or an axis is pinned, the spaces of the axes
+change at once. As in union-find, a joined space refers to the space that replaces it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Space:
 
     Args:
         size: number of units.
-        serial: serial number. If two spaces are joined, the older one stays.
+        serial: serial number. If two spaces are joined, the older space stays.
         name: name of the layer that opened the space.
         pinned: whether the units must keep their order.
         blocks: the space whose units are blocks of equally many consecutive units of this space; None: no blocks.
@@ -62,7 +62,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of size * span entries of an axis: each unit of the space spans `span` consecutive entries."""
+    """A run of consecutive entries of an axis: `span` entries for each unit of one space, all multiplied by one product
+    of factors."""
 
     space: Space
     span: int
@@ -158,7 +159,8 @@ def cut_axis(axis: Axis, position: int) -> tuple[Axis, Axis]:
 
 
 def _cut_segment(segment: Segment, position: int) -> tuple[Segment, Segment]:
-    """Cut a segment before its entry `position`; return both parts. Its space is cut in all other segments too."""
+    """Cut a segment before its entry `position`; return both parts. The space of the segment is cut in all other
+    segments too."""
     space, units = segment.space, Fraction(position, segment.span)
     if units.denominator > 1 and space.pinned:
         equate_products(segment.scale, {})
@@ -203,28 +205,37 @@ def _segment_ends(axis: Axis) -> set[int]:
     return set(accumulate(segment.length for segment in resolve_axis(axis)))
 
 
-def _join_segments(a: Segment, b: Segment) -> None:
-    (a,), (b,) = resolve_axis((a,)), resolve_axis((b,))  # The join of an earlier pair may have replaced these segments.
-    if a.space is b.space and a.span == b.span:
+def _join_segments(segment: Segment, other_segment: Segment) -> None:
+    (segment,), (other_segment,) = (
+        resolve_axis((segment,)),
+        resolve_axis((other_segment,)),
+    )  # The join of an earlier pair may have replaced these segments.
+    if segment.space is other_segment.space and segment.span == other_segment.span:
         return
-    pinned = a.space.pinned or b.space.pinned
+    pinned = segment.space.pinned or other_segment.space.pinned
     if pinned:
-        pin_space(a.space)
-        pin_space(b.space)
-    if a.span == b.span:
-        old, new = sorted((a.space, b.space), key=lambda s: s.serial)
+        pin_space(segment.space)
+        pin_space(other_segment.space)
+    if segment.span == other_segment.span:
+        old, new = sorted((segment.space, other_segment.space), key=lambda s: s.serial)
         if new.blocks is not None and not pinned:
             assign_blocks(old, new.blocks)
         new.replaced_by = (Segment(old, 1, {}),)
     else:
-        new, old = (a.space, b.space) if a.span < b.span else (b.space, a.space)
-        span = Fraction(max(a.span, b.span), min(a.span, b.span))
+        new, old = (
+            (segment.space, other_segment.space)
+            if segment.span < other_segment.span
+            else (other_segment.space, segment.space)
+        )
+        span = Fraction(max(segment.span, other_segment.span), min(segment.span, other_segment.span))
         if pinned and span.denominator > 1:
-            equate_products(a.scale, {})
-            equate_products(b.scale, {})
+            equate_products(segment.scale, {})
+            equate_products(other_segment.scale, {})
             return
         if span.denominator > 1 or ((new.blocks or new.is_blocks) and not pinned):
-            raise IncompatibleAxes(f"units of {new.label!r} and {old.label!r} that span {a.span} and {b.span} entries")
+            raise IncompatibleAxes(
+                f"units of {new.label!r} and {old.label!r} that span {segment.span} and {other_segment.span} entries"
+            )
         new.replaced_by = (Segment(old, int(span), {}),)
     old.stream |= new.stream
     old.is_blocks |= new.is_blocks
@@ -232,31 +243,31 @@ def _join_segments(a: Segment, b: Segment) -> None:
 
 
 def current_space(space: Space) -> Space:
-    """Return the space that replaces a space now; a pinned space if it was cut."""
+    """Return the space that replaces a joined space; a pinned space if the space was cut."""
     segments = resolve_axis((Segment(space, 1, {}),))
     is_uncut = len(segments) == 1 and segments[0].span == 1
     return segments[0].space if is_uncut else Space(space.size, space.serial, space.name, pinned=True)
 
 
-def split_into_blocks(space: Space, count: int) -> Space:
-    """Split a space into `count` blocks that move as wholes; return the space of the blocks.
+def split_into_blocks(space: Space, block_count: int) -> Space:
+    """Split a space into `block_count` blocks that move as wholes; return the space of the blocks.
 
     Raises:
-        IncompatibleAxes: the space has other blocks, which do not nest with these.
+        IncompatibleAxes: the space has other blocks already, and they do not nest with the new blocks.
     """
     space = current_space(space)
-    if count == space.size:
+    if block_count == space.size:
         return space
-    if space.size % count:
-        raise IncompatibleAxes(f"a split of the {space.size} units of {space.label!r} into {count} equal blocks")
+    if space.size % block_count:
+        raise IncompatibleAxes(f"a split of the {space.size} units of {space.label!r} into {block_count} equal blocks")
     outer = None if space.blocks is None else current_space(space.blocks)
-    if outer is not None and outer.size >= count:
-        if outer.size % count:
+    if outer is not None and outer.size >= block_count:
+        if outer.size % block_count:
             raise IncompatibleAxes(
-                f"{count} blocks of the units of {space.label!r}, which lie in {outer.size} blocks already"
+                f"{block_count} blocks of the units of {space.label!r}, which lie in {outer.size} blocks already"
             )
-        return split_into_blocks(outer, count)
-    inner = Space(count, space.serial, f"{space.label} blocks", space.pinned, is_blocks=True)
+        return split_into_blocks(outer, block_count)
+    inner = Space(block_count, space.serial, f"{space.label} blocks", space.pinned, is_blocks=True)
     if outer is not None:
         assign_blocks(inner, outer)
     space.blocks = inner
@@ -267,7 +278,7 @@ def assign_blocks(space: Space, blocks: Space) -> None:
     """Split a space into blocks that the units of another space move.
 
     Raises:
-        IncompatibleAxes: the space has other blocks, which do not nest with these.
+        IncompatibleAxes: the space has other blocks already, and they do not nest with the new blocks.
     """
     space, blocks = current_space(space), current_space(blocks)
     if space.blocks is None and space.size != blocks.size and space.size % blocks.size == 0:

@@ -1,7 +1,7 @@
 """Rules of layers with kernels and of norms. A kernel opens a permutation group and a scale on its output axis.
 
-Kernels are (out, in, *window), as in torch. The sum over inputs joins the input axis of a kernel with the axis that it
-reads; their scales are inverse to each other (Laurent et al. 2024, arXiv 2310.08287).
+Kernels are (out, in, *window), as in torch. The sum over inputs joins the input axis of a kernel with the axis that the
+kernel reads; the scales of both axes are inverse to each other (Laurent et al. 2024, arXiv 2310.08287).
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def matmul(step: Step, x: Labelled, y: Labelled) -> Labelled:
     return Labelled((*stack_axes, open_output(step, x.axes[-2]), open_output(step, y.axes[-1])))
 
 
-def _axis_or_none(axes: tuple[Axis, ...], i: int) -> Axis | None:
-    return axes[i] if -i <= len(axes) else None
+def _axis_or_none(axes: tuple[Axis, ...], index: int) -> Axis | None:
+    return axes[index] if -index <= len(axes) else None
 
 
 def _multiply_optional_axes(step: Step, first_axis: Axis | None, second_axis: Axis | None) -> Axis:
-    """Multiply two axes; one may be missing or have a single entry. Return the joint axis of both."""
+    """Multiply two axes, of which one may be missing or have a single entry; return the joint axis."""
     present_axes = [axis for axis in (first_axis, second_axis) if axis is not None]
     long_axes = [axis for axis in present_axes if axis_length(axis) > 1] or present_axes[-1:]
     for axis in present_axes:
@@ -132,15 +132,15 @@ def transposed_convolution(
     return Labelled((*x.axes[:channel], _add_bias(rows, bias, x.axes[:channel]), *places))
 
 
-def _add_bias(rows: Axis, bias: Labelled | None, other_axes: tuple[Axis, ...]) -> Axis:
+def _add_bias(output_axis: Axis, bias: Labelled | None, other_axes: tuple[Axis, ...]) -> Axis:
     """Add a bias to an output axis; return the axis. The bias is the same for all entries of the other axes, so these
     axes cannot scale."""
     if bias is None:
-        return resolve_axis(rows)
+        return resolve_axis(output_axis)
     bias.role = "bias"
     for axis in other_axes:
         pin_scale(axis)
-    return equate_axes(rows, bias.axes[0])
+    return equate_axes(output_axis, bias.axes[0])
 
 
 def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Axis:
@@ -153,7 +153,7 @@ def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> 
         pin_axis(inputs)
         assign_blocks(_single_space(step, weight.axes[0]), Space(groups, next(step.serials), "", pinned=True))
         return open_output(step, weight.axes[0])
-    assign_blocks(_single_space(step, weight.axes[0]), _blocks_of_axis(step, inputs, groups))
+    assign_blocks(_single_space(step, weight.axes[0]), _split_axis_into_blocks(step, inputs, groups))
     rows = resolve_axis(weight.axes[0])
     # The scale of an input channel is the scale of all rows of its block.
     spread = (Segment(rows[0].space, rows[0].span, multiply_products({}, segment.scale)),)
@@ -163,7 +163,7 @@ def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> 
 def _grouped_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Axis:
     """Return the output axis of a kernel in which each block of input channels writes one block of rows."""
     pin_axis(weight.axes[1])
-    blocks = _blocks_of_axis(step, inputs, groups)
+    blocks = _split_axis_into_blocks(step, inputs, groups)
     if weight.shape[0] == groups:
         for _ in join_axes(weight.axes[0], (Segment(blocks, 1, {}),)):
             pass
@@ -179,7 +179,7 @@ def _grouped_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Ax
     return open_output(step, weight.axes[0])
 
 
-def _blocks_of_axis(step: Step, inputs: Axis, groups: int) -> Space:
+def _split_axis_into_blocks(step: Step, inputs: Axis, groups: int) -> Space:
     """Split the units of an axis into blocks; return the space of the blocks."""
     (segment, *more) = resolve_axis(inputs)
     if all(s.space.pinned for s in (segment, *more)):
@@ -230,13 +230,13 @@ def apply_affine(step: Step, axis: Axis, gain: Labelled | None, *offsets: Labell
     return axis
 
 
-def _channel_axis(value: Labelled) -> Axis:
+def _channel_axis(norm_tensor: Labelled) -> Axis:
     """Return the channel axis of a tensor of a norm, (channel) or (1, channel, 1, 1)."""
-    if len(value.axes) == 1:
-        return value.axes[0]
-    for axis in (value.axes[0], *value.axes[2:]):
+    if len(norm_tensor.axes) == 1:
+        return norm_tensor.axes[0]
+    for axis in (norm_tensor.axes[0], *norm_tensor.axes[2:]):
         pin_scale(axis)
-    return value.axes[1]
+    return norm_tensor.axes[1]
 
 
 def batch_norm(
@@ -248,8 +248,8 @@ def batch_norm(
     variance: Labelled | None,
     eps: float,
 ) -> Labelled:
-    """Rule of batch norm: normalise channels (axis 1) by running statistics, or by batch statistics if there are
-    none."""
+    """Rule of batch norm: normalise channels (axis 1) by running statistics, or by batch statistics if there are no
+    running statistics."""
     for axis in (x.axes[0], *x.axes[2:]):
         pin_scale(axis)
     if mean is not None and variance is not None:
@@ -296,10 +296,10 @@ def group_norm(step: Step, x: Labelled, groups: int, gain: Labelled | None, offs
     return Labelled((x.axes[0], apply_affine(step, channels, gain, offset), *x.axes[2:]))
 
 
-def layer_norm(step: Step, x: Labelled, count: int, gain: Labelled | None, offset: Labelled | None) -> Labelled:
-    """Rule of layer norm (Ba et al. 2016): normalise over the last `count` axes together."""
+def layer_norm(step: Step, x: Labelled, axis_count: int, gain: Labelled | None, offset: Labelled | None) -> Labelled:
+    """Rule of layer norm (Ba et al. 2016): normalise over the last `axis_count` axes together."""
     rank = len(x.axes)
-    return axes_norm(step, x, range(rank - count, rank), gain, offset)
+    return axes_norm(step, x, range(rank - axis_count, rank), gain, offset)
 
 
 def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | None, offset: Labelled | None) -> Labelled:
@@ -307,7 +307,7 @@ def axes_norm(step: Step, x: Labelled, axes: Sequence[int], gain: Labelled | Non
 
     Args:
         axes: numbers of the axes, in rising order.
-        gain, offset: gain and offset of the norm, with the shape of these axes.
+        gain, offset: gain and offset of the norm, with the shape of the normalised axes.
     """
     if len(axes) > 1:
         for i in axes:

@@ -55,7 +55,7 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
     2.bias    1
     """
     if isinstance(network, str) and example is None:
-        return _table_of_name(network)
+        return _table_of_named_network(network)
     if not isinstance(network, nn.Module):
         expected = "a name without an example, or a module with one"
         raise UsageError("network", expected=expected, found=f"{network!r} with {type(example).__name__}"[:120])
@@ -65,45 +65,45 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
     return _table_of_module(network, tuple(x for x in examples if isinstance(x, Tensor)), type(network).__name__)
 
 
-def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], name: str) -> Table:
-    check_module(module, f"network {name}")
+def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], network_name: str) -> Table:
+    check_module(module, f"network {network_name}")
     states = module.state_dict(keep_vars=True)
     floats = next((t for t in states.values() if t.is_floating_point()), torch.zeros(()))
     moved = tuple(x.to(floats.device, floats.dtype if x.is_floating_point() else x.dtype) for x in examples)
-    return build_table(name, {n: tuple(t.shape) for n, t in states.items()}, trace_labels(module, moved))
+    return build_table(network_name, {n: tuple(t.shape) for n, t in states.items()}, trace_labels(module, moved))
 
 
-def _image_shape(name: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
+def _image_shape(collection: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the channels, height and width of the input images of a collection."""
     size, channels = preprocessing.get("size"), preprocessing.get("channels")
     shape = (channels, *size) if isinstance(size, list | tuple) else ()
     if len(shape) != 3 or not all(type(n) is int and 0 < n < 65_536 for n in shape):
         raise FormatError(
-            f"preprocessing of {name}",
+            f"preprocessing of {collection}",
             expected="channels, and a size of height and width",
             found=repr(preprocessing)[:80],
         )
     return shape
 
 
-def _table_of_name(name: str) -> Table:
-    if name in ARCHITECTURES:
-        return _table_of_architecture(name, name, {}, IMAGE_SHAPES[name])
-    description = select_members(name).description
-    image = _image_shape(name, description.preprocessing)
-    return _table_of_architecture(name, description.architecture, description.arguments, image)
+def _table_of_named_network(network_name: str) -> Table:
+    if network_name in ARCHITECTURES:
+        return _table_of_architecture(network_name, network_name, {}, IMAGE_SHAPES[network_name])
+    description = select_members(network_name).description
+    image = _image_shape(network_name, description.preprocessing)
+    return _table_of_architecture(network_name, description.architecture, description.arguments, image)
 
 
 def _table_of_architecture(
-    name: str, architecture: str, arguments: Mapping[str, Any], image_shape: tuple[int, ...]
+    network_name: str, architecture: str, arguments: Mapping[str, Any], image_shape: tuple[int, ...]
 ) -> Table:
     if architecture not in ARCHITECTURES:
         raise UsageError(
-            f"architecture {architecture!r} of {name}",
+            f"architecture {architecture!r} of {network_name}",
             expected=f"one that the package has ({', '.join(ARCHITECTURES)})",
             found="another",
             do="Give the module and an example of its inputs instead of the name",
         )
     with torch.device("meta"):
         module = build_architecture(architecture, **arguments)
-    return _table_of_module(module, (torch.zeros(2, *image_shape),), name)
+    return _table_of_module(module, (torch.zeros(2, *image_shape),), network_name)

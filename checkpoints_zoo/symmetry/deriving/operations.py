@@ -44,10 +44,10 @@ _NAMES_BY_RULE: dict[Rule, str] = {
     elementwise.multiply: "mul multiply",
     elementwise.divide: "div divide true_divide",
     elementwise.raise_to: "pow",
-    elementwise.power_of(2): "square",
-    elementwise.power_of(0.5): "sqrt",
-    elementwise.power_of(-0.5): "rsqrt",
-    elementwise.power_of(-1): "reciprocal",
+    elementwise.power_rule(2): "square",
+    elementwise.power_rule(0.5): "sqrt",
+    elementwise.power_rule(-0.5): "rsqrt",
+    elementwise.power_rule(-1): "reciprocal",
     elementwise.reduce_axes: "mean sum",
     elementwise.take_extreme: "amax amin",
     elementwise.pad: "pad",
@@ -150,7 +150,8 @@ ATTRIBUTE_RULES: dict[str, Rule] = {
 
 
 def layer_rule(layer: nn.Module) -> LayerRule | None:
-    """Return the rule of a layer: the rule of the class that defines its forward; None if there is none."""
+    """Return the rule of a layer, which is the rule of the class that defines the layer's `forward`; None if the class
+    has no rule."""
     layer_class = type(layer)
     for base in layer_class.__mro__:
         rule = LAYER_RULES.get(full_name(base))
@@ -167,15 +168,16 @@ def full_name(layer_class: type) -> str:
     return f"nn.{layer_class.__qualname__}" if is_in_torch else f"{layer_class.__module__}.{layer_class.__qualname__}"
 
 
-def _required_tensor(step: Step, tensor_of: TensorOf, name: str) -> Labelled:
-    value = tensor_of(name)
+def _required_tensor(step: Step, tensor_of: TensorOf, tensor_name: str) -> Labelled:
+    value = tensor_of(tensor_name)
     if value is None:
-        step.refuse(f"a {name} that is computed from other tensors")
+        step.refuse(f"a {tensor_name} that is computed from other tensors")
     return value
 
 
 def _rule_without_tensors(rule: Callable[..., Any], *options: Any) -> LayerRule:
-    """Turn the rule of a function into the rule of the layer (without tensors) that calls it; return the rule."""
+    """Turn the rule of a function into the rule of a layer without tensors that calls the function; return the layer's
+    rule."""
     return lambda step, layer, tensor_of, *x: rule(step, *x, *options)
 
 
@@ -231,9 +233,9 @@ def _channel_norm(step: Step, layer: Any, tensor_of: TensorOf, x: Labelled) -> L
     return _apply_activation(step, layer, layers.axes_norm(step, x, [1], tensor_of("weight"), tensor_of("bias")))
 
 
-def _apply_activation(step: Step, layer: Any, x: Labelled) -> Labelled:
+def _apply_activation(step: Step, norm: Any, x: Labelled) -> Labelled:
     """Apply the dropout and the activation that are part of some norms."""
-    for inner in (getattr(layer, "drop", None), getattr(layer, "act", None)):
+    for inner in (getattr(norm, "drop", None), getattr(norm, "act", None)):
         if inner is not None:
             rule = layer_rule(inner)
             if rule is None:

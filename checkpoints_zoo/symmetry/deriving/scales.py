@@ -1,9 +1,9 @@
 """Scale factors and signs of a traced network: vectors of unknown numbers, with equations between their products.
 
 A scale is a product of powers of factors. Each equation is linear in the logarithms of the factors, and replaces one
-factor by a product of others. The factors that remain can be chosen freely. The same holds for signs, whose powers
-count modulo 2. A product contains both kinds: since scales are positive, an equation of products is one equation of
-scales and one of signs.
+factor by a product of others. The factors that remain can be chosen freely. Signs have equations too, and the powers of
+signs count modulo 2. A product contains both kinds: since scales are positive, an equation of products is one equation
+of scales and one equation of signs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Factor:
         count: number of values of the factor.
         serial: serial number.
         name: name of the layer that opened the factor.
-        weak: whether there is no layer whose output is scaled by this factor alone. Equations replace weak factors
-            first.
+        weak: whether no layer has an output that this factor alone scales. Equations replace weak factors first.
         origin: (tensor name, axis) that the factor scales; None if the factor stands for a product of factors.
         norms: name of a layer that undoes the factor -> whether the layer undoes it exactly.
         writers: (serial number, tensor name, axis) of the tensors that the factor multiplies in the layer that opened
@@ -114,13 +113,13 @@ def _replace_factor(product: Product) -> None:
         factor.writers = sorted({*factor.writers, *replaced_factor.writers})
 
 
-def tie_values(factor: Factor, count: int) -> None:
-    """Make a factor constant on each of `count` equally long blocks of its run."""
-    factor.count = math.gcd(factor.count, count)
+def tie_values(factor: Factor, block_count: int) -> None:
+    """Make a factor constant on each of `block_count` equally long blocks of its run."""
+    factor.count = math.gcd(factor.count, block_count)
 
 
 def factor_of_part(factor: Factor, start: Fraction, stop: Fraction) -> Factor:
-    """Return the factor of a part of a run. Start and stop are fractions of the run."""
+    """Return the factor of a part of a run; `start` and `stop` are fractions of the run."""
     if stop - start == 1 or factor.count == 1:
         return factor
     if (factor.count * start).denominator > 1 or (factor.count * stop).denominator > 1:

@@ -53,7 +53,7 @@ def _fixed_view(step: Step, x: Labelled) -> Labelled:
 
 
 def _merge_axes(step: Step, axes: list[Axis]) -> Axis:
-    """Merge axes into one axis; the last one varies fastest."""
+    """Merge axes into one axis; the last of the merged axes varies fastest."""
     result = axes[0]
     for inner in axes[1:]:
         if axis_length(result) == 1 or axis_length(inner) == 1:
@@ -70,7 +70,7 @@ def _merge_axes(step: Step, axes: list[Axis]) -> Axis:
 
 
 def _split_axis(step: Step, axis: Axis, shape: list[int]) -> list[Axis]:
-    """Split an axis into axes of given lengths; the last one varies fastest."""
+    """Split an axis into axes of given lengths; the last of the new axes varies fastest."""
     long_axes = [i for i, size in enumerate(shape) if size > 1]
     if len(long_axes) <= 1:
         kept_index = long_axes[0] if long_axes else 0
@@ -165,8 +165,8 @@ def take_index(step: Step, x: Labelled, index: Any) -> Labelled:
     return Labelled((*axes, *rest))
 
 
-def _slice_axis(step: Step, axis: Axis, part: slice) -> Axis:
-    places = range(*part.indices(axis_length(axis)))
+def _slice_axis(step: Step, axis: Axis, entries: slice) -> Axis:
+    places = range(*entries.indices(axis_length(axis)))
     if len(places) == axis_length(axis):
         return axis
     if is_fixed(axis):

@@ -78,7 +78,7 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def _copied_data(tensors: Iterable[Tensor]) -> Iterator[None]:
     """While the `with` block runs, let tensors hold copies of their data, since some operations change data in place;
-    then restore it."""
+    then restore the original data."""
     data = {id(tensor): (tensor, tensor.data) for tensor in tensors}
     try:
         for tensor, original in data.values():
@@ -122,11 +122,11 @@ class _Tracer(Tracer):
 class _LabelInterpreter(fx.Interpreter):
     """Run a graph, and derive the label of each result from the labels of the arguments."""
 
-    def __init__(self, module: nn.Module, graph: fx.Graph, states: dict[str, Tensor]) -> None:
+    def __init__(self, module: nn.Module, graph: fx.Graph, state_tensors: dict[str, Tensor]) -> None:
         super().__init__(module, graph=graph)
         self.extra_traceback = False
         first = first_names(module)
-        self.state_names = {id(t): first[name] for name, t in states.items()}
+        self.state_names = {id(t): first[name] for name, t in state_tensors.items()}
         self.states: dict[int, Labelled] = {}
         self.labels: dict[fx.Node, Any] = {}
         self.serials: Iterator[int] = count()
@@ -182,7 +182,7 @@ class _LabelInterpreter(fx.Interpreter):
         return self.env[node] if self.labels[node] is None else self.labels[node]
 
     def _label_tensor(self, step: Step, tensor: Tensor) -> Labelled:
-        """Return the label of a parameter or buffer. Any tensor that is no parameter or buffer gets fixed axes."""
+        """Return the label of a parameter or buffer. A tensor that is no parameter or buffer gets fixed axes."""
         if id(tensor) not in self.state_names:
             return Labelled(tuple(step.fixed_axis(size) for size in tensor.shape))
         if id(tensor) not in self.states:
@@ -202,9 +202,9 @@ class _LabelInterpreter(fx.Interpreter):
             step.refuse("a layer with hooks, which may change what it computes")
         requested: set[str] = set()
 
-        def tensor_of(name: str) -> Labelled | None:
-            requested.add(name)
-            return self._label_tensor(step, tensors[name]) if name in tensors else None
+        def tensor_of(tensor_name: str) -> Labelled | None:
+            requested.add(tensor_name)
+            return self._label_tensor(step, tensors[tensor_name]) if tensor_name in tensors else None
 
         result = rule(step, layer, tensor_of, *arguments, **options)
         if unused_tensors := sorted(set(tensors) - requested):
@@ -309,15 +309,15 @@ def _layer_path(node: fx.Node) -> str:
     return str(path)
 
 
-def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Labelled]) -> Table:
+def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], labels_by_tensor: Mapping[str, Labelled]) -> Table:
     """Collect the groups and scales of all tensors; return the table.
 
     Args:
         network: name of the network.
         shapes: shapes of all tensors of the state dict, by name.
-        values: labels of the tensors that the trace used, by name.
+        labels_by_tensor: labels of the tensors that the trace used, by name.
     """
-    runs = {name: list(_placed_segments(values[name])) if name in values else [] for name in shapes}
+    runs = {name: list(_placed_segments(labels_by_tensor[name])) if name in labels_by_tensor else [] for name in shapes}
     segments = [run.segment for placed in runs.values() for run in placed]
     spaces = _unique_names(_movable_spaces(segment.space for segment in segments))
     for segment in segments:
@@ -326,11 +326,14 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
     factors = _unique_names(factor for segment in segments for factor in magnitudes_of(segment.scale))
     signs = _unique_names(factor for segment in segments for factor in signs_of(segment.scale))
     movers = {
-        f: spaces.get(mover) for segment in segments for f in segment.scale if (mover := _space_that_moves(f, segment))
+        f: spaces.get(mover)
+        for segment in segments
+        for f in segment.scale
+        if (mover := _space_moving_factor(f, segment))
     }
     tensors = {}
     for name, shape in shapes.items():
-        value = values.get(name, Labelled(()))
+        value = labels_by_tensor.get(name, Labelled(()))
         moves = [
             Move(run.axis, spaces[run.segment.space], run.offset, run.segment.span, run.within)
             for run in runs[name]
@@ -354,7 +357,7 @@ def build_table(network: str, shapes: Mapping[str, tuple[int, ...]], values: Map
             movers.get(f),
             all(f.norms.values()),
             tuple(f.norms),
-            _writers_of(f),
+            _sorted_writers(f),
         )
         for f, name in factors.items()
     }
@@ -371,9 +374,9 @@ class _PlacedSegment(NamedTuple):
     within: int
 
 
-def _placed_segments(value: Labelled) -> Iterator[_PlacedSegment]:
-    inner = value.within
-    for i, axis in enumerate(value.axes):
+def _placed_segments(tensor_label: Labelled) -> Iterator[_PlacedSegment]:
+    inner = tensor_label.within
+    for i, axis in enumerate(tensor_label.axes):
         blocks, inputs = inner if inner and i == 1 else (0, axis)
         offset = 0
         for segment in resolve_axis(inputs):
@@ -391,9 +394,9 @@ def _movable_spaces(spaces: Iterable[Space]) -> Iterator[Space]:
             outer = None if outer.blocks is None else current_space(outer.blocks)
 
 
-def _unique_names(items: Iterable[T]) -> dict[T, str]:
+def _unique_names(spaces_or_factors: Iterable[T]) -> dict[T, str]:
     """Name spaces or factors after their layers, in order of appearance; blocks come before the units inside them."""
-    ordered = sorted(set(items), key=lambda x: (x.serial, getattr(x, "size", 0)))
+    ordered = sorted(set(spaces_or_factors), key=lambda x: (x.serial, getattr(x, "size", 0)))
     names: dict[T, str] = {}
     used_names: set[str] = set()
     for x in ordered:
@@ -410,12 +413,12 @@ def _unique_names(items: Iterable[T]) -> dict[T, str]:
 def _tie_unless_moved(factor: Factor, segment: Segment) -> None:
     """Give a factor one value for all units, so that they can move, unless its values move with the units or their
     blocks."""
-    if _space_that_moves(factor, segment) is None and not segment.space.pinned:
+    if _space_moving_factor(factor, segment) is None and not segment.space.pinned:
         tie_values(factor, 1)
 
 
-def _space_that_moves(factor: Factor, segment: Segment) -> Space | None:
-    """Return the space whose permutation also moves the values of a factor; None if there is none."""
+def _space_moving_factor(factor: Factor, segment: Segment) -> Space | None:
+    """Return the space whose permutation also moves the values of a factor; None if there is no such space."""
     space: Space | None = segment.space
     while space is not None and factor.count > 1:
         if factor.count % space.size == 0:
@@ -424,12 +427,12 @@ def _space_that_moves(factor: Factor, segment: Segment) -> Space | None:
     return None
 
 
-def _make_group(name: str, space: Space, spaces: Mapping[Space, str]) -> Group:
+def _make_group(group_name: str, space: Space, space_names: Mapping[Space, str]) -> Group:
     outer = None if space.blocks is None else current_space(space.blocks)
-    writers = _writers_of(space)
-    blocks, mover = (1, None) if outer is None else (outer.size, spaces.get(outer))
-    return Group(name, space.size, blocks, mover, space.stream and len(writers) > 1, writers)
+    writers = _sorted_writers(space)
+    blocks, mover = (1, None) if outer is None else (outer.size, space_names.get(outer))
+    return Group(group_name, space.size, blocks, mover, space.stream and len(writers) > 1, writers)
 
 
-def _writers_of(space_or_factor: Space | Factor) -> tuple[tuple[str, int], ...]:
+def _sorted_writers(space_or_factor: Space | Factor) -> tuple[tuple[str, int], ...]:
     return tuple((tensor, axis) for _, tensor, axis in sorted(set(space_or_factor.writers)))

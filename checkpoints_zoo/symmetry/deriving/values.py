@@ -102,9 +102,9 @@ class Step:
         except IncompatibleAxes as problem:
             self.refuse(str(problem))
 
-    def fixed_axis(self, size: int) -> Axis:
+    def fixed_axis(self, entry_count: int) -> Axis:
         """Return an axis whose entries neither move nor scale."""
-        return (Segment(Space(size, next(self.serials), "", pinned=True), 1, {}),)
+        return (Segment(Space(entry_count, next(self.serials), "", pinned=True), 1, {}),)
 
     def label_state(self, shape: tuple[int, ...], state_name: str = "") -> Labelled:
         """Label a parameter or buffer before its first use: each axis has a new space, a new factor and a new sign."""
