@@ -232,7 +232,7 @@ def collections() -> dict[str, Listing]:
     >>> sorted(collections())[0]
     'convnet-digits'
     """
-    stamps = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json")))
+    stamps = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json"), key=lambda path: path.stem))
     return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
 
 
