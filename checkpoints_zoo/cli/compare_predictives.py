@@ -64,10 +64,10 @@ def _figures_table(comparison: PredictiveComparison) -> str:
 
 def _explanation_text(comparison: PredictiveComparison) -> str:
     first, second = comparison.members
-    data_text = (
+    sentence_start = (
         f"Measured now on {comparison.data.split(' ')[0]}, {comparison.inputs:,} inputs: the mean probabilities of"
     )
     intervals = "[ ]: 95 % jackknife intervals over the members of both."
     if all(x.low is None for x in comparison.figures.values()):
         intervals = "There are no intervals for fewer than 3 members, or if both sets share a member."
-    return f"{data_text} {first} members against those of {second}.\n{intervals}"
+    return f"{sentence_start} {first} members against those of {second}.\n{intervals}"

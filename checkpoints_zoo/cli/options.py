@@ -47,16 +47,17 @@ class Selection:
         """Select members as `zoo.load` does, without importing torch or pandas; return their manifest rows."""
         from checkpoints_zoo.sources.source import select_members
 
-        return select_members(**self._load_arguments())
+        arguments = self._load_arguments()
+        return select_members(arguments.pop("name"), **arguments)
 
-    def other_collection(self, name: str, source: str | None = None) -> Selection:
+    def other_collection(self, name: str, other_source: str | None = None) -> Selection:
         """Return a selection of all members of another collection of the same architecture.
 
         Args:
             name: name of the other collection.
-            source: source that has the collection; None for the source of this selection.
+            other_source: source that has the collection; None for the source of this selection.
         """
-        return Selection(name, None, None, None, None, source or self.source, self.architecture)
+        return Selection(name, None, None, None, None, other_source or self.source, self.architecture)
 
     def _load_arguments(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "architecture"}

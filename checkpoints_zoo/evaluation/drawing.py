@@ -125,8 +125,7 @@ def svg_element(draw_panel: Callable[[Axes], None], panel_name: str, panel_size:
 
     Letters stay text, not outlines. Colours of text, axes and grid are the page's CSS variables: --ink, --soft, --grid,
     --paper. The page writes the panel's title itself. If the panel has labels but no legend, a legend is added above
-    the
-    axes.
+    the axes.
 
     Args:
         draw_panel: function that draws the panel into matplotlib axes.

@@ -288,8 +288,7 @@ def _fit_limit(
     Args:
         means: size -> mean figure over ensembles of this size.
         residuals: size -> residual of each subset around the mean, (subset,). Subset i of a small size is part of
-            subset
-            i of a larger size, so that their residuals are correlated.
+            subset i of a larger size, so that their residuals are correlated.
         members: number of all members.
         all_members: figure of the ensemble of all members.
         error: the share of the error of `all_members` that does not depend on the means, in the figure's unit.

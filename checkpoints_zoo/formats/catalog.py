@@ -47,7 +47,7 @@ class Archives:
 
     @classmethod
     def from_json(cls, values: Any, path: Path) -> Archives:
-        """Read and check the catalog's JSON on archives; return the object.
+        """Read and check the part of the catalog's JSON that describes archives; return it as an object.
 
         Raises:
             FormatError: a key of the JSON object is missing, or its value has another type.
@@ -232,7 +232,7 @@ def collections() -> dict[str, Listing]:
     >>> sorted(collections())[0]
     'convnet-digits'
     """
-    stamps = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json")))
+    stamps = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json"), key=lambda path: path.stem))
     return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
 
 

@@ -94,9 +94,9 @@ def check_room(root: Path, needed_nbytes: int) -> None:
     Raises:
         StorageError: the disk has fewer free bytes than needed.
     """
-    if shortage := shortage_of_room(root, needed_nbytes):
+    if shortage_text := shortage_of_room(root, needed_nbytes):
         raise StorageError(
-            f"folder {root}", expected=f"room for {needed_nbytes:,} bytes", found=shortage,
+            f"folder {root}", expected=f"room for {needed_nbytes:,} bytes", found=shortage_text,
             do="Free some space, or give a folder on another disk", path=root,
         )  # fmt: skip
 

@@ -127,7 +127,7 @@ def choose_split(splits: Iterable[str], requested_split: str | None, data_name: 
     """Return the requested split of a place; without a request, return the only split, or "test".
 
     Args:
-        splits: the names of the place's splits.
+        splits: names of the splits of the images.
         requested_split: name of the requested split, or None.
         data_name: name of the data in error texts.
 

@@ -257,7 +257,7 @@ class DrawReader:
         self.buffers = [n for n, t in state.items() if n in self.shapes and not isinstance(t, nn.Parameter)]
         self.shared_buffers = self._check_buffers(buffers)
         self.order = self._check_order(order)
-        self._fitted_names: dict[tuple[str, ...], dict[str, str]] = {}
+        self._name_maps: dict[tuple[str, ...], dict[str, str]] = {}
 
     def _check_order(self, order: Iterable[str] | None) -> list[str] | None:
         if order is None or order == PARAMETERS:
@@ -306,14 +306,14 @@ class DrawReader:
         tensors = {name: _cpu_tensor(value, f"tensor {name!r} of draw {index}") for name, value in draw.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         key = tuple(shapes)
-        fitted_names = self._fitted_names.get(key)
-        if fitted_names is None or any(
-            shapes[n] != self.shapes.get(ours) for n, ours in fitted_names.items() if not is_counter(ours)
+        net_name_of_draw_name = self._name_maps.get(key)
+        if net_name_of_draw_name is None or any(
+            shapes[n] != self.shapes.get(ours) for n, ours in net_name_of_draw_name.items() if not is_counter(ours)
         ):
-            self._fitted_names[key] = self._fit_names(shapes, index)
-        return {ours: tensors[name] for name, ours in self._fitted_names[key].items() if not is_counter(ours)}
+            self._name_maps[key] = self._map_names(shapes, index)
+        return {ours: tensors[name] for name, ours in self._name_maps[key].items() if not is_counter(ours)}
 
-    def _fit_names(self, shapes: Mapping[str, Shape], index: int) -> dict[str, str]:
+    def _map_names(self, shapes: Mapping[str, Shape], index: int) -> dict[str, str]:
         """Map a draw's tensor names to the net's; a draw may lack buffers, and further names of tied tensors."""
         errors = []
         for names in self._name_sets:
@@ -459,7 +459,7 @@ class DrawWriter:
             self._write_shard()
 
     def _existing_columns(self, index: int) -> Row:
-        """Return the columns of a draw in the existing manifest, such as its figures."""
+        """Return the columns of a draw in the existing manifest that an import does not write, such as figures."""
         return (
             {n: v for n, v in self.existing[index].items() if n not in user_columns.IMPORT_COLUMNS}
             if index < len(self.existing)

@@ -179,7 +179,7 @@ def freeze_norms(network: nn.Module, architecture_name: str) -> None:
             )
 
 
-def _fit_posterior(posterior: Any, loader: Any, prior: str, architecture_name: str) -> None:
+def _fit_posterior(posterior: Any, loader: Any, prior_rule: str, architecture_name: str) -> None:
     """Fit laplace-torch's posterior in place.
 
     Raises:
@@ -196,7 +196,7 @@ def _fit_posterior(posterior: Any, loader: Any, prior: str, architecture_name: s
             found=str(error),
             do="Take laplace",
         ) from error
-    if prior == "evidence":
+    if prior_rule == "evidence":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="By default `link_approx`", category=UserWarning)  # not called
             posterior.optimize_prior_precision(

@@ -192,11 +192,11 @@ def log_posterior(problem: Problem) -> Callable[[Tensors, Batch], tuple[Tensor, 
     log_posterior_of_each = vmap(lambda params, batch: problem.log_posterior(params, batch)[0])
     architecture = problem.recipe.architecture
 
-    def sum_of_log_posteriors(params: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+    def sum_of_log_posteriors(stacked_params: Tensors, stacked_batches: Batch) -> tuple[Tensor, Tensor]:
         with explain_vmap_errors(
             architecture, "the runs", "Take swag, hmc or laplace, which run one network after another"
         ):
-            by_run = log_posterior_of_each(params, batch)
+            by_run = log_posterior_of_each(stacked_params, stacked_batches)
         return by_run.sum(), by_run
 
     return sum_of_log_posteriors

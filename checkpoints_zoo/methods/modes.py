@@ -58,8 +58,7 @@ def train_modes(
         device: device to train on.
         description: description of the members, for error texts.
         gradient: function that takes a recipe and seeds, and returns the function that computes a step's gradients;
-            None
-            for the recipe's function.
+            None for the recipe's function.
 
     Raises:
         UsageError: a training loss was not finite.

@@ -68,8 +68,7 @@ class Sghmc:
     """Stochastic-gradient Hamiltonian Monte Carlo.
 
     θ ← θ + h m, m ← (1 − friction) m + h ∇log p(θ) + N(0, 2 friction T), where both right sides have the θ and m of the
-    step before.
-    The step is explicit, and stable if lr · (largest curvature of the mean loss) < friction.
+    step before. The step is explicit, and stable if lr · (largest curvature of the mean loss) < friction.
 
     Args:
         lr: learning rate, N · h².

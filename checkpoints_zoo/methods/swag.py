@@ -22,12 +22,9 @@ class Swag:
 
     From each mode, SGD continues at a constant rate; torch-uncertainty's `SWAG` collects the weights after each epoch,
     and draws: mean + sqrt(scale) · (sqrt(variance) z + D y / sqrt(max_num_models - 1)), where y and z are standard
-    normal and D has the
-    deviations of the last weights from the mean so far (equation 1, where scale is 1/2). torch-uncertainty draws a new
-    y
-    for each tensor, so tensors are independent; in the paper all tensors share one y. Running statistics are estimated
-    anew
-    for each draw.
+    normal and D has the deviations of the last weights from the mean so far (equation 1, where scale is 1/2).
+    torch-uncertainty draws a new y for each tensor, so tensors are independent; in the paper all tensors share one y.
+    Running statistics are estimated anew for each draw.
 
     Args:
         lr: the constant learning rate.

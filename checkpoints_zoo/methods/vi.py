@@ -29,9 +29,8 @@ class MeanField:
     """The Gaussian with independent parameters that maximises E[log p(θ, labels)] + temperature · entropy.
 
     At temperature 1 this objective is the evidence lower bound of the problem's prior and likelihood; at lower
-    temperatures the
-    Gaussian is narrower (a cold posterior). Gradients are by reparameterisation, sticking the landing (Roeder et al.
-    2017). The optimizer is Adam with a rate that falls to 0 by a cosine.
+    temperatures the Gaussian is narrower (a cold posterior). Gradients are by reparameterisation, sticking the landing
+    (Roeder et al. 2017). The optimizer is Adam with a rate that falls to 0 by a cosine.
 
     Args:
         lr: Adam's learning rate in the first step, for means and for logs of standard deviations.

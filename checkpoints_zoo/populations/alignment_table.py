@@ -44,8 +44,7 @@ class Alignment(PrintedResult):
         transpositions: group -> number of transpositions (NoT) of the permutation that aligns each member, (member,).
         before, after: squared distance of each member to the reference before and after alignment, (member,); running
             statistics do not count. If the reference is the mean, `before` is to the mean of the stored members, and
-            `after` to the
-            mean of the aligned members.
+            `after` to the mean of the aligned members.
     """
 
     collection: str

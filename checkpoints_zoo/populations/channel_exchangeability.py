@@ -138,10 +138,9 @@ def check_layers(
     """Test stacked parameters as `corollary` tests a collection; return the p-values.
 
     The statistic is Pearson's. The null distribution of the statistic is simulated: with many units and few members,
-    counts are too
-    small for the chi-squared distribution. Ties between the statistic and simulated statistics are broken at random; so
-    p
-    is exactly uniform if channels are exchangeable, for any number of members, units and simulations.
+    counts are too small for the chi-squared distribution. Ties between the statistic and simulated statistics are
+    broken at random; so p is exactly uniform if channels are exchangeable, for any number of members, units and
+    simulations.
 
     Args:
         symmetry_table: symmetry table of the network.

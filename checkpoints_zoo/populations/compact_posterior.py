@@ -63,8 +63,7 @@ class Compact(PrintedResult):
         statistics_images: number of images that running statistics are estimated on.
         table: column ("members", "q_d", "q_r") -> row of `ROW_MEANINGS` -> Interval of the comparison with the ensemble
             of all members, to which the Gaussians were fitted; low and high are from a jackknife over members. The
-            column "members" has no row of
-            the mean's accuracy.
+            column "members" has no row of the mean's accuracy.
         held_out: column -> "agreement" and "total_variation" of Gaussians that are fitted to a random half of the
             members and compared with the ensemble of the other half (mean over the splits; 95 % of the splits lie
             between low and high).

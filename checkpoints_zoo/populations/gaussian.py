@@ -70,8 +70,7 @@ class Gaussian:
             levels: shares of weights that are set to 0, in 0..1, one share per network.
             by: rule that selects the kept weights. "sigma" keeps weights with the lowest standard deviations, as
                 the paper does; "snr" keeps weights with the largest |mean| / standard deviation (Blundell et al. 2015,
-                arXiv
-                1505.05424, section 5.1).
+                arXiv 1505.05424, section 5.1).
 
         Raises:
             UsageError: a level is out of its range, or the rule is unknown.

@@ -30,8 +30,7 @@ def unit_numbers(*sets: Collection) -> list[list[int]]:
 
     Rows with the method "independent", or without a method, are grouped by member: all snapshots of a member are one
     unit. Other rows are grouped by the column `run`; draws without a run are one unit. Members with the same content
-    hash are one unit. A
-    unit has the same number in all sets.
+    hash are one unit. A unit has the same number in all sets.
 
     >>> import checkpoints_zoo as zoo
     >>> unit_numbers(zoo.load("convnet-digits", n=3), zoo.load("convnet-digits", members="2-3"))
@@ -106,7 +105,8 @@ class Exchange:
     differ, one member of each unit takes part, drawn at random.
 
     Args:
-        positions: positions of the compared members in the joined sets; members of a unit are neighbours.
+        positions: positions of the compared members, counted over the first set, then over the second; members of one
+            unit are adjacent.
         first, second: number of exchanged units in each set.
         size: number of members in each unit.
     """

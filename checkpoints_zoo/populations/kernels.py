@@ -221,8 +221,7 @@ def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and all other members, without bias; return MMD² (choice), float64.
 
     The estimate is the mean of the kernel over pairs within each set (without pairs of a member with itself), minus
-    twice the
-    mean over pairs between the sets.
+    twice the mean over pairs between the sets.
 
     Args:
         kernel: values of the kernel, (member, member), symmetric.

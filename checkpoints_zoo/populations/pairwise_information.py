@@ -60,8 +60,7 @@ class Pairwise(PrintedResult):
         ids: ids of the members, in the order of the matrices.
         data, ood: names and fingerprints of the images, ood "" if there are none.
         inside, outside: matrices of the pairs' figures in and out of distribution; `outside` is None if there are no
-            images
-            out of distribution.
+            images out of distribution.
         figures: figure -> Interval by a jackknife over members, as pairs that share a member are not independent.
     """
 

@@ -393,7 +393,8 @@ def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tup
     """Return the files that are missing from a branch, and the files that it has.
 
     Raises:
-        UsageError: the branch has a shard of the same name with other bytes, which current readers of the repo need.
+        UsageError: the branch has a shard of the same name with other bytes; overwriting it would break
+            loads of the repo that are under way.
     """
     missing: list[File] = []
     present_files: list[File] = []

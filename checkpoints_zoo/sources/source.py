@@ -617,7 +617,7 @@ class ArchivedCollection:
         return cls(tuple(opened_archives), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
 
     def updated_rows(self, rows: pa.Table) -> pa.Table:
-        """Find rows that were selected by a predicted index; return them with their present locations.
+        """Return rows with the locations of their members in the archives, which were only predicted before.
 
         Raises:
             DamagedError: the file of a row turned out not to be a member.

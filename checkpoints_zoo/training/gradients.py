@@ -172,8 +172,7 @@ def uses_channels_last(recipe: Recipe, device: torch.device) -> bool:
     """Return whether a recipe's images and kernels have the memory format channels_last on a device.
 
     A CPU never gets this format: there the backward pass of a 1×1 convolution with a stride and fewer than 8 channels
-    writes
-    beyond its memory in this format (torch 2.15 with oneDNN).
+    writes beyond its memory in this format (torch 2.15 with oneDNN).
     """
     return recipe.channels_last and device.type != "cpu"
 

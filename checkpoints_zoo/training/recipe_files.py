@@ -34,8 +34,7 @@ def read_recipe(path_and_name: str) -> Recipe:
     """Run a user's file, and return the recipe that it defines.
 
     The file is code that is executed, so the user must trust it. The file defines `RECIPE` or `RECIPES`; with several
-    recipes
-    the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns a
+    recipes the name after the colon selects one. A recipe is a `Recipe`, or a function without arguments that returns a
     `Recipe`. The recipe's `build` may be a function of the file.
 
     Args:

@@ -54,7 +54,7 @@ def convnet_digits_varied() -> Recipe:
     return replace(
         convnet_digits(),
         name="convnet-digits-varied",
-        title="Small ReLU convnets without normalisation, trained with various settings, on handwritten digits",
+        title="Small ReLU convnets trained with various settings, on handwritten digits",
         snapshots=(1, 4, 12),
         storage="float16",
         stack_width=1,

@@ -191,7 +191,8 @@ def test_demo_in_json(populate: Callable[[int], Built], tmp_path: Path) -> None:
 def test_the_packages_own_collections() -> None:
     found = [x for x in values(run("list", "--format", "json")) if x["source"] == "embedded"]
     assert [(x["name"], x["members"], x["source"]) for x in found] == [
-        ("convnet-digits", 64, "embedded"), ("resnet8-digits", 16, "embedded"),
+        ("convnet-digits", 64, "embedded"), ("convnet-digits-varied", 60, "embedded"),
+        ("resnet8-digits", 16, "embedded"),
     ]  # fmt: skip
     for line in found:
         assert values(run("show", line["name"], "--format", "json"))["bytes"] == line["bytes"]

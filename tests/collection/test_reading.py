@@ -200,12 +200,12 @@ def test_names(tmp_path: Path) -> None:
     wanted = looped(built, [0, 1, 2, 3], FULL)
     for names in (["out.bias"], ["norm.running_var", "again.weight", "scale"], [], iter(["nothing"])):
         chosen = list(names)
-        assert_same(stack(located(built), dtype=FULL, names=chosen), {n: wanted[n] for n in chosen})
-        assert list(stack(located(built), names=chosen)) == chosen
+        assert_same(stack(located(built), dtype=FULL, tensor_names=chosen), {n: wanted[n] for n in chosen})
+        assert list(stack(located(built), tensor_names=chosen)) == chosen
     with pytest.raises(
         UsageError, match=r"^tensor 'fc': expected a name among order, norm.running_mean, norm.running_v"
     ):
-        stack(located(built), names=["fc"])
+        stack(located(built), tensor_names=["fc"])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64, torch.float8_e5m2, "float16", float])

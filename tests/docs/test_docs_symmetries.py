@@ -1,4 +1,4 @@
-"""The pages on symmetries cannot go stale: their code runs, their tables are computed again."""
+"""Pages on symmetries and learning on weights cannot go stale: their code runs, their tables are computed again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from docs.make.symmetries import fill_page, minimal_masses
 from tests.support.commands import run
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("symmetries.md", "architectures.md")
+PAGES = ("symmetries.md", "architectures.md", "learning-on-weights.md")
 RUNS = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
 
 

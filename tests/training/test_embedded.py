@@ -1,4 +1,4 @@
-"""What ships in the package: two collections, really trained, as large and as good as they are said to be."""
+"""What ships in the package: three collections, really trained, as large and as good as they are said to be."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.training.packing import layout_of
 from checkpoints_zoo.training.recipes import RECIPES
+from checkpoints_zoo.training.retrain import retrain
 
 ROOT = Path(zoo.__file__).parent / "embedded"
-COLLECTIONS = {"convnet-digits": (64, 0.965, torch.float32), "resnet8-digits": (16, 0.975, torch.float16)}
+COLLECTIONS = {
+    "convnet-digits": (64, 0.965, torch.float32),
+    "convnet-digits-varied": (60, 0.8, torch.float16),
+    "resnet8-digits": (16, 0.975, torch.float16),
+}
 
 
 def test_it_is_small_and_complete() -> None:
     paths = [p for p in ROOT.rglob("*") if p.is_file()]
-    assert sum(p.stat().st_size for p in paths) < 3_000_000
+    assert sum(p.stat().st_size for p in paths) < 4_000_000
     named = {f"shards/{n}/{p.name}" for n in COLLECTIONS for p in (ROOT / "shards" / n).iterdir()}
     assert named == {path for n in COLLECTIONS for path in zoo.load(n).rows.column("path").to_pylist()}
     assert len(paths) == len(named) + 2 * len(COLLECTIONS)
@@ -73,3 +78,27 @@ def test_ensemble_equals_a_loop_over_models(name: str, dtype: torch.dtype, toler
         looped = torch.stack([m.model(dtype=dtype)(inputs) for m in members])
         stacked = members.ensemble(dtype=dtype)(inputs)
     assert float((stacked - looped).abs().max()) <= tolerance * float(looped.abs().max())
+
+
+def test_varied_members_have_settings_of_their_own() -> None:
+    recipe = RECIPES["convnet-digits-varied"]()
+    members = zoo.load("convnet-digits-varied", snapshots=True)
+    rows = members.rows.to_pylist()
+    assert [(row["member"], row["epoch"]) for row in rows] == [(m, e) for m in range(60) for e in (1, 4, 12, 40)]
+    for row in rows:
+        assert {field: row[field] for field in recipe.varied} == {
+            field: getattr(recipe.of_member(row["member"]), field) for field in recipe.varied
+        }
+    accuracies = [row["test_accuracy"] for row in rows if row["final"]]
+    assert min(accuracies) < 0.6
+    assert max(accuracies) > 0.97
+    root = ROOT / "shards" / "convnet-digits-varied"
+    paths = [*root.iterdir(), *(ROOT / "manifests").glob("convnet-digits-varied.*")]
+    assert sum(path.stat().st_size for path in paths) < 2_000_000
+
+
+@pytest.mark.slow
+def test_varied_members_are_trained_again() -> None:
+    """Bit for bit where they were trained, on one thread; by accuracy elsewhere."""
+    results = retrain(zoo.load("convnet-digits-varied"), 2)
+    assert [(result.member, result.same) for result in results] == [(0, True), (30, True)]

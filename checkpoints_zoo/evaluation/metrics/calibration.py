@@ -118,8 +118,7 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = 
     """Bin the inputs by top probability, in equal widths, and return the bars of the diagram.
 
     A bin includes its lower edge; the last bin also includes its upper edge. Confidence and accuracy of an empty bin
-    are
-    NaN, which plots leave out.
+    are NaN, which plots leave out.
 
     Args:
         probs: (input, class) probabilities.
@@ -157,7 +156,8 @@ def _check_arguments(probs: Tensor, labels: Tensor, bins: int) -> None:
 
 
 def _equal_mass_errors(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
-    """Sum |outcomes - probabilities| over bins of equal mass, and return the mean over inputs, (column,) float64.
+    """Add up |sum of outcomes - probabilities in the bin| over bins of equal mass, and divide by the number of inputs;
+    return (column,) float64.
 
     Args:
         probabilities: (column, input) probabilities.

@@ -12,8 +12,7 @@ def agreement(probs: Tensor, others: Tensor, *, check: bool = True) -> Tensor:
     share, in [0, 1].
 
     Source: Izmailov et al., What are Bayesian neural network posteriors really like? (2021). If probabilities are
-    equal, the
-    first class counts.
+    equal, the first class counts.
 
     Args:
         probs, others: probabilities of both distributions, (input, class).

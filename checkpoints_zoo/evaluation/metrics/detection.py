@@ -19,11 +19,9 @@ CLOSE_TO_1 = 1 - 2**-10  # For a larger probability p, the difference 1 - p has 
 def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     """Subtract the largest probability of each input from 1, and return the (input,) scores, in [0, 1).
 
-    Source: Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples (2017). Where
-    the
-    largest probability is close to 1, the score is the sum of the other probabilities, so that inputs keep their order
-    also where
-    the largest probability rounds to 1.
+    Source of the score: Hendrycks & Gimpel, A baseline for detecting misclassified and out-of-distribution examples
+    (2017). Where the largest probability is close to 1, the score is the sum of the other probabilities, so that inputs
+    keep their order also where the largest probability rounds to 1.
 
     Args:
         probs: (input, class) probabilities; for an ensemble, the mean over its members.

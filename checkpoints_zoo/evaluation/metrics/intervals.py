@@ -51,10 +51,9 @@ class Interval:
 def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Interval:
     """Resample a figure that is a mean over members, and return the mean with its percentile interval.
 
-    Efron, Bootstrap methods: another look at the jackknife (1979). The variance of resampled means is too small
-    by (N - 1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by the ratio
-    of Student's quantile to the normal quantile. The interval is joined with an interval that is widened for a skewed
-    population (see
+    Efron, Bootstrap methods: another look at the jackknife (1979). The variance of resampled means is too small by (N -
+    1) / N, so their distances from the mean are multiplied by sqrt(N / (N - 1)), and by the ratio of Student's quantile
+    to the normal quantile. The interval is joined with an interval that is widened for a skewed population (see
     `skewness_half_widths`).
 
     Args:
@@ -210,16 +209,12 @@ def jackknife(
 
     The interval is the value on all members ± t sqrt((N - d) / d) s, where t is Student's quantile and s the standard
     deviation over subsets of N - d members: Shao & Wu, A general theory for jackknife variance estimation (1989), with
-    random subsets if there are
-    many. The interval estimates the mean figure of ensembles of N such members.
+    random subsets if there are many. The interval estimates the mean figure of ensembles of N such members.
 
     d is N/2, rounded down. A figure that changes in jumps, such as an accuracy, needs a number d of left-out members
-    that grows with N. In
-    simulated
-    populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and 2.8 times too wide with d = 1,
-    1.3 times with d = N/4, and right within 3 % with d = N/2. For smooth figures (NLL, Brier, mutual information) d
-    made
-    no difference.
+    that grows with N. In simulated populations of 16 and 64 members the interval for an ensemble's accuracy was 2.0 and
+    2.8 times too wide with d = 1, 1.3 times with d = N/4, and right within 3 % with d = N/2. For smooth figures (NLL,
+    Brier, mutual information) d made no difference.
 
     Args:
         figure: function that maps the (k,) positions of some members to (figure,) values, in any units.
@@ -278,10 +273,9 @@ def skewness_half_widths(quantile: float, influence: Tensor) -> tuple[Tensor, Te
     each.
 
     The widened interval reaches from centre - first * error to centre + second * error. The result is the union of
-    Student's
-    interval and the interval of Hall, On the removal of skewness by transformation (1992). If a tenth of the population
-    is far worse than the others, Hall's interval covers 95 to 97 % of simulated means of 32 to 64 members, Student's
-    interval 87 to 93 %.
+    Student's interval and the interval of Hall, On the removal of skewness by transformation (1992). If a tenth of the
+    population is far worse than the others, Hall's interval covers 95 to 97 % of simulated means of 32 to 64 members,
+    Student's interval 87 to 93 %.
 
     Args:
         quantile: Student's two-sided quantile for the number of members.

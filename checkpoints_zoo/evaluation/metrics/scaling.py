@@ -16,12 +16,10 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     """Fit the temperature T whose softmax(log_probs / T) gives the labels the least mean NLL; return T, float64.
 
     Source: Guo et al., On calibration of modern neural networks (2017). The NLL is convex in b = 1/T. The derivative of
-    the NLL is
-    the
-    mean of E_b[log p] - log p(label), where the expectation is over the scaled probabilities. Newton's method finds
-    the root; a step that would leave the bracket is replaced by bisection of log b. T is between 0.05 and 20: it is
-    0.05 if a lower T is always better (all inputs classified correctly), 20 if a higher T is always better, and 1 if
-    T does not matter (all probabilities equal).
+    the NLL is the mean of E_b[log p] - log p(label), where the expectation is over the scaled probabilities. Newton's
+    method finds the root; a step that would leave the bracket is replaced by bisection of log b. T is between 0.05 and
+    20: it is 0.05 if a lower T is always better (all inputs classified correctly), 20 if a higher T is always better,
+    and 1 if T does not matter (all probabilities equal).
 
     Args:
         log_probs: log probabilities (input, class), in nats; for an ensemble, the log of the members' mean

@@ -140,7 +140,7 @@ def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
 class Survey:
     """An origin read as a source: description and manifest rows of its members, with byte locations.
 
-    `files`: path -> member of members with their own files. `user_columns`: member -> columns from the user.
+    `files`: path -> id of the member that has this file to itself. `user_columns`: member -> columns from the user.
     """
 
     origin: Origin

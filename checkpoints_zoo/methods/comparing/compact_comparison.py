@@ -107,9 +107,8 @@ class CompactComparison:
         statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
         table: method ("hmc", "ensemble" or "vi") -> column ("sample", "q_d" or "q_r"; "q" for "vi") -> row of
             `ROW_TITLES` -> Interval. Agreement and total variation compare a prediction with the mean prediction of all
-            draws of HMC.
-            The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over chains, members
-            and fits of VI, joined.
+            draws of HMC. The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over
+            chains, members and fits of VI, joined.
         halves: column of "hmc" -> "agreement" and "total_variation" between one half of the chains and the draws of the
             other half of the chains (mean over the splits, and range of 95 % of the splits).
     """

@@ -181,8 +181,8 @@ class Uncertainty:
     def measure_curve(self, members: Collection) -> dict[str, Any]:
         """Measure a population's ensembles of all sizes; return the figures of all members, and their growth.
 
-        The result has JSON values: "figures" is figure -> estimate; "growth" is figure -> sizes, distances from the
-        limit, and the limit.
+        The result has JSON values: "figures" is figure -> estimate; "growth" is figure -> {"sizes",
+        "distances" from the limit, "limit", "first": the figure of single members}.
         """
         ood_images = self.ood_images
         report = evaluate(

@@ -91,7 +91,7 @@ class CellMeasurer:
     uncertainty: Uncertainty
 
     @cached_property
-    def _reference(self) -> str:
+    def _reference_hash(self) -> str:
         return content_hash(self.closeness.reference)
 
     def key(self, task: CellTask) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class CellMeasurer:
         if task.run is None:
             key |= {"subsets": self.closeness.subsets, "runs": [list(run) for run in task.mode.runs]}
         if task.measured == "closeness":
-            key |= {"reference": self._reference, "permutations": self.closeness.permutations}
+            key |= {"reference": self._reference_hash, "permutations": self.closeness.permutations}
         if task.measured == "uncertainty":
             ood_images = self.uncertainty.ood_images
             key |= {

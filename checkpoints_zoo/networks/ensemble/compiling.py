@@ -49,7 +49,7 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
         return None
     pairs = zip(traced_copy.modules(), untraced_copy.modules(), strict=True)
     if not all(_is_unchanged(vars(a), vars(b)) for a, b in pairs):
-        return None  # The module keeps state between calls, so that one trace does not describe the next call.
+        return None  # The call changed attributes of the module, so a trace may not hold for the next call.
     try:
         return ProgramBuilder(traced_copy, rank).build(graph)
     except UnknownOperation:

@@ -413,15 +413,15 @@ def is_single_threaded(device: str, weight_count: int) -> bool:
     return device == "cpu" and weight_count < _SMALL_MEMBER_ELEMENTS
 
 
-def count_pieces(device: str, batch_size: int, widest_bytes: int) -> int:
+def count_pieces(device: str, batch_size: int, bytes_per_input: int) -> int:
     """Return the number of pieces that a batch is cut into, so that a CPU's cache holds a member's activations.
 
     Args:
         device: type of the device.
         batch_size: number of inputs in the batch.
-        widest_bytes: number of bytes of the widest activation for one input.
+        bytes_per_input: number of bytes of one input's widest activation.
     """
-    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, widest_bytes))
+    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, bytes_per_input))
     return -(-batch_size // inputs_per_piece) if device == "cpu" and batch_size >= 2 * inputs_per_piece else 1
 
 

@@ -186,7 +186,7 @@ class TableBlock:
         header: names of the columns; the first column has the names of the rows.
         rows: rows of text cells; a row of one cell is a heading over the rows below it.
         caption: text that describes the content of the table.
-        words: positions of the columns whose cells are texts, not numbers.
+        words: positions of the columns that hold text, not numbers.
         sortable: whether a click on a column's header sorts the table.
     """
 
@@ -261,7 +261,7 @@ def number_table(
         header: names of the columns.
         rows: cells of text.
         caption: text that describes the content of the table.
-        words: positions of the columns whose cells are texts.
+        words: positions of the columns that hold text, not numbers.
     """
     more = f" The first {LARGEST_ROW_COUNT:,} of {len(rows):,} rows." if len(rows) > LARGEST_ROW_COUNT else ""
     return TableBlock(element_id, header, rows[:LARGEST_ROW_COUNT], (f"{caption}{more}",), words, sortable=True)

@@ -229,8 +229,8 @@ def tensor_shapes(architecture: str, /, **arguments: Any) -> dict[str, Shape]:
 
     Args:
         architecture: name of the architecture, a key of `KEY_MAPS`.
-        arguments: arguments of the architecture without `channels`: torch-uncertainty's networks have three, OptuNet
-            one.
+        arguments: arguments of the architecture, except `channels`, which is fixed: torch-uncertainty's networks take
+            3 channels, OptuNet takes 1.
     """
     return _UPSTREAM_NETS[architecture].shapes(**arguments)
 

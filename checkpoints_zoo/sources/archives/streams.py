@@ -114,10 +114,10 @@ class _ForwardReader:
 
     def read_exactly(self, offset: int, length: int) -> bytes:
         pieces, end = [self.buffer], offset + length - self.buffer_start
-        available = len(self.buffer)
-        while available < end:  # Read piece by piece, so that a false size in a header costs no memory.
-            pieces.append(self._read(min(PIECE_BYTES, end - available)))
-            available += len(pieces[-1])
+        available_bytes = len(self.buffer)
+        while available_bytes < end:  # Read piece by piece, so that a false size in a header costs no memory.
+            pieces.append(self._read(min(PIECE_BYTES, end - available_bytes)))
+            available_bytes += len(pieces[-1])
             if not pieces[-1]:
                 raise damage_error(self.name, offset, f"{length:,} bytes more", "the end of the tar: it is cut")
         self.buffer = b"".join(pieces)

@@ -104,7 +104,7 @@ class Matcher:
                     continue
                 groups_to_visit.discard(group)
                 visits += 1
-                for name in self._visit(products, group, permutations, norm_product):
+                for name in self._improve_group(products, group, permutations, norm_product):
                     groups_to_visit |= self._groups_to_revisit[name]
         return MemberMatch(permutations, sweeps, visits, not groups_to_visit)
 
@@ -112,7 +112,9 @@ class Matcher:
         """Return the inner product of the reference and a permuted network, in float64."""
         return self._reference.objective(params, permutations)
 
-    def _visit(self, products: Products, group: str, permutations: Permutations, norm_product: float) -> list[str]:
+    def _improve_group(
+        self, products: Products, group: str, permutations: Permutations, norm_product: float
+    ) -> list[str]:
         """Permute a group, and the groups whose blocks it moves, if that raises the objective; return the permuted
         groups."""
         best, gain = best_move(products, self._families, group, permutations)

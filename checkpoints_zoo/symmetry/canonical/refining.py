@@ -182,7 +182,7 @@ class Refining:
         present = colours[group_name]
         columns = [
             *_block_colours(self._member, group_name, colours),
-            *(slices.codes(colours) for slices in self._slices[group_name]),
+            *(slices.sorted_codes(colours) for slices in self._slices[group_name]),
         ]
         order = present.argsort(stable=True)
         cells = Cells(order, order, present[order], order)
@@ -231,7 +231,7 @@ class _CodedSlices:
             at += size
         self.others = [places.reshape(-1)[entries] for places in _units_on_other_axes(slices, starts)]
 
-    def codes(self, colours: Colours) -> Tensor:
+    def sorted_codes(self, colours: Colours) -> Tensor:
         """Return the slices of all units as sorted numbers, (unit, entry)."""
         result = self.base
         if self.others:
@@ -324,9 +324,9 @@ def _sort_by_colour(member: Members, turn: Sequence[str], colours: Colours) -> M
 def _compare_tensors(tensors: list[Tensor], other_tensors: list[Tensor], tolerance: float) -> int:
     """Compare two members by the first entry that differs; return 1 if `tensors` has the larger entry, -1 if the
     smaller, 0 if all entries are equal."""
-    for a, b in zip(tensors, other_tensors, strict=True):
-        is_different = ~are_close(a, b, tolerance) if tolerance else a != b
-        if bool(is_different.any()):
-            position = int(is_different.byte().argmax())
-            return 1 if bool(a[position] > b[position]) else -1
+    for tensor, other_tensor in zip(tensors, other_tensors, strict=True):
+        entries_differ = ~are_close(tensor, other_tensor, tolerance) if tolerance else tensor != other_tensor
+        if bool(entries_differ.any()):
+            position = int(entries_differ.byte().argmax())
+            return 1 if bool(tensor[position] > other_tensor[position]) else -1
     return 0

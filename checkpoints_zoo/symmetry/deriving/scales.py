@@ -114,7 +114,7 @@ def _replace_factor(product: Product) -> None:
 
 
 def tie_values(factor: Factor, block_count: int) -> None:
-    """Make a factor constant on each of `block_count` equally long blocks of its run."""
+    """Divide the entries that a factor scales into `block_count` equal blocks, and give each block one value."""
     factor.count = math.gcd(factor.count, block_count)
 
 
