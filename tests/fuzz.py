@@ -540,6 +540,18 @@ def run_case(report: Report, watch: Watch, label: str, kind: str, use: Callable[
         report.failures.append(f"{label}: {outcome}: {problem}")
 
 
+@contextlib.contextmanager
+def case_folders() -> Iterator[tuple[Path, Path]]:
+    """Make an empty folder for cases, and choose one for the caches of the Hub; yield both."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="zoo-fuzz-") as temporary:
+        folder = Path(temporary).resolve()
+        home = Path(os.environ.get("HF_HOME", folder / "home"))
+        # huggingface_hub has read its settings: copies of members must not get into the user's own cache.
+        constants.HF_ASSETS_CACHE, constants.HF_HUB_CACHE = str(home / "assets"), str(home / "hub")
+        yield folder, home
+
+
 def fuzz_files(report: Report, folder: Path, watch: Watch, count: int, seed: int, only: list[str]) -> None:
     """Run `count` cases of damaged files, target by target in turn."""
     targets = {name: target for name, target in FILES.items() if not only or name in only}
@@ -578,13 +590,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], choices=FILES, help="kinds of files; all by default")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     report = Report()
-    with tempfile.TemporaryDirectory(prefix="zoo-fuzz-") as temporary:
-        folder = Path(temporary).resolve()
-        home = Path(os.environ.get("HF_HOME", folder / "home"))
-        # huggingface_hub has read its settings: copies of members must not get into the user's own cache.
-        constants.HF_ASSETS_CACHE, constants.HF_HUB_CACHE = str(home / "assets"), str(home / "hub")
+    with case_folders() as (folder, home):
         watch = Watch(folder, home)
         fuzz_files(report, folder, watch, options.files, options.seed, options.only)
         fuzz_strings(report, folder, watch, options.strings, options.seed)

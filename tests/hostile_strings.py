@@ -19,7 +19,6 @@ import shutil
 import struct
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from click.testing import CliRunner
-from huggingface_hub import constants
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import BUG, main
@@ -43,6 +41,7 @@ from tests.fuzz import (
     SEEDS,
     Report,
     Watch,
+    case_folders,
     hostile,
     make_archive,
     make_checkpoints,
@@ -400,12 +399,8 @@ def run() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="share of all cases to run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     report = Report()
-    with tempfile.TemporaryDirectory(prefix="zoo-hostile-") as temporary:
-        folder = Path(temporary).resolve()
-        home = Path(os.environ.get("HF_HOME", folder / "home"))
-        constants.HF_ASSETS_CACHE, constants.HF_HUB_CACHE = str(home / "assets"), str(home / "hub")
+    with case_folders() as (folder, home):
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
         (folder / "inputs").mkdir()
         run_cases(report, folder, home, options.strings, options.seed, options.share)

@@ -283,7 +283,8 @@ def _mean_of_size(singles: Tensor, plan: Plan, subset_figures: Tensor) -> tuple[
 def _fit_limit(
     means: Mapping[int, float], residuals: Mapping[int, Tensor], members: int, all_members: float, error: float
 ) -> tuple[float, list[float]]:
-    """Extrapolate a figure beyond all members; return the limit, and the error of each size's distance from it.
+    """Extrapolate a figure beyond all members; return the limit, and for each size the error of the
+    figure's distance from the limit.
 
     Args:
         means: size -> mean figure over ensembles of this size.

@@ -160,7 +160,7 @@ def _check_input_size(preprocessing: Mapping[str, Any], description_path: Path) 
         )
 
 
-def check_keys(json_values: Any, kinds: Mapping[str, type], path: Path) -> dict[str, Any]:
+def check_keys(json_values: Any, required_types: Mapping[str, type], path: Path) -> dict[str, Any]:
     """Check the format version, the keys and the types of a JSON object; return the object without unknown keys.
 
     Raises:
@@ -182,13 +182,13 @@ def check_keys(json_values: Any, kinds: Mapping[str, type], path: Path) -> dict[
             do="Install a newer checkpoints-zoo",
             path=path,
         )
-    for key, kind in kinds.items():
+    for key, kind in required_types.items():
         if key not in json_values or type(json_values[key]) is not kind:
             value_text = reprlib.repr(json_values[key]) if key in json_values else "no such key"
             raise FormatError(
                 f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=value_text, path=path
             )
-    return {key: json_values[key] for key in kinds}
+    return {key: json_values[key] for key in required_types}
 
 
 def read_json(path: Path) -> Any:

@@ -61,29 +61,6 @@ _ALLOWED_TEXT = (
 _STATEMENT_TEMPLATES = {"where_clause": "SELECT 1 FROM rows WHERE {}", "select_list": "SELECT (\n{}\n) FROM rows"}
 
 
-def rows_where(table: pa.Table, condition: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Find the rows that meet a condition and return their positions, ascending.
-
-    Args:
-        table: Arrow table whose columns hold numbers, text, true or false, or times.
-        condition: an SQL expression that is true or false for each row.
-
-    Raises:
-        SelectionError: the condition is not one expression of columns, constants, plain operators and
-            `ALLOWED_FUNCTIONS`; or the condition names an unknown or empty column, can't be computed, or selects no
-            row.
-
-    >>> table = pa.table({"member": [0, 1, 2], "test_accuracy": [0.97, None, 0.98]})
-    >>> rows_where(table, "test_accuracy > 0.9 AND member < 2").tolist()
-    [0]
-    """
-    parsed = Condition.parse(condition)
-    is_met = parsed.is_met(table, table.schema)
-    if not is_met.any():
-        raise parsed.no_row_error(table)
-    return np.flatnonzero(is_met).astype(np.int64)
-
-
 @dataclass(frozen=True)
 class Condition:
     """A parsed and checked condition.
@@ -103,7 +80,15 @@ class Condition:
         """Parse and check a condition; return it.
 
         Raises:
-            SelectionError: the condition is not a single expression, or uses something that is not allowed.
+            SelectionError: the condition is not one expression of columns, constants, plain operators and
+                `ALLOWED_FUNCTIONS`.
+
+        >>> condition = Condition.parse("test_accuracy > 0.9 AND member < 2")
+        >>> condition.names
+        ('test_accuracy', 'member')
+        >>> table = pa.table({"member": [0, 1, 2], "test_accuracy": [0.97, None, 0.98]})
+        >>> condition.is_met(table, table.schema).tolist()
+        [True, False, False]
         """
         with _connect() as connection:
             statement, column_uses = _parse_and_check(connection, text)
@@ -213,18 +198,6 @@ def _integer_constant(node: dict[str, Any]) -> int | None:
     return value["value"] if is_integer else None
 
 
-def columns_in(condition: str) -> tuple[str, ...]:
-    """Return the names of the columns that a condition uses, in order, each once.
-
-    Raises:
-        SelectionError: the condition is not a single expression, or uses something that is not allowed.
-
-    >>> columns_in("test_accuracy > 0.9 AND seed IN (1, 2) AND test_accuracy < 1")
-    ('test_accuracy', 'seed')
-    """
-    return Condition.parse(condition).names
-
-
 def _condition_error(condition: str, expected: str, found: str, do: str = "") -> SelectionError:
     condition_text = condition if len(condition) <= 200 else f"{condition[:200]}…"
     return SelectionError(f"where {condition_text!r}", expected=expected, found=found, do=do)
@@ -261,7 +234,7 @@ def _parse_and_check(connection: DuckDBPyConnection, condition: str) -> tuple[An
     if re.search("[\0\ud800-\udfff]", condition):
         raise _condition_error(condition, _EXAMPLE_TEXT, "a NUL or half a surrogate pair")
     try:
-        (where_statement, tree), (select_statement, condition_trees) = (
+        (where_statement, tree), (select_statement, select_list_trees) = (
             _parse_in_template(connection, template_name, condition) for template_name in _STATEMENT_TEMPLATES
         )
         message = (
@@ -275,12 +248,12 @@ def _parse_and_check(connection: DuckDBPyConnection, condition: str) -> tuple[An
             # `offset` is the only column of the manifest whose name is a reserved word of SQL.
             do = 'Write the column "offset" with double quotes' if 'near "offset"' in message.lower() else ""
             raise _condition_error(condition, _EXAMPLE_TEXT, _shorten_message(message), do)
-        if condition_trees != [tree] or [where_statement, select_statement] != [
+        if select_list_trees != [tree] or [where_statement, select_statement] != [
             _parse_in_template(connection, template_name, "TRUE")[0] for template_name in _STATEMENT_TEMPLATES
         ]:
             found = "a parameter, a second statement, or a clause such as ORDER BY or LIMIT"
             raise _condition_error(condition, "one expression only", found)
-        select_statement["statements"][0]["node"]["select_list"] = condition_trees
+        select_statement["statements"][0]["node"]["select_list"] = select_list_trees
         return select_statement, list(_column_uses(tree, condition))
     except RecursionError:
         raise _condition_error(condition, f"at most {LARGEST_DEPTH} expressions inside each other", "more") from None

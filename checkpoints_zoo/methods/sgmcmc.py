@@ -29,7 +29,7 @@ class Sgld:
     """Stochastic-gradient Langevin dynamics, θ ← θ + ε ∇log p(θ) + N(0, 2 ε T).
 
     Args:
-        lr: learning rate, N · ε.
+        lr: learning rate: the step size ε times the number of training images.
         temperature: the temperature T.
         burn_in: discarded steps at the start; the first draw is taken `thinning` steps later.
         thinning: number of steps between two draws.

@@ -79,7 +79,8 @@ class Alignment(PrintedResult):
 
     @property
     def expected(self) -> float:
-        """Expected total of transpositions of random permutations: for n units, n − (1 + 1/2 + … + 1/n)."""
+        """Number of transpositions to expect of random permutations: n − (1 + 1/2 + … + 1/n) for n units, added up over
+        the groups."""
         return sum(size - sum(1 / k for k in range(1, size + 1)) for size in self.sizes.values())
 
     def rows(self) -> list[dict[str, Any]]:

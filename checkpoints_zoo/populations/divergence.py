@@ -96,7 +96,8 @@ def compare_pairs(
 
 
 class _PairSums:
-    """Squared distances and agreements of all pairs, added up over inputs."""
+    """For all pairs of members: squared distances of embedded predictions, and agreements of predicted classes, added
+    up over inputs."""
 
     def __init__(self, members: int, classes: int, device: torch.device) -> None:
         self.classes, self.device = classes, device

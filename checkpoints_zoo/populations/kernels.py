@@ -183,7 +183,7 @@ def bandwidths(distances: Tensor, count: int = BANDWIDTH_COUNT) -> Tensor:
 def choose_kernels(
     distances: Distances, first_count: int, grid: BandwidthGrid, widths: Mapping[str, Sequence[float]] | None
 ) -> tuple[tuple[str, float], ...]:
-    """Return (kernel, bandwidth) of all kernels.
+    """Return (name of the kernel, bandwidth) for each kernel.
 
     Raises:
         UsageError: the grid or a kernel is unknown, or a bandwidth is not positive.

@@ -164,7 +164,7 @@ def _check_first_member(
     data: ImageData,
     dtype: torch.dtype,
 ) -> None:
-    """Run the first member twice on a few images, by its module's own code.
+    """Check that the network is not random in eval mode: run the first member twice on a few images, and compare.
 
     Raises:
         UsageError: the network is random in eval mode, so that accuracies and other measurements can't be repeated.

@@ -274,7 +274,7 @@ def source_texts(shown: list[Section], repo: str, revision: str | None) -> dict[
         "metadata": _metadata(shown, repo, title),
         "title": title,
         "summary": Markup(_summary_text(shown)),
-        "collections": Markup("\n".join(_table_row(s) for s in shown)),
+        "collections": Markup("\n".join(_collection_row(section) for section in shown)),
         "spread": Markup(_spread_note(shown)),
         "loading": Markup(_render("loading", loading_texts(example, repo, revision)).rstrip("\n")) if example else "",
         "sections": Markup(sections),
@@ -375,12 +375,12 @@ def _summary_text(sections: list[Section]) -> str:
     )
 
 
-def _table_row(s: Section) -> str:
+def _collection_row(section: Section) -> str:
     """Return a collection's row of the table of collections, in Markdown."""
-    weights = format_bytes(s.nbytes) + (f", in {markdown_code(s.base_repo)}" if s.base else "")
-    architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
-    accuracy, dtypes = s.accuracy() or "not known", ", ".join(s.dtypes()) or "none"
-    cells = (markdown_code(s.name), f"{s.count:,}", architecture, dataset, accuracy, weights, dtypes)
+    weights = format_bytes(section.nbytes) + (f", in {markdown_code(section.base_repo)}" if section.base else "")
+    architecture, dataset = markdown_code(section.description.architecture), markdown_code(section.description.dataset)
+    accuracy, dtypes = section.accuracy() or "not known", ", ".join(section.dtypes()) or "none"
+    cells = (markdown_code(section.name), f"{section.count:,}", architecture, dataset, accuracy, weights, dtypes)
     return f"| {' | '.join(cells)} |"
 
 
@@ -399,53 +399,53 @@ def _citations(sections: Iterable[Section]) -> Iterable[str]:
         yield f"{', '.join(collection_names)}:\n\n{markdown_block(text)}"
 
 
-def collection_texts(s: Section) -> dict[str, Markup]:
+def collection_texts(section: Section) -> dict[str, Markup]:
     """Return the texts on a collection, name in the template -> Markdown; a text is "" if its facts are missing."""
-    has_accuracy = bool(s.finite("test_accuracy"))
-    title = markdown_text(s.description.title)
+    has_accuracy = bool(section.finite("test_accuracy"))
+    title = markdown_text(section.description.title)
     texts = {
-        "heading": f"`{s.name}`{': ' if title else ''}{title}",
-        "alternative": f"Histograms of the test figures of the members of {s.name}",
-        "picture": picture_path(s.name) if has_accuracy else "",
-        "members": _members_sentence(s),
-        "stored": _stored_sentence(s),
-        "place": _place_sentence(s),
-        "unmeasured": "" if has_accuracy else _unmeasured_sentence(s),
-        "figures": "\n".join(_figure_rows(s)),
-        "measured": _measured_sentence(s),
-        "training": "\n".join(_training_rows(s)),
-        "preprocessing": _preprocessing_sentence(s.description.preprocessing),
-        "classes": _classes_sentence(s.description.classes),
-        "left_out": _left_out_sentences(s),
-        "snapshots": _snapshots_sentence(s),
-        "seeds": _seeds_sentence(s),
-        "splits": _splits_sentence(s),
-        "hashes": _hashes_sentence(s),
-        "predictions": _predictions_sentence(s),
+        "heading": f"`{section.name}`{': ' if title else ''}{title}",
+        "alternative": f"Histograms of the test figures of the members of {section.name}",
+        "picture": picture_path(section.name) if has_accuracy else "",
+        "members": _members_sentence(section),
+        "stored": _stored_sentence(section),
+        "place": _place_sentence(section),
+        "unmeasured": "" if has_accuracy else _unmeasured_sentence(section),
+        "figures": "\n".join(_figure_rows(section)),
+        "measured": _measured_sentence(section),
+        "training": "\n".join(_training_rows(section)),
+        "preprocessing": _preprocessing_sentence(section.description.preprocessing),
+        "classes": _classes_sentence(section.description.classes),
+        "left_out": _left_out_sentences(section),
+        "snapshots": _snapshots_sentence(section),
+        "seeds": _seeds_sentence(section),
+        "splits": _splits_sentence(section),
+        "hashes": _hashes_sentence(section),
+        "predictions": _predictions_sentence(section),
     }
     return {name: Markup(text) for name, text in texts.items()}
 
 
-def _members_sentence(s: Section) -> str:
+def _members_sentence(section: Section) -> str:
     """Return a sentence on the number of members and the method that made them."""
-    methods = {m for m in s.members["method"] if m is not None}
-    members_text = count_with_noun(s.count, "member")
-    if None in s.members["method"] or not methods:
+    methods = {m for m in section.members["method"] if m is not None}
+    members_text = count_with_noun(section.count, "member")
+    if None in section.members["method"] or not methods:
         return f"{members_text}."
     if methods == {"independent"}:
-        return f"{members_text}, trained independently of each other." if s.count > 1 else f"{members_text}."
-    runs = len(set(s.members["run"]) - {None})
+        return f"{members_text}, trained independently of each other." if section.count > 1 else f"{members_text}."
+    runs = len(set(section.members["run"]) - {None})
     where = f", from {count_with_noun(runs, 'run')}" if runs else ""
-    return f"{members_text}, by method: {summarize_values(s.members['method'])}{where}."
+    return f"{members_text}, by method: {summarize_values(section.members['method'])}{where}."
 
 
-def _stored_sentence(s: Section) -> str:
+def _stored_sentence(section: Section) -> str:
     """Return sentences on the network, the images, and the values that are stored for a member."""
-    arguments = s.description.arguments
+    arguments = section.description.arguments
     arguments_text = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
-    architecture, dataset = markdown_code(s.description.architecture), markdown_code(s.description.dataset)
+    architecture, dataset = markdown_code(section.description.architecture), markdown_code(section.description.dataset)
     text = f"Architecture {architecture}{arguments_text}, for the images of {dataset}."
-    layouts = s.layouts()
+    layouts = section.layouts()
     if len(layouts) != 1:
         return text
     sizes: dict[str, int] = {}
@@ -456,44 +456,47 @@ def _stored_sentence(s: Section) -> str:
     return f"{text} A member is stored as {values} values, {format_bytes(layouts[0].nbytes)}."
 
 
-def _place_sentence(s: Section) -> str:
+def _place_sentence(section: Section) -> str:
     """Return sentences on the place of the weights; "" if they are in shards beside the manifest."""
     text = []
-    if s.base:
-        commit = s.base.partition("@")[2]
+    if section.base:
+        commit = section.base.partition("@")[2]
         text.append(
             f"The weights are not in this repo, which holds their manifest: they lie in "
-            f"[{markdown_text(s.base_repo)}]({HUB_ADDRESS}/{s.base_repo}/tree/{commit}), at commit `{commit}`."
+            f"[{markdown_text(section.base_repo)}]({HUB_ADDRESS}/{section.base_repo}/tree/{commit}), "
+            f"at commit `{commit}`."
         )
-    if any(layout.header_nbytes for layout in s.layouts()):
-        paths = sorted({p for p in s.members["path"] if p})
+    if any(layout.header_nbytes for layout in section.layouts()):
+        paths = sorted({p for p in section.members["path"] if p})
         text.append(f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}.")
     return " ".join(text)
 
 
-def _unmeasured_sentence(s: Section) -> str:
-    if not s.count:
+def _unmeasured_sentence(section: Section) -> str:
+    if not section.count:
         return ""
     return "Test accuracies are not known yet: the manifest has none. `zoo-cli import --evaluate` measures them."
 
 
-def _figure_rows(s: Section) -> Iterable[str]:
+def _figure_rows(section: Section) -> Iterable[str]:
     """Yield a table row for each known test figure."""
     for name in FIGURE_COLUMNS:
-        values = s.finite(name)
+        values = section.finite(name)
         if values:
             spread = f"{statistics.stdev(values):.4g}" if len(values) > 1 else "-"
             cells = (f"{statistics.fmean(values):.4g}", spread, f"{min(values):.4g}", f"{max(values):.4g}")
             yield f"| `{name}` | {' | '.join(cells)} | {len(values):,} |"
 
 
-def _measured_sentence(s: Section) -> str:
+def _measured_sentence(section: Section) -> str:
     """Return a sentence on how the test figures were measured; "" if there are none."""
-    measured_figures = [name for name in FIGURE_COLUMNS if name.startswith("test_") and s.finite(name)]
+    measured_figures = [name for name in FIGURE_COLUMNS if name.startswith("test_") and section.finite(name)]
     if not measured_figures:
         return ""
     sets = [
-        d for i, d in enumerate(s.members["eval_data"]) if any(s.members[n][i] is not None for n in measured_figures)
+        d
+        for i, d in enumerate(section.members["eval_data"])
+        if any(section.members[n][i] is not None for n in measured_figures)
     ]
     eval_sets = (
         summarize_values(sets, "member")
@@ -506,10 +509,10 @@ def _measured_sentence(s: Section) -> str:
     return f"{measured}, on {eval_sets}." if eval_sets else f"{measured}; the manifest does not name the test set."
 
 
-def _training_rows(s: Section) -> Iterable[str]:
+def _training_rows(section: Section) -> Iterable[str]:
     """Yield a table row for each column on the training that has values."""
     for name in TRAINING_COLUMNS:
-        values = s.members[name]
+        values = section.members[name]
         if name == "created":
             values = [None if v is None else datetime.fromtimestamp(v, UTC).date().isoformat() for v in values]
         if set(values) - {None}:
@@ -529,19 +532,19 @@ def _classes_sentence(classes: Sequence[str]) -> str:
     return f"Classes, in the order of the logits: {len(classes):,} ({first_values(classes)})." if classes else ""
 
 
-def _left_out_sentences(s: Section) -> str:
+def _left_out_sentences(section: Section) -> str:
     """Return sentences on rows that are not loaded because their status is failed or excluded; "" if none."""
     text = []
     for status in ("failed", "excluded"):
-        positions = [i for i, found in enumerate(s.column["status"]) if found == status]
+        positions = [i for i, found in enumerate(section.column["status"]) if found == status]
         if not positions:
             continue
-        reasons = Counter(s.column["reason"][i] or "" for i in positions).most_common()
+        reasons = Counter(section.column["reason"][i] or "" for i in positions).most_common()
         reasons_given = [
             f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LARGEST_LISTED_COUNT]
         ]
         more = sum(n for _, n in reasons[LARGEST_LISTED_COUNT:])
-        members = first_values(sorted({s.column["member"][i] for i in positions}))
+        members = first_values(sorted({section.column["member"][i] for i in positions}))
         reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])
         text.append(
             f"{count_with_noun(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}."
@@ -549,13 +552,15 @@ def _left_out_sentences(s: Section) -> str:
     return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
 
 
-def _snapshots_sentence(s: Section) -> str:
+def _snapshots_sentence(section: Section) -> str:
     """Return a sentence on stored weights of earlier epochs; "" if there are none."""
-    positions = [i for i, final in enumerate(s.column["final"]) if not final and s.column["status"][i] == "ok"]
+    positions = [
+        i for i, final in enumerate(section.column["final"]) if not final and section.column["status"][i] == "ok"
+    ]
     if not positions:
         return ""
-    members = len({s.column["member"][i] for i in positions})
-    epochs = sorted({s.column["epoch"][i] for i in positions})
+    members = len({section.column["member"][i] for i in positions})
+    epochs = sorted({section.column["epoch"][i] for i in positions})
     return (
         f"Beside the final weights there are {count_with_noun(len(positions), 'snapshot')} "
         f"of {count_with_noun(members, 'member')}, at epoch {first_values(epochs)}: "
@@ -563,8 +568,8 @@ def _snapshots_sentence(s: Section) -> str:
     )
 
 
-def _seeds_sentence(s: Section) -> str:
-    known_seeds = [name for name in SEED_COLUMNS if s.count and None not in s.members[name]]
+def _seeds_sentence(section: Section) -> str:
+    known_seeds = [name for name in SEED_COLUMNS if section.count and None not in section.members[name]]
     return (
         f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known_seeds)}."
         if known_seeds
@@ -572,27 +577,28 @@ def _seeds_sentence(s: Section) -> str:
     )
 
 
-def _splits_sentence(s: Section) -> str:
-    splits = s.members["split"]
-    if not s.count or None in splits:
+def _splits_sentence(section: Section) -> str:
+    splits = section.members["split"]
+    if not section.count or None in splits:
         return ""
     counts = ", ".join(f"{markdown_code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
     return f"Members for learning on weights, by the column `split`: {counts}."
 
 
-def _hashes_sentence(s: Section) -> str:
-    if not s.count or None in s.members["sha256"]:
+def _hashes_sentence(section: Section) -> str:
+    if not section.count or None in section.members["sha256"]:
         return ""
     return "Each member's content hash is in the column `sha256`; `zoo-cli verify` computes it again."
 
 
-def _predictions_sentence(s: Section) -> str:
-    if not s.predictions:
+def _predictions_sentence(section: Section) -> str:
+    if not section.predictions:
         return ""
-    sets = first_few([markdown_code(name) for name in s.predictions], LARGEST_LISTED_COUNT)
+    sets = first_few([markdown_code(name) for name in section.predictions], LARGEST_LISTED_COUNT)
     return (
         f"Logits of its members are stored too, under the names {sets}: "
-        f'`members.predictions("{s.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of members.'
+        f'`members.predictions("{section.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of '
+        "members."
     )
 
 

@@ -141,7 +141,8 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
 
     Sources: cosine annealing, without and with restarts, Loshchilov & Hutter 2017, equation 5; one cycle, Smith & Topin
     2018, in torch's form; warm-up, Goyal et al. 2017, section 2.2: linear over n units, from 1/n of the rate to the
-    whole rate. After a warm-up the cosine covers the remaining units; milestones do not move.
+    whole rate. After a warm-up the cosine covers the remaining steps or epochs; milestones count from
+    the start of training.
 
     Args:
         recipe: recipe with the schedule of learning rates.

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints_zoo.errors import SelectionError
-from checkpoints_zoo.formats.where import columns_in, rows_where
+from checkpoints_zoo.formats.where import Condition
+from tests.support.conditions import rows_where
 
 Row = dict[str, Any]
 Predicate = Callable[[Row], bool | None]
@@ -182,7 +184,7 @@ def test_names_of_columns_are_data_too() -> None:
     for at, name in enumerate(names):
         quoted = '"' + name.replace('"', '""') + '"'
         assert rows_where(table, f"{quoted} = {at + 1}").tolist() == [1]
-        assert columns_in(f"{quoted} = {at + 1}") == (name,)
+        assert Condition.parse(f"{quoted} = {at + 1}").names == (name,)
 
 
 def test_chunks_and_slices_keep_their_positions() -> None:
@@ -493,14 +495,14 @@ def test_a_condition_is_text_of_a_sensible_length() -> None:
 
 
 def test_the_columns_of_a_condition() -> None:
-    assert columns_in("b > 1 AND (a = 'x' OR b < 9) AND NOT lower(c) IN ('u', d) AND \"E\" IS NULL") == (
+    assert Condition.parse("b > 1 AND (a = 'x' OR b < 9) AND NOT lower(c) IN ('u', d) AND \"E\" IS NULL").names == (
         "b", "a", "c", "d", "E",
     )  # fmt: skip
-    assert columns_in("x BETWEEN y AND z") == ("x", "y", "z")
-    assert columns_in("1 = 1") == ()
+    assert Condition.parse("x BETWEEN y AND z").names == ("x", "y", "z")
+    assert Condition.parse("1 = 1").names == ()
     for condition in ("random() > 0.5", "a > 1; SELECT 1", "a > 1) OR (TRUE", "a >", ""):
         with pytest.raises(SelectionError):
-            columns_in(condition)
+            Condition.parse(condition)
 
 
 PURE = """
@@ -508,7 +510,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 
-from checkpoints_zoo.formats.where import rows_where
+from tests.support.conditions import rows_where
 
 assert "duckdb" not in sys.modules
 numbers = pa.Array.from_buffers(pa.float64(), 4, [None, pa.py_buffer(np.arange(4.0))])
@@ -526,7 +528,8 @@ print(sorted({"pandas", "torch", "polars", "pyarrow.dataset"} & set(sys.modules)
 
 
 def test_neither_pandas_nor_torch_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", PURE], capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", PURE], cwd=root, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "[1, 3]",

@@ -20,12 +20,12 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import FormatError, SelectionError, UsageError, ZooError
-from checkpoints_zoo.formats import where
 from checkpoints_zoo.publishing import auditing
 from checkpoints_zoo.sources import hub as hub_room
 from tests.fuzz import ARCHIVE, make_archive
 from tests.hub import Hub
 from tests.support.commands import run, values
+from tests.support.conditions import rows_where
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import build
 
@@ -260,5 +260,5 @@ def test_patterns_that_take_long() -> None:
     table = pa.table({"member": [0], "recipe": ["x" * 5_000]})
     for pattern in ("_" * 4_000 + "y", "%" + "_" * 3_000 + "%y"):
         with pytest.raises(SelectionError, match=r"LIKE with a pattern .* or over 200 characters"):
-            where.rows_where(table, f"recipe LIKE '{pattern}'")
-    assert where.rows_where(table, "recipe LIKE '" + "_" * 199 + "%'").tolist() == [0]
+            rows_where(table, f"recipe LIKE '{pattern}'")
+    assert rows_where(table, "recipe LIKE '" + "_" * 199 + "%'").tolist() == [0]

@@ -713,9 +713,9 @@ def _compute_probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
 
 
 def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]) -> ColumnPredictives:
-    accuracies = evaluator.accuracies(probs)
+    accuracy_of_draw = evaluator.accuracies(probs)
     return ColumnPredictives(torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
-                  torch.stack([accuracies[positions].mean() for positions in positions_of_subsets]))  # fmt: skip
+                  torch.stack([accuracy_of_draw[positions].mean() for positions in positions_of_subsets]))  # fmt: skip
 
 
 def _column_of_gaussians(

@@ -48,7 +48,7 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
     except TRACE_ERRORS:
         return None
     pairs = zip(traced_copy.modules(), untraced_copy.modules(), strict=True)
-    if not all(_is_unchanged(vars(a), vars(b)) for a, b in pairs):
+    if not all(_is_unchanged(vars(untraced), vars(traced)) for traced, untraced in pairs):
         return None  # The call changed attributes of the module, so a trace may not hold for the next call.
     try:
         return ProgramBuilder(traced_copy, rank).build(graph)
@@ -258,7 +258,7 @@ class ProgramBuilder:
                 overwritten_value=overwritten_value,
             )
         require(
-            program.CHANNELWISE_LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False)
+            program.STATELESS_LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False)
         )
         return self.add_step(program.call_layer(layer), (x,), x.rank)
 

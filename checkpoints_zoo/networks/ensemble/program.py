@@ -215,7 +215,7 @@ IDENTITY_LAYERS = (
 )
 
 # Layer without parameters that treats all channels alike -> number of axes of its input; None for any number.
-CHANNELWISE_LAYERS: dict[type[nn.Module], int | None] = {
+STATELESS_LAYERS: dict[type[nn.Module], int | None] = {
     **dict.fromkeys((nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d), 3),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d), 4),
     **dict.fromkeys((nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d), 5),

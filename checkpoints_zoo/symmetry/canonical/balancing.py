@@ -243,11 +243,13 @@ def balance_scales(monomials: Monomials, tolerance: float, most: int) -> Balance
             mass = torch.where(has_ended, mass, sum(totals, constant))
         sweeps += ~has_ended
         history.append(mass)
-        is_small_decrease = decrease <= tolerance * mass
-        if bool(is_small_decrease.any()):
+        has_small_decrease = decrease <= tolerance * mass
+        if bool(has_small_decrease.any()):
             # The remaining decrease is estimated as a geometric series, which does not converge while decreases grow.
             remaining = torch.where(decrease < last_decrease, decrease.square() / (last_decrease - decrease), torch.inf)
-            has_ended = has_ended | (is_small_decrease & ((remaining <= tolerance * mass) | (decrease <= 1e-15 * mass)))
+            has_ended = has_ended | (
+                has_small_decrease & ((remaining <= tolerance * mass) | (decrease <= 1e-15 * mass))
+            )
         last_decrease = decrease
     return _summarise_result(balancer, torch.stack(history), sweeps, has_ended)
 

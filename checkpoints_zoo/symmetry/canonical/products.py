@@ -59,17 +59,17 @@ class Term:
         """Whether units are the first axis in `units_of`, as in memory, or the last axis."""
         return self.move.axis == 0
 
-    def units_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with the axes (unit, entry of other moved axes, other entry), or with the units as last
-        axis."""
+    def units_of(self, network_tensor: Tensor) -> Tensor:
+        """Arrange one network's tensor as (unit, entry of other moved axes, other entry), or with the units as last
+        axis; return it."""
         move = self.move
         if move.within:
-            return split_axis(tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
-        part = split_axis(tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units)
-        rest = [i for i in range(tensor.ndim) if i != move.axis and i not in self.moved_axes]
+            return split_axis(network_tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
+        part = split_axis(network_tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units)
+        rest = [i for i in range(network_tensor.ndim) if i != move.axis and i not in self.moved_axes]
         order = [i + (i > move.axis) for i in (*self.moved_axes, *rest)]
         axes = [move.axis, *order, move.axis + 1] if self.has_units_first else [*order, move.axis + 1, move.axis]
-        moved = prod(tensor.shape[i] for i in self.moved_axes)
+        moved = prod(network_tensor.shape[i] for i in self.moved_axes)
         shape = (self.units, moved, -1) if self.has_units_first else (moved, -1, self.units)
         return part.permute(axes).reshape(shape).contiguous()
 

@@ -171,7 +171,7 @@ def raise_to(step: Step, x: Labelled, exponent: Any) -> Labelled:
         x = homogeneous(step, x)  # A negative number has no fractional power.
     return Labelled(
         tuple(
-            tuple(Segment(s.space, s.span, multiply_products({}, s.scale, power=power)) for s in resolve_axis(a))
+            tuple(Segment(s.space, s.span, multiply_products({}, s.scale, last_power=power)) for s in resolve_axis(a))
             for a in x.axes
         )
     )

@@ -23,7 +23,7 @@ from checkpoints_zoo.symmetry.deriving.scales import (
 
 
 class IncompatibleAxes(ValueError):
-    """Raised if no permutation group of this package fits two axes, or an axis and a cut."""
+    """Raised if two axes should move together, or an axis is split, in a way that the groups of this package lack."""
 
 
 @dataclass(eq=False)

@@ -171,7 +171,7 @@ def _grouped_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Ax
         assign_blocks(_single_space(step, weight.axes[0]), blocks)
     if weight.within is None:
         inverse = tuple(
-            Segment(s.space, s.span, multiply_products({}, s.scale, power=-1)) for s in resolve_axis(inputs)
+            Segment(s.space, s.span, multiply_products({}, s.scale, last_power=-1)) for s in resolve_axis(inputs)
         )
         weight.within = (groups, inverse)
     else:
@@ -256,7 +256,7 @@ def batch_norm(
         mean.role, variance.role = "mean", "variance"
         equate_axes(x.axes[1], mean.axes[0])
         for a, b in join_axes(x.axes[1], variance.axes[0]):
-            equate_products(b.scale, multiply_products({}, a.scale, power=2))
+            equate_products(b.scale, multiply_products({}, a.scale, last_power=2))
         if variance.shift not in (0.0, eps):
             step.refuse("one variance for norms with several eps")
         variance.shift = eps

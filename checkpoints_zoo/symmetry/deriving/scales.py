@@ -52,11 +52,11 @@ class Factor:
         return self.name if self.start is None else f"{self.name}[{self.start}:{self.start + self.count}]"
 
 
-def multiply_products(*products: Product, power: Fraction | int = 1) -> Product:
+def multiply_products(*products: Product, last_power: Fraction | int = 1) -> Product:
     """Multiply products, the last one raised to a power; return the product without cancelled factors."""
     result: Product = {}
     for i, product in enumerate(products):
-        exponent = Fraction(power if i == len(products) - 1 else 1)
+        exponent = Fraction(last_power if i == len(products) - 1 else 1)
         for factor, p in resolve_product(product).items():
             result[factor] = result.get(factor, Fraction(0)) + p * exponent
     return _without_cancelled_factors(result)
@@ -93,7 +93,7 @@ def resolve_product(product: Product) -> Product:
 
 def equate_products(first_product: Product, second_product: Product) -> None:
     """Make two products of one run equal: replace one scale by other scales, and one sign by other signs."""
-    difference = multiply_products(first_product, second_product, power=-1)
+    difference = multiply_products(first_product, second_product, last_power=-1)
     for part in (magnitudes_of(difference), signs_of(difference)):
         if part:
             _replace_factor(part)

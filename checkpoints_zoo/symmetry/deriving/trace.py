@@ -261,7 +261,7 @@ def _check_in_place(step: Step, label_before: Labelled, label_after: Labelled) -
         step.refuse("a change in place of a parameter or buffer")
     for axis_before, axis_after in zip(label_before.axes, label_after.axes, strict=True):
         for a, b in zip(resolve_axis(axis_before), resolve_axis(axis_after), strict=True):
-            difference = multiply_products(a.scale, b.scale, power=-1)
+            difference = multiply_products(a.scale, b.scale, last_power=-1)
             if a.space is not b.space or magnitudes_of(difference):
                 step.refuse("a change in place of a tensor that other operations may read")
             equate_products(difference, {})
