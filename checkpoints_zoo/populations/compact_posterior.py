@@ -262,7 +262,7 @@ def fit_compact_posterior(
             column_name: {row: figures[column_name, row] for row in ROW_MEANINGS if (column_name, row) in figures}
             for column_name in ("members", *gaussians)
         },
-        held_out=held_out_figures(measured[1:]),
+        held_out=held_out_accuracy_and_nll(measured[1:]),
         ensemble_accuracy=figures["ensemble", "accuracy"],
         gain=figures["gain", "accuracy"],
         q_d=gaussians["q_d"][0],
@@ -447,7 +447,7 @@ def _cut_to_range(column_and_row: tuple[str, str], interval: Interval) -> Interv
     )
 
 
-def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
+def held_out_accuracy_and_nll(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
     """Return the figures of one half of the members against the ensemble of the other half: means over splits, and
     ranges of 95 % of the splits."""
     if not splits:
