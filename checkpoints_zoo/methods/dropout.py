@@ -187,7 +187,7 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks
     tensor([[[0., 2.]]])
     """
     draw_count = len(next(iter(masks.values())))
-    folded_state = {weight_name: tensor.expand(draw_count, *tensor.shape) for weight_name, tensor in state.items()}
+    folded_state = {name: tensor.expand(draw_count, *tensor.shape) for name, tensor in state.items()}
     for layer in layers:
         weight_name = f"{layer.name}.weight"
         weight, mask = folded_state[weight_name], masks[layer.name]
@@ -196,7 +196,7 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks
         else:  # Each row of the layer's weight reads one group of the input's channels.
             mask = mask.view(draw_count, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
         folded_state[weight_name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
-    return {weight_name: tensor.contiguous() for weight_name, tensor in folded_state.items()}
+    return {name: tensor.contiguous() for name, tensor in folded_state.items()}
 
 
 def draw_masks(layers: Sequence[MaskedLayer], rate: float, mask_count: int, seed: int) -> Tensors:
