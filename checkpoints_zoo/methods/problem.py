@@ -214,7 +214,7 @@ class Problem:
             generators = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
             image_order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
             view_numbers = torch.stack(
-                [torch.randint(augmentation.views, (self.count,), generator=g) for g in generators]
+                [torch.randint(augmentation.view_count, (self.count,), generator=g) for g in generators]
             )
             for first in range(0, self.count - batch_size + 1, batch_size):
                 batch_positions = image_order[:, first : first + batch_size]
