@@ -87,7 +87,8 @@ def flops_per_layer(module: nn.Module, inputs: Tensor) -> float:
     layer_count = sum(any(p.ndim > 1 for p in layer.parameters(recurse=False)) for layer in module.modules())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(inputs)
-    return counter.get_total_flops() / max(1, layer_count)
+    total: int = counter.get_total_flops()
+    return total / max(1, layer_count)
 
 
 @contextmanager
