@@ -178,7 +178,7 @@ class FolderSource(Source):
         """Index archives of the source; return them opened."""
         for path in archives:  # Refuse an archive that is a link out of the source.
             self.local_path(path)
-        return indexing.open_local(self.root, archives)
+        return indexing.open_local(self.root, archives, self.check)
 
     def manifest_path(self, name: str) -> Path:
         """Return the path of a collection's manifest, whether it exists or not."""
@@ -324,7 +324,7 @@ class HubSource(Source):
 
     def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
         """Index archives of the source; return them opened."""
-        return indexing.open_remote(self.repo, archives)
+        return indexing.open_remote(self.repo, archives, self.check)
 
     def commit(self, name: str) -> str:
         """Return the repo's commit, which is the version of all its collections."""
