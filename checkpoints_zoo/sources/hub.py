@@ -397,6 +397,11 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
             paths = sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
+        except (KeyError, TypeError, AttributeError) as error:  # The client reads rows of any form.
+            raise NetworkError(
+                f"folder {folder} of {repo.label}", expected=f"rows of files from {host()}", found="another answer",
+                do=PROXY_ADVICE,
+            ) from error  # fmt: skip
     for path in paths:
         _check_path(repo, path)
     return paths
