@@ -377,54 +377,100 @@ def check_rows(
         FormatError: a required value is null, a row occurs twice, or a layout is unknown.
         DamagedError: a path leads out of the source, or an offset or size is impossible.
     """
+    if not rows.num_rows:
+        return
 
     def row_error(
         error_class: type[FormatError] | type[DamagedError], row: int, expected: str, found: str
     ) -> Exception:
-        member = columns["member"][row]
+        member = rows.column("member")[row].as_py()
         subject = f"row {row if positions is None else positions[row]} (member {member}) of manifest {path}"
         return error_class(
             subject, expected=expected, found=found, collection=description.name, member=member, path=path
         )
 
-    columns: dict[str, list[Any]] = {
-        n: rows.column(n).to_pylist() for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS, "sha256")
-    }
+    is_null_in = {n: ~numpy_values(rows.column(n).is_valid()) for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS)}
     for name in REQUIRED_COLUMNS:
-        if rows.column(name).null_count:
-            raise row_error(FormatError, columns[name].index(None), f"a value for {name}", "null")
-    rows_with_path = [row for row, path_in_source in enumerate(columns["path"]) if path_in_source is not None]
-    for row, status in enumerate(columns["status"]):
-        null_columns = [name for name in LOCATION_COLUMNS if columns[name][row] is None]
-        if null_columns and (status == "ok" or len(null_columns) < len(LOCATION_COLUMNS)):
-            raise row_error(FormatError, row, f"a value for {null_columns[0]}", "null")
-    used_keys: set[tuple[int, int]] = set()
-    final_ids: set[int] = set()
-    for row, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
-        if member < 0 or epoch < 0:
-            raise row_error(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in used_keys or (columns["final"][row] and member in final_ids):
-            raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
-        used_keys.add((member, epoch))
-        if columns["final"][row]:
-            final_ids.add(member)
-    for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
-        raise row_error(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
-    for path_in_source in {columns["path"][row] for row in rows_with_path}:
+        if (row := _first(is_null_in[name])) is not None:
+            raise row_error(FormatError, row, f"a value for {name}", "null")
+    status_codes, statuses = text_codes(rows.column("status"))
+    is_ok = np.array([status == "ok" for status in statuses], bool)[status_codes]
+    location_is_null = np.stack([is_null_in[name] for name in LOCATION_COLUMNS])
+    lacks_value = location_is_null.any(0) & (is_ok | ~location_is_null.all(0))
+    if (row := _first(lacks_value)) is not None:
+        name = LOCATION_COLUMNS[int(np.argmax(location_is_null[:, row]))]
+        raise row_error(FormatError, row, f"a value for {name}", "null")
+    members, epochs = (numpy_values(rows.column(name)).astype(np.int64) for name in ("member", "epoch"))
+    is_negative = (members < 0) | (epochs < 0)
+    final_rows = np.flatnonzero(numpy_values(rows.column("final")))
+    is_repeated = _repeats((members << 32) + epochs)
+    is_repeated[final_rows[_repeats(members[final_rows])]] = True
+    if (row := _first(is_negative | is_repeated)) is not None:
+        if is_negative[row]:
+            found = f"member {members[row]}, epoch {epochs[row]}"
+            raise row_error(FormatError, row, "member and epoch not negative", found)
+        raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
+    for code, status in enumerate(statuses):
+        if status not in ("ok", "failed", "excluded"):
+            row = int(np.argmax(status_codes == code))
+            raise row_error(FormatError, row, "status ok, failed or excluded", repr(status))
+    path_codes, paths = text_codes(rows.column("path"))
+    for code, path_in_source in enumerate(paths):
         if problem := path_problem(path_in_source):
-            raise row_error(DamagedError, columns["path"].index(path_in_source), "a path inside the source", problem)
-    for row in rows_with_path:
-        key = columns["layout"][row]
-        layout = description.layouts.get(key)
-        if layout is None:
-            raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
-        offset, nbytes, dtype = columns["offset"][row], columns["nbytes"][row], columns["dtype"][row]
-        if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
+            row = int(np.argmax(path_codes == code))
+            raise row_error(DamagedError, row, "a path inside the source", problem)
+    with_path = np.flatnonzero(path_codes >= 0)
+    layout_codes, layout_keys = text_codes(rows.column("layout"))
+    dtype_codes, dtypes = text_codes(rows.column("dtype"))
+    layouts = [description.layouts.get(key) for key in layout_keys]
+    layout_codes, dtype_codes = layout_codes[with_path], dtype_codes[with_path]
+    offsets, sizes = (numpy_values(rows.column(name))[with_path] for name in ("offset", "nbytes"))
+    # (layout, dtype) -> whether the layout has the dtype; no layout has the size -1.
+    has_dtype = np.array([[layout is not None and layout.dtype == dtype for dtype in dtypes] for layout in layouts])
+    layout_sizes = np.array([-1 if layout is None else layout.nbytes for layout in layouts], np.int64)
+    if len(with_path):
+        is_wrong = (offsets < 0) | (sizes != layout_sizes[layout_codes]) | ~has_dtype[layout_codes, dtype_codes]
+        if (number := _first(is_wrong)) is not None:
+            row, key = int(with_path[number]), layout_keys[layout_codes[number]]
+            layout = description.layouts.get(key)
+            if layout is None:
+                raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            raise row_error(DamagedError, row, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
-    for row, digest in enumerate(columns["sha256"]):
-        if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            found = f"offset {offsets[number]}, {sizes[number]:,} bytes of {dtypes[dtype_codes[number]]}"
+            raise row_error(DamagedError, row, expected, found)
+    if (row := _first(~_are_hashes(rows.column("sha256")))) is not None:
+        digest = rows.column("sha256")[row].as_py()
+        raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+
+
+def _first(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
+    """Return the position of the first true value, None if there is none."""
+    return int(np.argmax(is_wrong)) if is_wrong.any() else None
+
+
+def _repeats(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each value whether an earlier value equals it."""
+    order = np.argsort(values, kind="stable")
+    is_repeated = np.zeros(len(values), bool)
+    is_repeated[order[1:]] = np.diff(values[order]) == 0
+    return is_repeated
+
+
+def _are_hashes(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each text of a column whether it is null, or has 64 lower-case hex digits."""
+    is_digit = np.zeros(256, bool)
+    is_digit[list(b"0123456789abcdef")] = True
+    parts = [np.zeros(0, bool)]
+    for chunk in column.chunks:
+        _, offset_buffer, text_buffer = chunk.buffers()
+        ends = np.frombuffer(offset_buffer or b"", np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        is_hash = np.diff(ends) == 64
+        text = np.frombuffer(text_buffer or b"", np.uint8)
+        if len(is_hash) and not is_digit[text[ends[0] : ends[-1]]].all():
+            others = np.flatnonzero(~is_digit[text[ends[0] : ends[-1]]]) + ends[0]
+            is_hash[np.searchsorted(ends, others, side="right") - 1] = False
+        parts.append(is_hash | ~numpy_values(pa.chunked_array([chunk.is_valid()])))
+    return np.concatenate(parts)
 
 
 def path_problem(path_in_source: str) -> str:
@@ -484,6 +530,15 @@ def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any
     array = column.combine_chunks()
     values: np.ndarray[tuple[int], Any] = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
     return values[array.offset : array.offset + len(array)]
+
+
+def text_codes(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
+    """Number the distinct texts of a column; return the number of each value, -1 for null, and the texts in the order
+    of their first rows."""
+    # Comparing in `pyarrow.compute` would import pandas.
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    codes = numpy_values(pa.chunked_array([encoded.indices]))
+    return np.where(numpy_values(column.is_valid()), codes, -1), encoded.dictionary.to_pylist()
 
 
 def sum_of(rows: pa.Table, column: str) -> int:

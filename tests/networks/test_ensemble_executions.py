@@ -169,7 +169,7 @@ def chosen(build: Callable[[], nn.Module], members: int, batch: int) -> tuple[st
     made, _ = looped(build, images(batch), 1)
     runner = Runner(made[0], {n: t.expand(members, *t.shape[1:]) for n, t in stacked(made).items()})
     choice, _ = runner.choose(images(batch))
-    return choice.execution, choice.members
+    return choice.execution, choice.members_at_once
 
 
 def test_small_batches_run_side_by_side_and_large_ones_one_by_one() -> None:
@@ -194,7 +194,7 @@ def test_mps_takes_the_loop() -> None:
 
     for weights, batch in ((1, 1), (2**30, 2**30)):
         assert choose_execution("mps", weights, 1000, batch).execution == "loop"
-    assert choose_execution("cuda", 273_258, 1000, 65_536).members == 1000
+    assert choose_execution("cuda", 273_258, 1000, 65_536).members_at_once == 1000
     assert choose_execution("cuda", 11_220_132, 64, 128 * 262_144).execution == "graph"
 
 
