@@ -305,10 +305,11 @@ def files_on_hub(repo: hub.Repo) -> dict[str, File]:
     from huggingface_hub.hf_api import RepoFile
 
     def list_files() -> list[RepoFile]:
-        rows = HfApi(**hub.client_info()).list_repo_tree(
-            repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
-        )
-        return [row for row in rows if isinstance(row, RepoFile)]
+        with hub.translated_rows(f"files of {repo}"):
+            rows = HfApi(**hub.client_info()).list_repo_tree(
+                repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
+            )
+            return [row for row in rows if isinstance(row, RepoFile)]
 
     def reader_of(inside: str) -> Callable[[int, int], bytes]:
         return lambda offset, length: RemoteFile.of(repo, inside).bytes_at(offset, length)

@@ -390,21 +390,33 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
     if is_offline_mode():
         root, pattern = snapshot(repo), "**/*" if recursive else "*"
         return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
-    with translated_errors(repo.label, f"folder {folder} of {repo.label}"):
+    subject = f"folder {folder} of {repo.label}"
+    with translated_errors(repo.label, subject), translated_rows(subject):
         try:
             list_tree = HfApi(**client_info()).list_repo_tree
             rows = list_tree(repo.id, folder, recursive=recursive, repo_type="dataset", revision=repo.commit)
             paths = sorted(row.path for row in rows if isinstance(row, RepoFile))
         except EntryNotFoundError:
             return []
-        except (KeyError, TypeError, AttributeError) as error:  # The client reads rows of any form.
-            raise NetworkError(
-                f"folder {folder} of {repo.label}", expected=f"rows of files from {host()}", found="another answer",
-                do=PROXY_ADVICE,
-            ) from error  # fmt: skip
     for path in paths:
         _check_path(repo, path)
     return paths
+
+
+@contextmanager
+def translated_rows(subject: str) -> Iterator[None]:
+    """Translate the errors that the Hub's client raises for a listing of files whose rows lack fields or have another
+    form.
+
+    Args:
+        subject: noun for the listing in the error.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NetworkError(
+            subject, expected=f"rows of files from {host()}", found="another answer", do=PROXY_ADVICE
+        ) from error
 
 
 def _check_path(repo: Repo, repo_path: str) -> None:
