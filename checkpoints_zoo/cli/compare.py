@@ -117,7 +117,7 @@ def command(
     """
     members = selection.load()
     from checkpoints_zoo.methods.comparing.study import prepare_comparison
-    from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.training.recipes import recipe_from_options
 
     prepared = prepare_comparison(
         members,
@@ -127,7 +127,7 @@ def command(
         out=folder,
         reference=None if reference is None else selection.other_collection(reference).load(),
         draws={label: selection.other_collection(name, source).load() for label, (name, source) in others.items()},
-        recipe=None if recipe is None else choose_recipe(recipe),
+        recipe=None if recipe is None else recipe_from_options(recipe),
         per_run=draws,
         say=out.say,
         **options,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -53,6 +54,20 @@ class DescriptionWithLayouts(Protocol):
     def base(self) -> str:
         """Address of the Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
         bytes."""
+
+
+class Parts(Protocol):
+    """A file of which byte ranges are brought to this machine when they are needed."""
+
+    @property
+    def size(self) -> int:
+        """Size of the whole file in bytes."""
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring ranges (start, end) of the file to this machine."""
+
+    def drop(self) -> None:
+        """Delete the ranges that are on this machine."""
 
 
 def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
@@ -133,6 +148,7 @@ class ManifestFile:
         path: path of the file.
         schema: Arrow schema that tables should have.
         description: the description beside the manifest, against which `take` checks rows; None to leave this out.
+        parts: the file of which only the footer is on this machine; None if the whole file is.
 
     Raises:
         FormatError: for the same reasons as in `read_manifest`.
@@ -144,9 +160,11 @@ class ManifestFile:
         path: Path,
         schema: pa.Schema = SCHEMA,
         description: DescriptionWithLayouts | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.open_content, self.path, self.schema, self.description = open_content, path, schema, description
-        with _reading_errors(path):
+        self.parts = parts
+        with _reading_errors(path, parts):
             with open_content() as content:
                 self.footer = pq.read_metadata(content)
             smallest_widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
@@ -162,7 +180,7 @@ class ManifestFile:
         # Position of each row group's first row, and at the end the number of rows.
         self.group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
         self.num_rows: int = self.footer.num_rows
-        self.ranges: dict[str, list[tuple[int, int, int]]] = {}
+        self.statistics: dict[str, list[tuple[int, int, int]]] = {}
 
     def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns; return a table of them, with nulls for columns that the file lacks.
@@ -172,8 +190,9 @@ class ManifestFile:
             groups: numbers of row groups, or None for the whole file.
         """
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        with _reading_errors(self.path), self._open(schema) as file:
-            present_names = [name for name in schema.names if name in self.names]
+        present_names = [name for name in schema.names if name in self.names]
+        self._fetch(present_names, range(len(self.group_starts) - 1) if groups is None else groups)
+        with _reading_errors(self.path, self.parts), self._open(schema) as file:
             if groups is None:
                 table = file.read(columns=present_names, use_threads=False)
             else:
@@ -189,8 +208,10 @@ class ManifestFile:
         ordered = np.unique(positions)
         tables = [self.read(groups=[])]
         present_names = [name for name in self.schema.names if name in self.names]
-        with _reading_errors(self.path), self._open(self.schema) as file:
-            for group in np.unique(np.searchsorted(self.group_starts, ordered, side="right") - 1).tolist():
+        groups = np.unique(np.searchsorted(self.group_starts, ordered, side="right") - 1).tolist()
+        self._fetch(present_names, groups)
+        with _reading_errors(self.path, self.parts), self._open(self.schema) as file:
+            for group in groups:
                 start, end = self.group_starts[group : group + 2]
                 # The rows of a group are read in batches, because other programs write groups of a million rows.
                 for batch in file.iter_batches(ROWS_PER_GROUP, [group], present_names, use_threads=False):
@@ -223,22 +244,38 @@ class ManifestFile:
 
     def _statistics(self, name: str) -> list[tuple[int, int, int]]:
         """Return (row group, lowest value, highest value) of each row group with statistics of a column."""
+        if name not in self.statistics:
+            self.statistics[name] = self._query_footer(
+                "row_group_id, stats_min_value::BIGINT, stats_max_value::BIGINT",
+                f"path_in_schema = {_quote(name)} AND stats_min_value IS NOT NULL AND stats_max_value IS NOT NULL",
+            )
+        return self.statistics[name]
+
+    def _fetch(self, names: Sequence[str], groups: Iterable[int]) -> None:
+        """Bring the bytes of columns in some row groups to this machine; the whole file if the footer does not say
+        where they are."""
+        if self.parts is not None:
+            chunks, whole_file = self._chunks, (0, self.parts.size)
+            self.parts.fetch([chunks.get((group, name), whole_file) for group in groups for name in names])
+
+    @cached_property
+    def _chunks(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """(row group, column) -> start and end of the column's bytes in the file."""
+        start = "LEAST(data_page_offset, COALESCE(NULLIF(dictionary_page_offset, 0), data_page_offset))"
+        rows = self._query_footer(f"row_group_id, path_in_schema, {start}, {start} + total_compressed_size", "true")
+        return {(group, name): (start, end) for group, name, start, end in rows}
+
+    def _query_footer(self, columns: str, condition: str) -> list[Any]:
+        """Return columns of DuckDB's table of the file's column chunks; [] if DuckDB can't read the footer."""
         import duckdb
 
-        if name not in self.ranges:
-            self.ranges[name] = []
-            # If a footer has damaged statistics, pyarrow ends the process, and DuckDB raises an error.
-            quoted_path, quoted_name = (str(text).replace("'", "''") for text in (self.path, name))
-            settings = f"SET threads = 1; SET autoload_known_extensions = false; SET allowed_paths = ['{quoted_path}']"
-            statement = (
-                "SELECT row_group_id, stats_min_value::BIGINT, stats_max_value::BIGINT "
-                f"FROM parquet_metadata('{quoted_path}') WHERE path_in_schema = '{quoted_name}' "
-                "AND stats_min_value IS NOT NULL AND stats_max_value IS NOT NULL"
-            )
-            with contextlib.suppress(duckdb.Error, UnicodeError), duckdb.connect(":memory:") as connection:
-                connection.execute(f"{settings}; SET enable_external_access = false; SET lock_configuration = true")
-                self.ranges[name] = connection.execute(statement).fetchall()
-        return self.ranges[name]
+        # If a footer has damaged statistics, pyarrow ends the process, and DuckDB raises an error.
+        path = _quote(str(self.path))
+        settings = f"SET threads = 1; SET autoload_known_extensions = false; SET allowed_paths = [{path}]"
+        with contextlib.suppress(duckdb.Error, UnicodeError), duckdb.connect(":memory:") as connection:
+            connection.execute(f"{settings}; SET enable_external_access = false; SET lock_configuration = true")
+            return connection.execute(f"SELECT {columns} FROM parquet_metadata({path}) WHERE {condition}").fetchall()
+        return []
 
     @contextlib.contextmanager
     def _open(self, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
@@ -268,18 +305,26 @@ class ManifestFile:
         return pa.Table.from_arrays(columns, schema=schema)
 
 
+def _quote(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 @contextlib.contextmanager
-def _reading_errors(path: Path) -> Iterator[None]:
-    """Raise a FormatError for the errors of pyarrow at a damaged file."""
+def _reading_errors(path: Path, parts: Parts | None = None) -> Iterator[None]:
+    """Raise a FormatError for the errors of pyarrow at a damaged file, and delete the fetched parts of the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is not UTF-8.
         if isinstance(error, FileNotFoundError | ZooError):
             raise
+        if parts is not None:
+            parts.drop()
         raise FormatError(
             f"manifest {path}",
             expected="a Parquet file with the manifest's columns",
             found=str(error)[:300],
+            do="" if parts is None else "Load it again: it is then fetched anew",
             path=path,
         ) from error
 
@@ -332,54 +377,100 @@ def check_rows(
         FormatError: a required value is null, a row occurs twice, or a layout is unknown.
         DamagedError: a path leads out of the source, or an offset or size is impossible.
     """
+    if not rows.num_rows:
+        return
 
     def row_error(
         error_class: type[FormatError] | type[DamagedError], row: int, expected: str, found: str
     ) -> Exception:
-        member = columns["member"][row]
+        member = rows.column("member")[row].as_py()
         subject = f"row {row if positions is None else positions[row]} (member {member}) of manifest {path}"
         return error_class(
             subject, expected=expected, found=found, collection=description.name, member=member, path=path
         )
 
-    columns: dict[str, list[Any]] = {
-        n: rows.column(n).to_pylist() for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS, "sha256")
-    }
+    is_null_in = {n: ~numpy_values(rows.column(n).is_valid()) for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS)}
     for name in REQUIRED_COLUMNS:
-        if rows.column(name).null_count:
-            raise row_error(FormatError, columns[name].index(None), f"a value for {name}", "null")
-    rows_with_path = [row for row, path_in_source in enumerate(columns["path"]) if path_in_source is not None]
-    for row, status in enumerate(columns["status"]):
-        null_columns = [name for name in LOCATION_COLUMNS if columns[name][row] is None]
-        if null_columns and (status == "ok" or len(null_columns) < len(LOCATION_COLUMNS)):
-            raise row_error(FormatError, row, f"a value for {null_columns[0]}", "null")
-    used_keys: set[tuple[int, int]] = set()
-    final_ids: set[int] = set()
-    for row, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
-        if member < 0 or epoch < 0:
-            raise row_error(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in used_keys or (columns["final"][row] and member in final_ids):
-            raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
-        used_keys.add((member, epoch))
-        if columns["final"][row]:
-            final_ids.add(member)
-    for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
-        raise row_error(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
-    for path_in_source in {columns["path"][row] for row in rows_with_path}:
+        if (row := _first(is_null_in[name])) is not None:
+            raise row_error(FormatError, row, f"a value for {name}", "null")
+    status_codes, statuses = text_codes(rows.column("status"))
+    is_ok = np.array([status == "ok" for status in statuses], bool)[status_codes]
+    location_is_null = np.stack([is_null_in[name] for name in LOCATION_COLUMNS])
+    lacks_value = location_is_null.any(0) & (is_ok | ~location_is_null.all(0))
+    if (row := _first(lacks_value)) is not None:
+        name = LOCATION_COLUMNS[int(np.argmax(location_is_null[:, row]))]
+        raise row_error(FormatError, row, f"a value for {name}", "null")
+    members, epochs = (numpy_values(rows.column(name)).astype(np.int64) for name in ("member", "epoch"))
+    is_negative = (members < 0) | (epochs < 0)
+    final_rows = np.flatnonzero(numpy_values(rows.column("final")))
+    is_repeated = _repeats((members << 32) + epochs)
+    is_repeated[final_rows[_repeats(members[final_rows])]] = True
+    if (row := _first(is_negative | is_repeated)) is not None:
+        if is_negative[row]:
+            found = f"member {members[row]}, epoch {epochs[row]}"
+            raise row_error(FormatError, row, "member and epoch not negative", found)
+        raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
+    for code, status in enumerate(statuses):
+        if status not in ("ok", "failed", "excluded"):
+            row = int(np.argmax(status_codes == code))
+            raise row_error(FormatError, row, "status ok, failed or excluded", repr(status))
+    path_codes, paths = text_codes(rows.column("path"))
+    for code, path_in_source in enumerate(paths):
         if problem := path_problem(path_in_source):
-            raise row_error(DamagedError, columns["path"].index(path_in_source), "a path inside the source", problem)
-    for row in rows_with_path:
-        key = columns["layout"][row]
-        layout = description.layouts.get(key)
-        if layout is None:
-            raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
-        offset, nbytes, dtype = columns["offset"][row], columns["nbytes"][row], columns["dtype"][row]
-        if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
+            row = int(np.argmax(path_codes == code))
+            raise row_error(DamagedError, row, "a path inside the source", problem)
+    with_path = np.flatnonzero(path_codes >= 0)
+    layout_codes, layout_keys = text_codes(rows.column("layout"))
+    dtype_codes, dtypes = text_codes(rows.column("dtype"))
+    layouts = [description.layouts.get(key) for key in layout_keys]
+    layout_codes, dtype_codes = layout_codes[with_path], dtype_codes[with_path]
+    offsets, sizes = (numpy_values(rows.column(name))[with_path] for name in ("offset", "nbytes"))
+    # (layout, dtype) -> whether the layout has the dtype; no layout has the size -1.
+    has_dtype = np.array([[layout is not None and layout.dtype == dtype for dtype in dtypes] for layout in layouts])
+    layout_sizes = np.array([-1 if layout is None else layout.nbytes for layout in layouts], np.int64)
+    if len(with_path):
+        is_wrong = (offsets < 0) | (sizes != layout_sizes[layout_codes]) | ~has_dtype[layout_codes, dtype_codes]
+        if (number := _first(is_wrong)) is not None:
+            row, key = int(with_path[number]), layout_keys[layout_codes[number]]
+            layout = description.layouts.get(key)
+            if layout is None:
+                raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            raise row_error(DamagedError, row, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
-    for row, digest in enumerate(columns["sha256"]):
-        if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            found = f"offset {offsets[number]}, {sizes[number]:,} bytes of {dtypes[dtype_codes[number]]}"
+            raise row_error(DamagedError, row, expected, found)
+    if (row := _first(~_are_hashes(rows.column("sha256")))) is not None:
+        digest = rows.column("sha256")[row].as_py()
+        raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+
+
+def _first(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
+    """Return the position of the first true value, None if there is none."""
+    return int(np.argmax(is_wrong)) if is_wrong.any() else None
+
+
+def _repeats(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each value whether an earlier value equals it."""
+    order = np.argsort(values, kind="stable")
+    is_repeated = np.zeros(len(values), bool)
+    is_repeated[order[1:]] = np.diff(values[order]) == 0
+    return is_repeated
+
+
+def _are_hashes(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each text of a column whether it is null, or has 64 lower-case hex digits."""
+    is_digit = np.zeros(256, bool)
+    is_digit[list(b"0123456789abcdef")] = True
+    parts = [np.zeros(0, bool)]
+    for chunk in column.chunks:
+        _, offset_buffer, text_buffer = chunk.buffers()
+        ends = np.frombuffer(offset_buffer or b"", np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        is_hash = np.diff(ends) == 64
+        text = np.frombuffer(text_buffer or b"", np.uint8)
+        if len(is_hash) and not is_digit[text[ends[0] : ends[-1]]].all():
+            others = np.flatnonzero(~is_digit[text[ends[0] : ends[-1]]]) + ends[0]
+            is_hash[np.searchsorted(ends, others, side="right") - 1] = False
+        parts.append(is_hash | ~numpy_values(pa.chunked_array([chunk.is_valid()])))
+    return np.concatenate(parts)
 
 
 def path_problem(path_in_source: str) -> str:
@@ -439,6 +530,15 @@ def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any
     array = column.combine_chunks()
     values: np.ndarray[tuple[int], Any] = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
     return values[array.offset : array.offset + len(array)]
+
+
+def text_codes(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
+    """Number the distinct texts of a column; return the number of each value, -1 for null, and the texts in the order
+    of their first rows."""
+    # Comparing in `pyarrow.compute` would import pandas.
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    codes = numpy_values(pa.chunked_array([encoded.indices]))
+    return np.where(numpy_values(column.is_valid()), codes, -1), encoded.dictionary.to_pylist()
 
 
 def sum_of(rows: pa.Table, column: str) -> int:

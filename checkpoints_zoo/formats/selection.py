@@ -226,12 +226,8 @@ def _matching_positions(
 
 def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say for each value of a column of texts whether it equals a text."""
-    # Comparing in `pyarrow.compute` would import pandas.
-    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    texts = encoded.dictionary.to_pylist()
-    code = texts.index(text) if text in texts else -1
-    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = manifest.numpy_values(column.is_valid()).copy()
-    is_equal &= manifest.numpy_values(pa.chunked_array([encoded.indices])) == code
+    codes, texts = manifest.text_codes(column)
+    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = codes == (texts.index(text) if text in texts else -2)
     return is_equal
 
 

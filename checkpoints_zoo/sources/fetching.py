@@ -19,6 +19,7 @@ from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
@@ -175,7 +176,7 @@ def fetch_predicted(
     if irregular:
         return locations, irregular
     if missing_requests and is_offline_mode():
-        raise _offline_error(repo, collection, missing_requests, len(requests))
+        raise _offline_error(repo, collection, missing_requests, len(requests), header_of_layout)
     if missing_requests:
         partly_cached = {x.repo_path for x in (locations if allow_whole_files else requests)}
         irregular_fetched = _fetch_missing(repo, collection, missing_requests, header_of_layout, partly_cached)
@@ -200,8 +201,8 @@ def _find_local(
     """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
     paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode, a file of the
-    client's cache stays if the members in it are right: each member is compared with its own hash.
+    A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode nothing is deleted,
+    and members of a damaged file are used if they have their own hashes.
     """
     files = list(dict.fromkeys(x.repo_path for x in requests))
     without_hash = {x.repo_path for x in requests if x.sha256 is None}
@@ -233,19 +234,25 @@ def _find_local(
                 continue
         if record is not None:
             data_offset = len(cache_header) or x.layout.header_nbytes
-            name = cache.member_file_name(record[0], x.offset, x.layout, cache_header, x.name_in_archive)
-            path = cache.find_member(repo.id, name, data_offset + x.layout.nbytes)
+            path = _find_cached_member(repo, x, record[0], cache_header)
             if path is None:
                 continue
             member_hash = HashRecord(path, cache.record_path(path), check)
             if _is_intact(path, data_offset, x, cache_header, member_hash, ""):
                 member_hash.save()
                 locations[x] = Location(x.key[0], "", path, data_offset, x.layout)
-            else:
+            elif not hub.is_offline():
                 delete_file(path, cache.record_path(path))
     for record_of_file in whole_file_hashes.values():
         record_of_file.save()
     return locations, sorted(irregular)
+
+
+def _find_cached_member(repo: Repo, request: MemberRequest, etag: str, cache_header: bytes) -> Path | None:
+    """Look for a member's file of the right size in our cache; return its path, None if there is no such file."""
+    name = cache.member_file_name(etag, request.offset, request.layout, cache_header, request.name_in_archive)
+    nbytes = (len(cache_header) or request.layout.header_nbytes) + request.layout.nbytes
+    return cache.find_member(repo.id, name, nbytes)
 
 
 def _is_intact(
@@ -494,13 +501,28 @@ def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
 
 
 def _offline_error(
-    repo: Repo, collection: str, missing_requests: Sequence[MemberRequest], request_count: int
+    repo: Repo,
+    collection: str,
+    missing_requests: Sequence[MemberRequest],
+    request_count: int,
+    header_of_layout: Mapping[int, bytes],
 ) -> NetworkError:
     ids = format_ids([x.key for x in missing_requests])
+    records = {x.repo_path: cache.read_file_record(repo.id, repo.commit, x.repo_path) for x in missing_requests}
+    damaged_paths, damaged_keys = list[str](), list[SnapshotKey]()
+    for x in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
+        record = records[x.repo_path]
+        if hub.cached_file(repo, x.repo_path) is not None:
+            damaged_paths.append(x.repo_path)
+        elif record and _find_cached_member(repo, x, record[0], header_of_layout[id(x.layout)]) is not None:
+            damaged_keys.append(x.key)
+    damaged_texts = [f"file {path}" for path in dict.fromkeys(damaged_paths)]
+    damaged_texts += [f"members {format_ids(damaged_keys)}"] if damaged_keys else []
+    damaged_text = f"; the cached copy of {first_few(damaged_texts, 3)} is damaged" if damaged_texts else ""
     return NetworkError(
         f"{len(missing_requests)} of {request_count} members of {collection}",
         expected="members in the cache, since HF_HUB_OFFLINE is set",
-        found=f"no members {ids} of {repo}",
+        found=f"no members {ids} of {repo}{damaged_text}",
         do=f"Get them online: `zoo-cli download {collection} --members {ids} --source {repo}`",
         collection=collection,
     )

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -45,12 +46,14 @@ from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
 LIBRARY_NAME = "checkpoints_zoo"
 CONNECTION_SECONDS = 10
+LARGE_NBYTES = 4 * 2**20  # Number of bytes from which a manifest is read by ranges.
 ADDRESS_SCHEME = "hf://"
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 TRY_AGAIN_ADVICE = "Try again: what has arrived is kept"
 PROXY_ADVICE = "Check HF_ENDPOINT, and proxies on the way"
+DAMAGED_COPY_ADVICE = "The damaged copy in the cache stays, but is not used: unset HF_HUB_OFFLINE to get it again"
 LOGIN_ADVICE = "log in with `hf auth login` or set HF_TOKEN"
 
 T = TypeVar("T")
@@ -60,6 +63,8 @@ _ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
 _fallback_folders: list[Path] = []
 _reached_addresses: set[str] = set()
 _late_settings: set[str] = set()  # settings for which a warning was shown
+# Number of bytes from which `fetch_small_file` does not fetch a file; None while other functions fetch files.
+_large_nbytes: ContextVar[int | None] = ContextVar("_large_nbytes", default=None)
 
 
 @dataclass(frozen=True)
@@ -313,14 +318,15 @@ def is_offline() -> bool:
 def check_whole_file(repo: Repo, cached_path: Path, ignore_recorded: bool = False) -> str:
     """Compare the hash of a file in the client's cache with the announced hash; delete the file if the two differ.
 
-    The file is read again only after it has changed.
+    The file is read again only after it has changed. In offline mode it is not deleted, because it can't be fetched
+    again.
 
     Args:
         repo, cached_path: the repo that has the file, and the path of the cached file.
         ignore_recorded: whether the file is hashed again even if a hash is recorded.
 
     Returns:
-        The hash and kind of a file that was deleted; "" if the hash is right, or if no hash was announced.
+        The hash and kind of a file whose hash is wrong; "" if the hash is right, or if no hash was announced.
     """
     announced_hash, blob_path = _blob_name(cached_path), cached_path.resolve()
     record = HashRecord(blob_path, whole_file_record(repo, cached_path), ignore_recorded)
@@ -334,7 +340,8 @@ def check_whole_file(repo: Repo, cached_path: Path, ignore_recorded: bool = Fals
         return ""
     with blob_path.open("rb") as file:
         kind = guess_kind(file.read(512))
-    drop_whole_file(repo, cached_path)
+    if not is_offline():
+        drop_whole_file(repo, cached_path)
     return f"{actual_hash[:16]}…{f': {kind}' if kind else ''}"
 
 
@@ -359,7 +366,7 @@ def has_file(repo: Repo, repo_path: str) -> bool:
     if cached is not None or is_offline_mode():
         return isinstance(cached, str) and cached is not _CACHED_NO_EXIST
     try:
-        fetch_file(repo, repo_path)
+        fetch_small_file(repo, repo_path)
     except SourceNotFound as error:
         if error.path != repo_path:  # The repo or the commit is missing, not only the file.
             raise
@@ -413,7 +420,8 @@ def _check_path(repo: Repo, repo_path: str) -> None:
 def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     """Get a whole file through the client's cache, and compare it with the announced hash; return the file's path.
 
-    A cached file that has another hash than announced is deleted, and fetched again.
+    A cached file that has another hash than announced is deleted, and fetched again. In offline mode it stays, and an
+    error says that it is damaged.
 
     Args:
         repo, repo_path: the repo, and the path of the file in it.
@@ -421,7 +429,8 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `resolve_address`.
-        DamagedError: the bytes that arrived do not have the announced hash; the bytes are deleted.
+        DamagedError: the bytes that arrived do not have the announced hash, and are deleted; or the cached copy is
+            damaged, and offline mode is on.
         FormatError: a manifest or description is too large.
     """
     from huggingface_hub import constants, hf_hub_download
@@ -450,10 +459,30 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
             subject,
             expected=f"the hash {announced_hash[:16]}…",
             found=actual_hash,
-            do="The file was not stored; get it again",
+            do=DAMAGED_COPY_ADVICE if is_offline() else "The file was not stored; get it again",
             path=repo_path,
         )
     return path
+
+
+class _LargeFile(Exception):
+    """Raised when the Hub announces a file that `fetch_small_file` does not fetch."""
+
+
+def fetch_small_file(repo: Repo, repo_path: str) -> Path | None:
+    """Get a file as `fetch_file` does if it has less than LARGE_NBYTES; return its path. Of a larger file nothing is
+    fetched, unless it is cached; None is returned.
+
+    Raises:
+        ZooError: for the same reasons as in `fetch_file`.
+    """
+    limit = _large_nbytes.set(LARGE_NBYTES)
+    try:
+        return fetch_file(repo, repo_path)
+    except _LargeFile:
+        return None
+    finally:
+        _large_nbytes.reset(limit)
 
 
 def _limited_progress_bar(repo_path: str, subject: str) -> type[Any]:
@@ -557,15 +586,17 @@ def _guard_client() -> None:
 
     session = get_session()
     hooks = session.event_hooks
-    if _check_cache_names not in hooks["response"]:
-        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_cache_names]}
+    if _check_answer not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
 
 
-def _check_cache_names(response: Any) -> None:
-    """Check the commit and the ETag in an answer's headers, after which the client names files of its cache.
+def _check_answer(response: Any) -> None:
+    """Check the commit and the ETag in an answer's headers, after which the client names files of its cache; and for
+    `fetch_small_file` the size of the file.
 
     Raises:
         DamagedError: the commit or the ETag is not a plain word.
+        _LargeFile: the file is too large for `fetch_small_file`.
     """
     headers = response.headers
     if "x-repo-commit" not in headers:  # the client uses no other answers for names
@@ -579,6 +610,10 @@ def _check_cache_names(response: Any) -> None:
                 found=repr(value[:80]),
                 do=f"Nothing was written. {PROXY_ADVICE}",
             )
+    size_text = headers.get("X-Linked-Size") or headers.get("Content-Length") or ""
+    limit = _large_nbytes.get() if response.request.method == "HEAD" and response.status_code < 400 else None
+    if limit is not None and size_text.isascii() and size_text.isdigit() and int(size_text[:20]) >= limit:
+        raise _LargeFile
 
 
 def _check_token() -> None:

@@ -49,7 +49,10 @@ def build_part(measured: Measurements) -> Part:
     panels = [
         _score_panel(inside, outside, edges),
         draw_panel(
-            "information", "Mutual information", description, lambda axes: draw_information(report, axes, auroc=False)
+            "information",
+            "Mutual information",
+            description,
+            lambda axes: draw_information(report, axes, show_auroc=False),
         ),
         _roc_panel(roc, as_text(figures["auroc"])),
         _precision_panel(precision, len(outside) / (len(inside) + len(outside)), as_text(figures["aupr"])),
