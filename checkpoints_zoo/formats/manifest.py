@@ -94,13 +94,15 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
     """
     rows = rows.select(schema.names).cast(schema)
     if {"member", "epoch"} <= set(schema.names):
-        order = np.lexsort((numpy_values(rows.column("epoch")), numpy_values(rows.column("member"))))
-        if (np.diff(order) < 0).any():
-            rows = take_rows(rows, order)
+        row_order = np.lexsort((numpy_values(rows.column("epoch")), numpy_values(rows.column("member"))))
+        if (np.diff(row_order) < 0).any():
+            rows = take_rows(rows, row_order)
     # Seeds below 2³¹ are stored in 32 bits, because version 0.1 writes and reads them so.
     with contextlib.suppress(pa.ArrowInvalid, KeyError):
-        at = schema.get_field_index("seed")
-        rows = rows.set_column(at, schema.field(at).with_type(pa.int32()), rows.column("seed").cast(pa.int32()))
+        seed_position = schema.get_field_index("seed")
+        rows = rows.set_column(
+            seed_position, schema.field(seed_position).with_type(pa.int32()), rows.column("seed").cast(pa.int32())
+        )
     with replace_file(path, "wb", sync=True) as file:  # Pass an open file, because Arrow opens only paths in UTF-8.
         pq.write_table(
             rows, file, row_group_size=ROWS_PER_GROUP, write_page_index=True,
@@ -153,16 +155,16 @@ class ManifestFile:
             check_columns(self.footer, smallest_widths, path)
             file_schema = self.footer.schema.to_arrow_schema()
             _check_version(file_schema.metadata or {}, int(schema.metadata[b"schema_version"]), path)
-            self.names = file_schema.names
-            if repeated_names := [n for n in schema.names if self.names.count(n) > 1]:
+            self.column_names = file_schema.names
+            if repeated_names := [n for n in schema.names if self.column_names.count(n) > 1]:
                 raise FormatError(
                     f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
         row_counts = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
         # Position of each row group's first row, and at the end the number of rows.
-        self.group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
+        self.row_group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
         self.num_rows: int = self.footer.num_rows
-        self.ranges: dict[str, list[tuple[int, int, int]]] = {}
+        self.ranges_of_column: dict[str, list[tuple[int, int, int]]] = {}
 
     def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns; return a table of them, with nulls for columns that the file lacks.
@@ -173,7 +175,7 @@ class ManifestFile:
         """
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         with _reading_errors(self.path), self._open(schema) as file:
-            present_names = [name for name in schema.names if name in self.names]
+            present_names = [name for name in schema.names if name in self.column_names]
             if groups is None:
                 table = file.read(columns=present_names, use_threads=False)
             else:
@@ -186,25 +188,31 @@ class ManifestFile:
         Raises:
             FormatError, DamagedError: for the same reasons as in `read_manifest` and `check_rows`.
         """
-        ordered = np.unique(positions)
+        ordered_positions = np.unique(positions)
         tables = [self.read(groups=[])]
-        present_names = [name for name in self.schema.names if name in self.names]
+        present_names = [name for name in self.schema.names if name in self.column_names]
         with _reading_errors(self.path), self._open(self.schema) as file:
-            for group in np.unique(np.searchsorted(self.group_starts, ordered, side="right") - 1).tolist():
-                start, end = self.group_starts[group : group + 2]
+            for group in np.unique(
+                np.searchsorted(self.row_group_starts, ordered_positions, side="right") - 1
+            ).tolist():
+                batch_start, group_end = self.row_group_starts[group : group + 2]
                 # The rows of a group are read in batches, because other programs write groups of a million rows.
                 for batch in file.iter_batches(ROWS_PER_GROUP, [group], present_names, use_threads=False):
-                    first, last = np.searchsorted(ordered, (start, min(start + batch.num_rows, end)))
-                    if first < last:
-                        rows = take_rows(pa.Table.from_batches([batch]), ordered[first:last] - start)
+                    first_place, end_place = np.searchsorted(
+                        ordered_positions, (batch_start, min(batch_start + batch.num_rows, group_end))
+                    )
+                    if first_place < end_place:
+                        rows = take_rows(
+                            pa.Table.from_batches([batch]), ordered_positions[first_place:end_place] - batch_start
+                        )
                         tables.append(self._with_schema(rows, self.schema))
-                    start += batch.num_rows
+                    batch_start += batch.num_rows
         rows = pa.concat_tables(tables)
         if self.description is not None:
-            check_rows(rows, self.description, self.path, ordered.tolist())
-        return take_rows(rows, np.searchsorted(ordered, positions))
+            check_rows(rows, self.description, self.path, ordered_positions.tolist())
+        return take_rows(rows, np.searchsorted(ordered_positions, positions))
 
-    def groups_with(
+    def row_groups_with(
         self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Find the row groups whose column of whole numbers may have a value in one of some intervals, by the
@@ -214,19 +222,19 @@ class ManifestFile:
             name: name of the column.
             lows, highs: lowest and highest value of each interval; the intervals ascend and do not overlap.
         """
-        may_overlap = np.ones(len(self.group_starts) - 1, bool)
+        may_overlap = np.ones(len(self.row_group_starts) - 1, bool)
         if pa.types.is_integer(self.schema.field(name).type):
             for group, lowest, highest in self._statistics(name):
-                position = np.searchsorted(highs, lowest, side="left")
-                may_overlap[group] = bool(position < len(lows) and lows[position] <= highest)
+                interval_position = np.searchsorted(highs, lowest, side="left")
+                may_overlap[group] = bool(interval_position < len(lows) and lows[interval_position] <= highest)
         return np.flatnonzero(may_overlap)
 
     def _statistics(self, name: str) -> list[tuple[int, int, int]]:
         """Return (row group, lowest value, highest value) of each row group with statistics of a column."""
         import duckdb
 
-        if name not in self.ranges:
-            self.ranges[name] = []
+        if name not in self.ranges_of_column:
+            self.ranges_of_column[name] = []
             # If a footer has damaged statistics, pyarrow ends the process, and DuckDB raises an error.
             quoted_path, quoted_name = (str(text).replace("'", "''") for text in (self.path, name))
             settings = f"SET threads = 1; SET autoload_known_extensions = false; SET allowed_paths = ['{quoted_path}']"
@@ -237,8 +245,8 @@ class ManifestFile:
             )
             with contextlib.suppress(duckdb.Error, UnicodeError), duckdb.connect(":memory:") as connection:
                 connection.execute(f"{settings}; SET enable_external_access = false; SET lock_configuration = true")
-                self.ranges[name] = connection.execute(statement).fetchall()
-        return self.ranges[name]
+                self.ranges_of_column[name] = connection.execute(statement).fetchall()
+        return self.ranges_of_column[name]
 
     @contextlib.contextmanager
     def _open(self, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
@@ -253,11 +261,11 @@ class ManifestFile:
         """Check the values of a table that was read from the file; return the table with the types of the schema, and
         with all its columns."""
         table.validate(full=True)  # This finds text that is not UTF-8, and other damage.
-        columns, total_bytes = [], 0
+        columns, unpacked_nbytes = [], 0
         for field in schema:
             if field.name in table.column_names:
                 if pa.types.is_dictionary(table.column(field.name).type):
-                    total_bytes = check_texts(table.column(field.name), total_bytes, self.path)
+                    unpacked_nbytes = check_texts(table.column(field.name), unpacked_nbytes, self.path)
                 columns.append(table.column(field.name).cast(field.type))
             elif not field.nullable:
                 raise FormatError(
@@ -295,23 +303,23 @@ def row_count(path: Path) -> int:
 
 
 def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: Path) -> None:
-    text = metadata.get(b"schema_version", b"").decode(errors="replace")
-    if not re.fullmatch("[0-9]{1,9}", text):
+    version_text = metadata.get(b"schema_version", b"").decode(errors="replace")
+    if not re.fullmatch("[0-9]{1,9}", version_text):
         raise FormatError(
             f"manifest {path}",
             expected="a schema_version in the Parquet metadata",
-            found=repr(text[:40]),
+            found=repr(version_text[:40]),
             do=""
-            if text
+            if version_text
             else "A program that rewrites the table, such as pandas, drops it: write the table with pyarrow, "
             "after `table = table.replace_schema_metadata(pq.read_schema(ORIGINAL).metadata)`",
             path=path,
         )
-    if int(text) > newest_version:
+    if int(version_text) > newest_version:
         raise FormatError(
             f"manifest {path}",
             expected=f"schema version {newest_version} or older",
-            found=f"version {text}",
+            found=f"version {version_text}",
             do="Install a newer checkpoints-zoo",
             path=path,
         )
@@ -334,52 +342,64 @@ def check_rows(
     """
 
     def row_error(
-        error_class: type[FormatError] | type[DamagedError], row: int, expected: str, found: str
+        error_class: type[FormatError] | type[DamagedError], position: int, expected: str, found: str
     ) -> Exception:
-        member = columns["member"][row]
-        subject = f"row {row if positions is None else positions[row]} (member {member}) of manifest {path}"
+        member = values_of_column["member"][position]
+        subject = f"row {position if positions is None else positions[position]} (member {member}) of manifest {path}"
         return error_class(
             subject, expected=expected, found=found, collection=description.name, member=member, path=path
         )
 
-    columns: dict[str, list[Any]] = {
+    values_of_column: dict[str, list[Any]] = {
         n: rows.column(n).to_pylist() for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS, "sha256")
     }
     for name in REQUIRED_COLUMNS:
         if rows.column(name).null_count:
-            raise row_error(FormatError, columns[name].index(None), f"a value for {name}", "null")
-    rows_with_path = [row for row, path_in_source in enumerate(columns["path"]) if path_in_source is not None]
-    for row, status in enumerate(columns["status"]):
-        null_columns = [name for name in LOCATION_COLUMNS if columns[name][row] is None]
+            raise row_error(FormatError, values_of_column[name].index(None), f"a value for {name}", "null")
+    positions_with_path = [
+        position for position, path_in_source in enumerate(values_of_column["path"]) if path_in_source is not None
+    ]
+    for position, status in enumerate(values_of_column["status"]):
+        null_columns = [name for name in LOCATION_COLUMNS if values_of_column[name][position] is None]
         if null_columns and (status == "ok" or len(null_columns) < len(LOCATION_COLUMNS)):
-            raise row_error(FormatError, row, f"a value for {null_columns[0]}", "null")
+            raise row_error(FormatError, position, f"a value for {null_columns[0]}", "null")
     used_keys: set[tuple[int, int]] = set()
     final_ids: set[int] = set()
-    for row, (member, epoch) in enumerate(zip(columns["member"], columns["epoch"], strict=True)):
+    for position, (member, epoch) in enumerate(zip(values_of_column["member"], values_of_column["epoch"], strict=True)):
         if member < 0 or epoch < 0:
-            raise row_error(FormatError, row, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in used_keys or (columns["final"][row] and member in final_ids):
-            raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
+            raise row_error(FormatError, position, "member and epoch not negative", f"member {member}, epoch {epoch}")
+        if (member, epoch) in used_keys or (values_of_column["final"][position] and member in final_ids):
+            raise row_error(
+                FormatError, position, "each (member, epoch) once and one final row a member", "a second one"
+            )
         used_keys.add((member, epoch))
-        if columns["final"][row]:
+        if values_of_column["final"][position]:
             final_ids.add(member)
-    for status in set(columns["status"]) - {"ok", "failed", "excluded"}:
-        raise row_error(FormatError, columns["status"].index(status), "status ok, failed or excluded", repr(status))
-    for path_in_source in {columns["path"][row] for row in rows_with_path}:
+    for status in set(values_of_column["status"]) - {"ok", "failed", "excluded"}:
+        raise row_error(
+            FormatError, values_of_column["status"].index(status), "status ok, failed or excluded", repr(status)
+        )
+    for path_in_source in {values_of_column["path"][position] for position in positions_with_path}:
         if problem := path_problem(path_in_source):
-            raise row_error(DamagedError, columns["path"].index(path_in_source), "a path inside the source", problem)
-    for row in rows_with_path:
-        key = columns["layout"][row]
+            raise row_error(
+                DamagedError, values_of_column["path"].index(path_in_source), "a path inside the source", problem
+            )
+    for position in positions_with_path:
+        key = values_of_column["layout"][position]
         layout = description.layouts.get(key)
         if layout is None:
-            raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
-        offset, nbytes, dtype = columns["offset"][row], columns["nbytes"][row], columns["dtype"][row]
+            raise row_error(FormatError, position, f"a layout among {', '.join(description.layouts)}", repr(key))
+        offset, nbytes, dtype = (
+            values_of_column["offset"][position],
+            values_of_column["nbytes"][position],
+            values_of_column["dtype"][position],
+        )
         if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            raise row_error(DamagedError, row, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
-    for row, digest in enumerate(columns["sha256"]):
+            raise row_error(DamagedError, position, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
+    for position, digest in enumerate(values_of_column["sha256"]):
         if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            raise row_error(FormatError, position, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
 
 
 def path_problem(path_in_source: str) -> str:
@@ -436,9 +456,11 @@ def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any
     # `ChunkedArray.to_numpy` and `pyarrow.compute` with Python values would import pandas.
     if pa.types.is_boolean(column.type):
         return numpy_values(column.cast(pa.uint8())).astype(bool)
-    array = column.combine_chunks()
-    values: np.ndarray[tuple[int], Any] = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
-    return values[array.offset : array.offset + len(array)]
+    combined_array = column.combine_chunks()
+    values: np.ndarray[tuple[int], Any] = np.frombuffer(
+        combined_array.buffers()[1] or b"", combined_array.type.to_pandas_dtype()
+    )
+    return values[combined_array.offset : combined_array.offset + len(combined_array)]
 
 
 def sum_of(rows: pa.Table, column: str) -> int:
@@ -446,20 +468,20 @@ def sum_of(rows: pa.Table, column: str) -> int:
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
-def check_size(size: int, path: str | Path, subject: str = "") -> None:
+def check_size(nbytes: int, path: str | Path, file_text: str = "") -> None:
     """Check a file's size against the limit for its suffix.
 
     Args:
-        size: size of the file in bytes.
+        nbytes: size of the file in bytes.
         path: path of the file; only JSON and Parquet files have a limit.
-        subject: the file's name in error texts.
+        file_text: the file's name in error texts.
 
     Raises:
         FormatError: the file is larger than the limit.
     """
     largest_nbytes = LARGEST_FILE_NBYTES.get(Path(path).suffix)
-    if largest_nbytes is not None and size > largest_nbytes:
-        raise _limit_error(subject or f"file {path}", f"at most {largest_nbytes:,} bytes", f"{size:,}", path)
+    if largest_nbytes is not None and nbytes > largest_nbytes:
+        raise _limit_error(file_text or f"file {path}", f"at most {largest_nbytes:,} bytes", f"{nbytes:,}", path)
 
 
 def check_file(path: Path) -> None:
@@ -467,12 +489,12 @@ def check_file(path: Path) -> None:
     check_size(path.stat().st_size, path)
 
 
-def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: Path) -> None:
+def check_columns(metadata: pq.FileMetaData, nbytes_of_column: Mapping[str, int], path: Path) -> None:
     """Check the number of rows and the sizes in the footer of a Parquet file.
 
     Args:
         metadata: the footer.
-        columns: name of each column to read -> smallest number of bytes that one value of the column takes.
+        nbytes_of_column: name of each column to read -> smallest number of bytes that one value of the column takes.
         path: path of the Parquet file.
 
     Raises:
@@ -481,29 +503,29 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
     if metadata.num_rows > LARGEST_ROW_COUNT:
         raise _limit_error(f"manifest {path}", f"at most {LARGEST_ROW_COUNT:,} rows", f"{metadata.num_rows:,}", path)
     # Sizes are summed over whole row groups: pyarrow ends the process if the statistics of a single column are damaged.
-    sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
-    sizes.append(metadata.num_rows * sum(columns.values()))
-    if min(sizes) < 0 or sum(sizes) > LARGEST_UNPACKED_NBYTES:
-        raise _unpacked_size_error(f"{sum(sizes):,}, by its footer", path)
+    group_nbytes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+    group_nbytes.append(metadata.num_rows * sum(nbytes_of_column.values()))
+    if min(group_nbytes) < 0 or sum(group_nbytes) > LARGEST_UNPACKED_NBYTES:
+        raise _unpacked_size_error(f"{sum(group_nbytes):,}, by its footer", path)
 
 
-def check_texts(column: pa.ChunkedArray, text_bytes: int, path: Path) -> int:
+def check_texts(column: pa.ChunkedArray, unpacked_nbytes: int, path: Path) -> int:
     """Check the total length of a column's unpacked texts; return the number of unpacked bytes of all columns so far.
 
     Args:
         column: column of texts, in Arrow's dictionary encoding.
-        text_bytes: number of unpacked bytes of the earlier columns.
+        unpacked_nbytes: number of unpacked bytes of the earlier columns.
         path: path of the Parquet file.
 
     Raises:
         FormatError: the number of rows or a size exceeds the limit for manifests.
     """
     for chunk in column.chunks:
-        lengths = pc.binary_length(chunk.dictionary).cast("int64")
-        text_bytes += int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
-        if text_bytes > LARGEST_UNPACKED_NBYTES:
-            raise _unpacked_size_error(f"{text_bytes:,} or more", path)
-    return text_bytes
+        text_lengths = pc.binary_length(chunk.dictionary).cast("int64")
+        unpacked_nbytes += int(pc.sum(text_lengths.take(chunk.indices)).as_py() or 0)
+        if unpacked_nbytes > LARGEST_UNPACKED_NBYTES:
+            raise _unpacked_size_error(f"{unpacked_nbytes:,} or more", path)
+    return unpacked_nbytes
 
 
 def check_json(values: Any, path: Path) -> None:

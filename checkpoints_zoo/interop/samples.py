@@ -127,7 +127,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     locks = cache.writable_folder("local/copies")
-    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.hold_key_lock(locks, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
         try:
