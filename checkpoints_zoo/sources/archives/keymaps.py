@@ -281,10 +281,8 @@ def _resnet20(classes: int, conv_bias: bool) -> dict[str, Shape]:
     return _resnet((16, 32, 64), 3, ("weight", "bias", "tau"), classes, conv_bias)
 
 
-def _optunet(classes: int, hidden_width: int | None) -> dict[str, Shape]:
-    shape_of_layer = (
-        {"fc": (classes, 10)} if hidden_width is None else {"fc1": (hidden_width, 10), "fc2": (classes, hidden_width)}
-    )
+def _optunet(classes: int, hidden: int | None) -> dict[str, Shape]:
+    shape_of_layer = {"fc": (classes, 10)} if hidden is None else {"fc1": (hidden, 10), "fc2": (classes, hidden)}
     shapes: dict[str, Shape] = {"conv1.weight": (2, 1, 4, 4), "conv2.weight": (10, 1, 5, 5)}
     for layer, shape in shape_of_layer.items():
         shapes.update({f"{layer}.weight": shape, f"{layer}.bias": shape[:1]})
