@@ -53,9 +53,8 @@ class ZooError(Exception):
     def __str__(self) -> str:
         thing, expected, found, do = (_shorten(text) for text in (self.thing, self.expected, self.found, self.do))
         expected_and_found = [f"expected {expected}"] if expected else []
-        expected_and_found += (
-            [f"found {found.rstrip('. ')}"] if found else []
-        )  # Texts of other libraries may end in a dot.
+        # Texts of other libraries may end in a dot.
+        expected_and_found += [f"found {found.rstrip('. ')}"] if found else []
         text = f"{thing}: {'; '.join(expected_and_found)}." if expected_and_found else f"{thing}."
         text = f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
         return _escape_controls(f"{text}{_explain_lookalikes(text)}")

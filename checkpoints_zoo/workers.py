@@ -208,9 +208,9 @@ class Processes:
         of these jobs."""
         while pool.can_take_job() and (job_and_start_count := queue.next_job()):
             job, start_count = job_and_start_count
-            argument = pickle_for_worker(job.argument)
-            if not (pool.runs_in_this_process or (self.start != "fork" and _needs_unsafe_main(argument))):
-                pool.assign(job, start_count, argument)
+            pickled_argument = pickle_for_worker(job.argument)
+            if not (pool.runs_in_this_process or (self.start != "fork" and _needs_unsafe_main(pickled_argument))):
+                pool.assign(job, start_count, pickled_argument)
                 continue
             found = "no file that workers could import" if _main_file() is None else "calls without this line"
             warning_text = f'main script: expected `if __name__ == "__main__":` around its calls; found {found}.'
@@ -725,7 +725,7 @@ def _run_job(
         work_function = _load_work(pickled_work)
         if "torch" in sys.modules:  # True only if the work function has imported torch.
             sys.modules["torch"].set_num_threads(thread_count)
-        argument = pickle.loads(pickled_argument)  # noqa: S301 (as in `_loaded`)
+        argument = pickle.loads(pickled_argument)  # noqa: S301 (as in `_load_work`)
         # Use the standard pickle module: torch's own pickling would share memory, which is lost when the worker ends.
         return pickle.dumps((True, work_function(argument, device)))
     except Exception as error:  # noqa: BLE001 (raised again in the caller)

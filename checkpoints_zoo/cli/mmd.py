@@ -111,11 +111,11 @@ def _explanation_text(result: MMD | NS, are_halves: bool) -> str:
     from checkpoints_zoo.populations.discrepancy import MMD
 
     stored_mmd = result if isinstance(result, MMD) else result.mmd
-    first_text, second_text = stored_mmd.members
+    first_count, second_count = stored_mmd.members
     compared_sets = (
-        f"{first_text} at even positions against {second_text} at odd positions"
+        f"{first_count} at even positions against {second_count} at odd positions"
         if are_halves
-        else f"{first_text} against {second_text}"
+        else f"{first_count} against {second_count}"
     )
     lines = [
         f"Members: {compared_sets}. MMD² is unbiased (0 on average if both sets come from one distribution), and "

@@ -154,8 +154,8 @@ def check_equivalence(
     second_set = _to_parameter_set(b, "b", first_set.module)
     if (len(first_set.ids), first_set.stacked) != (len(second_set.ids), second_set.stacked):
         counts = [
-            count_with_noun(len(state.ids), "member") if state.stacked else "one member alone"
-            for state in (first_set, second_set)
+            count_with_noun(len(compared_set.ids), "member") if compared_set.stacked else "one member alone"
+            for compared_set in (first_set, second_set)
         ]
         raise UsageError("a and b", expected="one member each, or as many stacked ones", found=" and ".join(counts))
     torch_device = check_device(device)
@@ -521,9 +521,8 @@ class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.module = module
         self.narrow_layers: list[str] = []
-        self.running_layers: list[
-            str
-        ] = []  # Names of the layers that contain the current operation, from outer to inner.
+        # Names of the layers that contain the current operation, from outer to inner.
+        self.running_layers: list[str] = []
         self._hooks: list[Any] = []
         self._parameters = {
             id(t): n for m in (original, module) for n, t in m.state_dict(keep_vars=True).items() if not is_counter(n)

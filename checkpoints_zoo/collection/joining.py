@@ -140,9 +140,9 @@ def join(selections: Sequence[SelectedMembers]) -> SelectedMembers:
         new_id_of_member.setdefault((part_source, member), len(new_id_of_member))
     joined_ids = [new_id_of_member[part_source, member] for part_source, (member, _) in keys_with_source]
     joined_layout_keys = [
-        f"{i}/{snapshot_key}"
-        for i, joined_rows in enumerate(rows_of_parts)
-        for snapshot_key in joined_rows.column("layout").to_pylist()
+        f"{i}/{layout_key}"
+        for i, part_rows in enumerate(rows_of_parts)
+        for layout_key in part_rows.column("layout").to_pylist()
     ]
     joined_rows = pa.concat_tables(rows_of_parts, promote_options="default").combine_chunks()
     new_columns = {

@@ -83,7 +83,7 @@ class Layout:
 
     Args:
         tensors: descriptions of the tensors, in the order of their bytes.
-        counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt_counters as zero.
+        counters: names of integer counters (`num_batches_tracked`) that are not stored but rebuilt as zero.
         pad: number of zero bytes after the last tensor.
         header_nbytes: number of bytes of the safetensors header in front of a member in an archive; 0 in a shard, where
             all members share one header.
@@ -100,7 +100,7 @@ class Layout:
 
         Args:
             tensors: (name, dtype, shape) of each tensor, in the order of the module.
-            counters: names of integer counters, which are not stored but rebuilt_counters as zero.
+            counters: names of integer counters, which are not stored but rebuilt as zero.
 
         Raises:
             UsageError: there are no tensors, a tensor is called `_pad`, a name occurs twice, or safetensors lacks a
@@ -122,7 +122,7 @@ class Layout:
         Args:
             tensors: (name, dtype, shape, name in the file, shape in the file) of each tensor, in the order of their
                 bytes.
-            counters: names of integer counters that the file lacks; the counters are rebuilt_counters as zero.
+            counters: names of integer counters that the file lacks; the counters are rebuilt as zero.
             header_nbytes: size of the file's header in bytes.
 
         Raises:

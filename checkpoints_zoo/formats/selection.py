@@ -287,10 +287,9 @@ def _find_positions(
             collection=collection,
             member=member,
         )
-    if (
-        end_places - first_places > 1
-    ).any():  # The manifest has two rows of one snapshot: reading both raises the error.
-        key_number = int(np.argmax(end_places - first_places > 1))
+    is_twice = end_places - first_places > 1
+    if is_twice.any():  # The manifest has two rows of one snapshot: reading both raises the error.
+        key_number = int(np.argmax(is_twice))
         rows.take(positions[row_of_code[code_order[first_places[key_number] : end_places[key_number]]]])
     is_repeated = np.ones(len(keys), bool)
     is_repeated[np.unique(positions_in_table, return_index=True)[1]] = False

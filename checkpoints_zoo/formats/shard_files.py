@@ -448,7 +448,7 @@ def repack(layout: Layout, member_bytes: Bytes, target_layout: Layout) -> bytear
         target_layout: layout of the rearranged bytes, `shard_layout(layout)`.
     """
     repacked_bytes = bytearray(target_layout.nbytes)
-    old_specs = {new_spec.name: new_spec for new_spec in layout.tensors}
+    old_specs = {spec.name: spec for spec in layout.tensors}
     for new_spec in target_layout.tensors:
         old_spec = old_specs[new_spec.name]
         raw = np.frombuffer(member_bytes, np.uint8, count=old_spec.nbytes, offset=old_spec.offset)

@@ -185,7 +185,7 @@ def read_folder(folder: str | Path) -> Folder:
     if str(folder).startswith(hub.ADDRESS_SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
     source = open_source(folder, "")
-    names = sorted(part.stem for part in (source.root / "manifests").glob("*.parquet"))
+    names = sorted(path.stem for path in (source.root / "manifests").glob("*.parquet"))
     if not names:
         raise SourceNotFound(
             f"source {folder}",

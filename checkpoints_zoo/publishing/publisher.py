@@ -535,10 +535,8 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
 
     def create_commit() -> tuple[str, str]:
         if opens_pull_request and (pull_request_branch := remote.find_pull_request(title)):
-            return (
-                pull_request_branch.name,
-                pull_request_branch.head,
-            )  # an earlier attempt opened this pull request, but the answer was lost
+            # An earlier attempt opened this pull request, but the answer was lost.
+            return pull_request_branch.name, pull_request_branch.head
         try:
             commit_info = remote.api.create_commit(
                 remote.id, additions, commit_message=title, parent_commit=branch.head, **repo_options

@@ -116,7 +116,7 @@ class Verification:
         ]
         return [
             f"{self.collection}: checked {', '.join(check_texts)}",
-            *(f"{self.collection}: {count}" for count in unchecked_texts),
+            *(f"{self.collection}: {unchecked_text}" for unchecked_text in unchecked_texts),
         ]
 
 
@@ -368,8 +368,8 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         return problems
     image_data = images.load(facts.data, facts.split)
     sampled_positions = [
-        checkable_positions[position * len(checkable_positions) // min(sample, len(checkable_positions))]
-        for position in range(min(sample, len(checkable_positions)))
+        checkable_positions[i * len(checkable_positions) // min(sample, len(checkable_positions))]
+        for i in range(min(sample, len(checkable_positions)))
     ]
     for position in sampled_positions:
         one_member_collection = members[position : position + 1]

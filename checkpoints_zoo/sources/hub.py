@@ -187,9 +187,8 @@ def _parse_address(address: str) -> tuple[str, str]:
             advice = f"If {uri.revision}/{uri.path_in_repo} is a branch, write its slashes as %2F"
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             revision = uri.revision or "main"
-            revision_problem = manifest.path_problem(
-                unquote(revision)
-            )  # the client names a cache file after the revision
+            # The client names a cache file after the revision.
+            revision_problem = manifest.path_problem(unquote(revision))
             if not revision_problem:
                 return uri.id, revision
             found_text = f"the revision {revision_problem}"

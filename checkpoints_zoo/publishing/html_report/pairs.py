@@ -119,7 +119,7 @@ def _pairs_table(pairs: Pairwise) -> TableBlock:
     pair_positions = upper_triangle(len(pairs.ids))
     id_texts = [
         (f"{pairs.ids[first_position]}", f"{pairs.ids[second_position]}")
-        for first_position, second_position in zip(*(value.tolist() for value in pair_positions), strict=True)
+        for first_position, second_position in zip(*(positions.tolist() for positions in pair_positions), strict=True)
     ]
     number_texts = [
         [f"{scale * value:.4g}" for value in matrix[pair_positions].tolist()]

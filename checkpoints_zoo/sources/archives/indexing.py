@@ -19,9 +19,8 @@ from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
 
 ARCHIVE_SUFFIXES = (".tgz", ".tar", ".tar.gz")
-ARCHIVES_INDEXED_AT_ONCE = (
-    3  # Number of archives that are indexed at once; each archive is read over several connections.
-)
+# Number of archives that are indexed at once; each archive is read over several connections.
+ARCHIVES_INDEXED_AT_ONCE = 3
 
 _indexes: dict[tuple[Any, ...], Index] = {}  # Indexes by archive: each index is loaded or built once in a process.
 _indexes_lock = threading.Lock()

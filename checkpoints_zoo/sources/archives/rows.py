@@ -74,9 +74,7 @@ def layout_of_header(header: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
             net.tensors.items(), stored_tensors.items(), strict=True
         )
     )
-    missing_counters = [
-        stored_name for stored_name in expected_shapes if is_counter(stored_name) and stored_name not in net.tensors
-    ]
+    missing_counters = [name for name in expected_shapes if is_counter(name) and name not in net.tensors]
     return net, Layout.of_stored(tensors, missing_counters, header.header_nbytes)
 
 

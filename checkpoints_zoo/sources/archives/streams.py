@@ -119,9 +119,8 @@ class _ForwardReader:
     def read_exactly(self, offset: int, length: int) -> bytes:
         pieces, needed_nbytes = [self.buffer], offset + length - self.buffer_start
         available_nbytes = len(self.buffer)
-        while (
-            available_nbytes < needed_nbytes
-        ):  # Read piece by piece, so that a false size in a header costs no memory.
+        # Read piece by piece, so that a false size in a header costs no memory.
+        while available_nbytes < needed_nbytes:
             pieces.append(self._read(min(PIECE_BYTES, needed_nbytes - available_nbytes)))
             available_nbytes += len(pieces[-1])
             if not pieces[-1]:
@@ -138,7 +137,7 @@ class _ForwardReader:
                 raise damage_error(self.name, offset, "an end mark of zeros", "the end of the tar: it is cut")
         self.buffer_start, self.buffer = offset, self.buffer[offset - self.buffer_start :]
 
-    def read_rest(self, largest_nbytes: int) -> None:
+    def read_rest(self, bytes_left: int) -> None:
         """Read the bytes after the tar's end mark, so that gzip checks the checksum."""
-        while largest_nbytes > 0 and (rest_bytes := self._read(PIECE_BYTES)):
-            largest_nbytes -= len(rest_bytes)
+        while bytes_left > 0 and (rest_bytes := self._read(PIECE_BYTES)):
+            bytes_left -= len(rest_bytes)
