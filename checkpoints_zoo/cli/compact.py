@@ -200,9 +200,9 @@ def compact_table_command(
     already, `zoo-cli compact NAME --against HMC --vi VI` gives the same table.
     """
     from checkpoints_zoo.methods.comparing.compact_comparison import DEFAULT_HMC, fit_and_compare
-    from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.training.recipes import recipe_from_options
 
-    chosen_recipe = choose_recipe(recipe)
+    chosen_recipe = recipe_from_options(recipe)
     hmc_method = replace(DEFAULT_HMC, steps=steps, warmup=warmup)
     result = fit_and_compare(
         chosen_recipe, folder or f"{chosen_recipe.name}-compared", hmc=hmc_method, say=out.say, **options

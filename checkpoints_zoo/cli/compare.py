@@ -119,7 +119,7 @@ def command(
     """
     members = selection.load()
     from checkpoints_zoo.methods.comparing.study import prepare_comparison
-    from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.training.recipes import recipe_from_options
 
     prepared = prepare_comparison(
         members,
@@ -131,7 +131,7 @@ def command(
         draws={
             label: selection.other_collection(name, source).load() for label, (name, source) in address_of_label.items()
         },
-        recipe=None if recipe is None else choose_recipe(recipe),
+        recipe=None if recipe is None else recipe_from_options(recipe),
         per_run=draws,
         say=out.say,
         **options,

@@ -112,7 +112,7 @@ def command(
     columns_reader = (
         None
         if columns is None
-        else user_columns.make_reader(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
+        else user_columns.column_reader_of_table(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
     )
     import_result = ingest(
         sources,
@@ -143,9 +143,9 @@ def _read_facts(file: str) -> dict[str, Any]:
 
 
 def _network_name(build: Callable[[], Any]) -> str | None:
-    from checkpoints_zoo.interop.checkpoints import choose_net
+    from checkpoints_zoo.interop.checkpoints import net_from_argument
 
-    return choose_net(build, None).custom_name
+    return net_from_argument(build, None).custom_name
 
 
 def _parse_argument(argument_text: str) -> tuple[str, Any]:

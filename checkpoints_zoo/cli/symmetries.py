@@ -171,7 +171,7 @@ def _mass_output(
 ) -> tuple[dict[str, Any], list[str]]:
     from checkpoints_zoo.populations.mass import (
         along_training,
-        last_snapshots,
+        last_snapshot_positions,
         mass_figure,
         minimal_mass,
         select_masses,
@@ -183,7 +183,7 @@ def _mass_output(
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, minimising their mass …")
     masses = minimal_mass(members, **mass_options)
-    final_masses = select_masses(masses, last_snapshots(masses, epochs)) if follow_training else masses
+    final_masses = select_masses(masses, last_snapshot_positions(masses, epochs)) if follow_training else masses
     values: dict[str, Any] = {
         "mass": _mass_values(masses, epochs) | {k: v for k, v in mass_options.items() if k != "device"}
     }

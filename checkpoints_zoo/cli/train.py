@@ -57,12 +57,12 @@ def train_command(
     start_time = time.monotonic()
     from checkpoints_zoo.formats.selection import format_ids, parse_ids
     from checkpoints_zoo.training.export import train_into
-    from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.training.recipes import recipe_from_options
 
     member_ids = [member for member, epoch in parse_ids(members) if epoch is None]
     if len(member_ids) < len(parse_ids(members)):
         raise UsageError("--members", expected="ids without epochs", found=members)
-    chosen_recipe = choose_recipe(recipe, changes, name, init_permutation, init_seed)
+    chosen_recipe = recipe_from_options(recipe, changes, name, init_permutation, init_seed)
 
     def report_progress(progress: Progress) -> None:
         members_text = format_ids([(member, None) for member in progress.members])

@@ -178,10 +178,10 @@ def _retrain(
     out: Output,
 ) -> list[RetrainResult]:
     """Train some members again; return the result of each comparison."""
-    from checkpoints_zoo.training.recipes import choose_recipe
+    from checkpoints_zoo.training.recipes import recipe_from_options
     from checkpoints_zoo.training.retrain import retrain
 
-    chosen_recipe = None if recipe is None else choose_recipe(recipe, changes)
+    chosen_recipe = None if recipe is None else recipe_from_options(recipe, changes)
     return retrain(members, member_count, chosen_recipe, hardware.engine(out.say), out.say)
 
 

@@ -45,9 +45,9 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
     Raises:
         UsageError: the images have no labels, or their classes have no names or are not the collection's.
     """
-    ordered_data = in_order(data, description.classes)
-    if ordered_data.labels is not None and tuple(ordered_data.classes) == description.classes:
-        return ordered_data, ordered_data.labels
+    renumbered_data = in_order(data, description.classes)
+    if renumbered_data.labels is not None and tuple(renumbered_data.classes) == description.classes:
+        return renumbered_data, renumbered_data.labels
     ellipsis = ", …" if len(description.classes) > 12 else ""
     advice = "Give the test set of the collection, or other images of its classes"
     if data.labels is None:
@@ -57,8 +57,8 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
         advice = "Name them in the order of the numbers: `zoo.images.of(…, classes=…)`, which may be `members.classes`"
     else:
         unknown_classes = match_classes(data.classes, description.classes)[0]
-        unknown = first_few([repr(name) for name in unknown_classes], 3)
-        found = f"{unknown} among the {len(data.classes)} classes of the images"
+        unknown_text = first_few([repr(name) for name in unknown_classes], 3)
+        found = f"{unknown_text} among the {len(data.classes)} classes of the images"
         advice = "If they are the same under other names, say so: `zoo.images.of(…, renamed={…})`"
     raise UsageError(
         f"images {data.name!r} for {description.name}",
@@ -131,14 +131,14 @@ def check_seed(seed: object) -> int:
     return value
 
 
-def check_seed_and_subsets(seed: object, subsets: object) -> tuple[int, int]:
+def check_seed_and_subsets(seed: object, subset_count: object) -> tuple[int, int]:
     """Check the seed and the number of random subsets; return both as ints.
 
     Raises:
         UsageError: the seed or the number of subsets is no whole number, the seed has more than 64 bits, or there are
             fewer than two subsets.
     """
-    count = whole_number(subsets)
+    count = whole_number(subset_count)
     if count is None or count < 2:
-        raise UsageError("subsets", expected="a whole number from 2", found=repr(subsets)[:80])
+        raise UsageError("subsets", expected="a whole number from 2", found=repr(subset_count)[:80])
     return check_seed(seed), count

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DPI = 150
 MOST_BARS = 20  # Largest number of bars of a histogram.
-# These colours, from Okabe & Ito, Color universal design (2008), can be distinguished by colour-blind readers.
+# Colour-blind readers can distinguish these colours: all but GREY are from Okabe & Ito, Color universal design (2008).
 BLUE, RED, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#606060"
 MATPLOTLIB_STYLE: Any = {
     "axes.grid": True, "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False,
@@ -95,7 +95,7 @@ def save_figure(make_figure: Callable[[], Figure], path: Path, title: str, citat
             metadata = {**metadata, "Title": _printable_text(title)}
             if citation:
                 metadata["Subject" if kind == ".pdf" else "Description"] = citation
-            _make_printable(make_figure()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
+            _make_texts_printable(make_figure()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
@@ -114,7 +114,7 @@ def png_bytes(make_figure: Callable[[], Figure], title: str) -> bytes:
     backend, metadata = PICTURE_FORMATS[".png"]
     file = io.BytesIO()
     with _drawing_style(MATPLOTLIB_STYLE):
-        _make_printable(make_figure()).savefig(
+        _make_texts_printable(make_figure()).savefig(
             file, format="png", backend=backend, metadata={**metadata, "Title": title}
         )
     return file.getvalue()
@@ -145,7 +145,7 @@ def svg_element(draw_panel: Callable[[Axes], None], panel_name: str, panel_size:
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize_dense_marks(figure)
-        _make_printable(figure).draw_without_rendering()
+        _make_texts_printable(figure).draw_without_rendering()
         # The final layout must not choose other ticks, which could have wider labels.
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), MaxNLocator):
@@ -168,7 +168,7 @@ def _drawing_style(style: Any) -> Iterator[None]:
         yield
 
 
-def _make_printable(figure: Figure) -> Figure:
+def _make_texts_printable(figure: Figure) -> Figure:
     """Make every text of a figure printable, and write powers of ten without mathematical markup; return the figure.
 
     Names in a figure come from files that anyone may have written.
@@ -179,7 +179,7 @@ def _make_printable(figure: Figure) -> Figure:
         text.set_text(_printable_text(text.get_text()))
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            _use_plain_labels(axis)
+            _make_tick_labels_printable(axis)
     return figure
 
 
@@ -191,7 +191,7 @@ def _printable_text(text: str) -> str:
     )
 
 
-def _use_plain_labels(axis: Axis) -> None:
+def _make_tick_labels_printable(axis: Axis) -> None:
     """Make an axis write powers of ten as 10⁻², and all other labels without control characters."""
     from matplotlib.ticker import FixedFormatter, FuncFormatter, LogFormatterMathtext, LogFormatterSciNotation
 
@@ -211,8 +211,8 @@ def _use_plain_labels(axis: Axis) -> None:
         formatter.func = lambda x, pos: _printable_text(format_label(x, pos))
 
 
-def _power_text(power: re.Match[str]) -> str:
-    sign, factor, base, exponent = power.groups()
+def _power_text(power_match: re.Match[str]) -> str:
+    sign, factor, base, exponent = power_match.groups()
     return f"{sign}{f'{factor} × ' if factor else ''}{base}{exponent.translate(_SUPERSCRIPTS)}"
 
 
@@ -225,9 +225,9 @@ def _rasterize_dense_marks(figure: Figure) -> None:
     for line in figure.findobj(Line2D):
         if line.get_marker() not in ("None", "", " ", None) and np.size(line.get_xdata()) > MOST_MARKS:
             line.set_rasterized(True)
-    for marks in figure.findobj(Collection):
-        if isinstance(marks, QuadMesh) or np.size(marks.get_offsets()) > 2 * MOST_MARKS:
-            marks.set_rasterized(True)
+    for mark_collection in figure.findobj(Collection):
+        if isinstance(mark_collection, QuadMesh) or np.size(mark_collection.get_offsets()) > 2 * MOST_MARKS:
+            mark_collection.set_rasterized(True)
 
 
 def _inline_element(svg: str, panel_name: str) -> str:
@@ -239,31 +239,31 @@ def _inline_element(svg: str, panel_name: str) -> str:
     root = ElementTree.fromstring("".join(c for c in svg if c.isprintable() or c == "\n"))
     values = [value for element in root.iter() for value in element.attrib.values()]
     references = (match[1] for value in values if (match := re.fullmatch(r"(?:url\()?#(.+?)\)?", value)))
-    ids = {old: f"{panel_name}-{i}" for i, old in enumerate(dict.fromkeys(references))}
-    _shorten_element(root, ids)
+    new_ids = {old_id: f"{panel_name}-{i}" for i, old_id in enumerate(dict.fromkeys(references))}
+    _shorten_element(root, new_ids)
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
     root.tail = None
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _shorten_element(element: ElementTree.Element, ids: dict[str, str]) -> None:
+def _shorten_element(element: ElementTree.Element, new_ids: dict[str, str]) -> None:
     """Shorten an SVG element and what is inside it, in place."""
     element.tag = element.tag.rpartition("}")[2]
     element.text = (element.text or "").strip() if element.tag in ("text", "tspan") else None
-    attributes = {}
+    short_attributes = {}
     for key, value in element.attrib.items():
         key = key.rpartition("}")[2]
         if key == "id":
-            if value not in ids:
+            if value not in new_ids:
                 continue
-            value = ids[value]
+            value = new_ids[value]
         elif key == "href" and value.startswith("#"):
-            value = f"#{ids[value[1:]]}"
+            value = f"#{new_ids[value[1:]]}"
         elif value.startswith("url(#"):
-            value = f"url(#{ids[value[5:-1]]})"
+            value = f"url(#{new_ids[value[5:-1]]})"
         elif key == "style":
-            value = _rewrite_style(value)
+            value = _adapt_style_to_page(value)
         elif key == "href":
             value = value.replace("\n", "")
         else:
@@ -271,27 +271,29 @@ def _shorten_element(element: ElementTree.Element, ids: dict[str, str]) -> None:
                 re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), value).split()
             )
         if not value.startswith("rotate(-0 "):
-            attributes[key] = value
-    element.attrib = attributes
+            short_attributes[key] = value
+    element.attrib = short_attributes
     for child in list(element):
         tag = child.tag.rpartition("}")[2]
-        invisible = tag == "path" and child.get("style") == "fill: none"
+        is_invisible = tag == "path" and child.get("style") == "fill: none"
         if (
-            invisible
+            is_invisible
             or tag in ("metadata", "style")
             or (tag == "defs" and all(c.tag.endswith("}style") for c in child))
         ):
             element.remove(child)
             continue
-        _shorten_element(child, ids)
+        _shorten_element(child, new_ids)
         child.tail = None
     if element.tag in ("g", "svg"):
         element[:] = [
-            kept for child in element for kept in (child if child.tag == "g" and not child.attrib else [child])
+            kept_child
+            for child in element
+            for kept_child in (child if child.tag == "g" and not child.attrib else [child])
         ]
 
 
-def _rewrite_style(style: str) -> str:
+def _adapt_style_to_page(style: str) -> str:
     """Write an SVG element's style with the page's colours and the page's font; return it."""
     style = re.sub(
         r"font: (?:(\w+) )?([\d.]+px)[^;]*",
@@ -299,16 +301,16 @@ def _rewrite_style(style: str) -> str:
         style,
     )
     style = re.sub(r"font-family: [^;]*;? ?", "", style)
-    for colour, variable in _PAGE_COLOURS.items():
-        style = re.sub(re.escape(colour), variable, style, flags=re.IGNORECASE)
+    for colour, css_variable in _PAGE_COLOURS.items():
+        style = re.sub(re.escape(colour), css_variable, style, flags=re.IGNORECASE)
     return style.replace(": ", ":").replace("; ", ";")
 
 
-def panels_figure(panels: int, panel_size: tuple[float, float], title: str, note: str) -> Figure:
+def panels_figure(panel_count: int, panel_size: tuple[float, float], title: str, note: str) -> Figure:
     """Make a figure for panels side by side, with a title above and a note below; return it.
 
     Args:
-        panels: number of panels.
+        panel_count: number of panels.
         panel_size: width and height of one panel in inches.
         title, note: text above the panels, and text below them.
     """
@@ -316,7 +318,7 @@ def panels_figure(panels: int, panel_size: tuple[float, float], title: str, note
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(panel_size[0] * panels, panel_size[1]), dpi=DPI, layout=layout_engine)
+    figure = Figure(figsize=(panel_size[0] * panel_count, panel_size[1]), dpi=DPI, layout=layout_engine)
     figure.suptitle(title, fontsize=12, fontweight="bold")
     figure.supxlabel(note, fontsize=8, color=GREY)
     return figure

@@ -26,7 +26,7 @@ from checkpoints_zoo.evaluation.growth import (
     estimate_growth,
 )
 from checkpoints_zoo.evaluation.held_out import check_not_measured_on, check_not_trained_on, check_share, draw_held_out
-from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval, Plan
+from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval, Plan
 from checkpoints_zoo.evaluation.report import CalibratedFigures, Report
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole_number
@@ -100,13 +100,13 @@ def evaluate(
     )
     ood_logits = None if ood is None else _ood_logits(members, ood, compute_options, test)
     count = len(members)
-    plans = {
+    plan_by_size = {
         size: metrics.jackknife_plan(count, seed, subsets, skewness=True)
         if size == count
         else metrics.band_plan(count, size, seed, subsets)
         for size in sizes
     }
-    singles = [torch.tensor([i]) for i in range(count)]
+    single_member_subsets = [torch.tensor([i]) for i in range(count)]
     with one_thread(math.prod(test.logits.shape) < SMALL_LOGITS):
         population = Population(
             test.logits,
@@ -114,13 +114,21 @@ def evaluate(
             None if ood_logits is None else ood_logits.logits,
             None if calibration is None else (calibration.logits, calibration.labels),
         )
-        values = population.measure([*singles, *(chosen for plan in plans.values() for chosen in plan.chosen)])
-        unscaled, calibrated = len(population.names), None
+        figures_of_subsets = population.measure(
+            [*single_member_subsets, *(subset for plan in plan_by_size.values() for subset in plan.chosen)]
+        )
+        unscaled_count, calibrated_figures = len(population.names), None
         if calibration is not None:
-            share = held_out if isinstance(held_out, float) else None
-            scaled_figures = _summarise_figures(population.scaled_names, values[:, unscaled:], plans, seed)
-            calibrated = CalibratedFigures(calibration.data, calibration.logits.shape[1], share, **scaled_figures)
-        drawing = population.drawing(None if calibrated is None else calibrated.temperature.value)
+            held_out_share = held_out if isinstance(held_out, float) else None
+            scaled_figures = _summarise_figures(
+                population.scaled_names, figures_of_subsets[:, unscaled_count:], plan_by_size, seed
+            )
+            calibrated_figures = CalibratedFigures(
+                calibration.data, calibration.logits.shape[1], held_out_share, **scaled_figures
+            )
+        picture_values = population.picture_values(
+            None if calibrated_figures is None else calibrated_figures.temperature.value
+        )
     report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
@@ -129,10 +137,10 @@ def evaluate(
         inputs=test.logits.shape[1],
         ood_inputs=0 if ood_logits is None else ood_logits.logits.shape[1],
         members=count,
-        drawing={"member_accuracy": values[:count, 0].tolist(), **drawing},
+        drawing={"member_accuracy": figures_of_subsets[:count, 0].tolist(), **picture_values},
         within={} if within is None else dict(within),
-        calibrated=calibrated,
-        **_summarise_figures(population.names, values[:, :unscaled], plans, seed),
+        calibrated=calibrated_figures,
+        **_summarise_figures(population.names, figures_of_subsets[:, :unscaled_count], plan_by_size, seed),
     )
     tuple(report.answers())  # Compute the answers once, to refuse an impossible distance now.
     return report
@@ -154,15 +162,15 @@ def check_arguments(
     `evaluate`.
     """
     arguments.check_measurable(members)
-    checked_seed, checked_subsets = arguments.check_seed_and_subsets(seed, subsets)
+    checked_seed, checked_subset_count = arguments.check_seed_and_subsets(seed, subsets)
     ensemble_sizes = _check_sizes(sizes, len(members))
     for figure, distance in (within or {}).items():
         check_distance(figure, distance, [n for n in FIGURES if ood is not None or n not in OOD_FIGURES])
-    return ensemble_sizes, _check_held_out(members, temperature, held_out), checked_subsets, checked_seed
+    return ensemble_sizes, _check_held_out(members, temperature, held_out), checked_subset_count, checked_seed
 
 
 def _summarise_figures(
-    figure_names: Sequence[str], figures_of_subsets: Tensor, plans: Mapping[int, Plan], seed: int
+    figure_names: Sequence[str], figures_of_subsets: Tensor, plan_by_size: Mapping[int, Plan], seed: int
 ) -> dict[str, Any]:
     """Summarise the figures of single members and of random ensembles; return the fields of a report.
 
@@ -170,37 +178,49 @@ def _summarise_figures(
         figure_names: names of the figures.
         figures_of_subsets: measured figures, (subset, figure): rows of the single members, then rows of the subsets of
             each plan.
-        plans: size of ensembles -> plan of the subsets; the last plan is that of all members.
+        plan_by_size: size of ensembles -> plan of the subsets; the last plan is that of all members.
         seed: seed of the bootstrap's resampling.
     """
-    members = max(plans)
-    singles, ensembles = figures_of_subsets[:members], figures_of_subsets[members:]
-    values_by_size = dict(
-        zip(plans, torch.split(ensembles, [len(plan.chosen) for plan in plans.values()]), strict=True)
+    member_count = max(plan_by_size)
+    single_figures, ensemble_figures = figures_of_subsets[:member_count], figures_of_subsets[member_count:]
+    figures_by_size = dict(
+        zip(
+            plan_by_size,
+            torch.split(ensemble_figures, [len(plan.chosen) for plan in plan_by_size.values()]),
+            strict=True,
+        )
     )
     curve = {
         size: {
             n: KNOWN_FIGURES[n].limit_to_range(x)
-            for n, x in zip(figure_names, plan.intervals(values_by_size[size]), strict=True)
+            for n, x in zip(figure_names, plan.intervals(figures_by_size[size]), strict=True)
         }
-        for size, plan in plans.items()
+        for size, plan in plan_by_size.items()
     }
-    curve[members] = {n: x.if_enough(members) if n in SENSITIVE_FIGURES else x for n, x in curve[members].items()}
+    curve[member_count] = {
+        n: x.if_enough(member_count) if n in SENSITIVE_FIGURES else x for n, x in curve[member_count].items()
+    }
     member_means: dict[str, Interval] = {}
-    growths: dict[str, Growth] = {}
+    growth_by_figure: dict[str, Growth] = {}
     for i, name in enumerate(figure_names):
         if name in MEANS_OVER_MEMBERS:
             member_means[name] = (
-                KNOWN_FIGURES[name].limit_to_range(metrics.bootstrap_mean(singles[:, i], seed=seed)).if_enough(members)
+                KNOWN_FIGURES[name]
+                .limit_to_range(metrics.bootstrap_mean(single_figures[:, i], seed=seed))
+                .if_enough(member_count)
             )
-        if name not in CONSTANT_FIGURES and members > 1 and bool(figures_of_subsets[:, i].isfinite().all()):
+        if name not in CONSTANT_FIGURES and member_count > 1 and bool(figures_of_subsets[:, i].isfinite().all()):
             growth = estimate_growth(
-                name, singles[:, i], {size: (plans[size], values_by_size[size][:, i]) for size in plans}
+                name,
+                single_figures[:, i],
+                {size: (plan_by_size[size], figures_by_size[size][:, i]) for size in plan_by_size},
             )
-            growths[name] = replace(growth, limit=KNOWN_FIGURES[name].limit_to_range(growth.limit).if_enough(members))
-            if members < FEWEST_SKEWED:
-                growths[name] = replace(growths[name], spread=None)
-    return {"ensemble": curve[members], "member": member_means, "curve": curve, "growth": growths}
+            growth_by_figure[name] = replace(
+                growth, limit=KNOWN_FIGURES[name].limit_to_range(growth.limit).if_enough(member_count)
+            )
+            if member_count < FEWEST_MEMBERS_IF_SKEWED:
+                growth_by_figure[name] = replace(growth_by_figure[name], spread=None)
+    return {"ensemble": curve[member_count], "member": member_means, "curve": curve, "growth": growth_by_figure}
 
 
 @dataclass(frozen=True)
@@ -256,13 +276,13 @@ def _check_held_out(
         predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
     )
     if isinstance(members, Predictions):
-        training_name, training_fingerprints = f"{members.facts.data}/train", set[str]()
+        training_set_name, training_fingerprints = f"{members.facts.data}/train", set[str]()
     else:
-        training_name = f"{members.description.dataset}/train"
+        training_set_name = f"{members.description.dataset}/train"
         training_fingerprints = set(members.rows.column("data_fingerprint").to_pylist())
     check_not_trained_on(
         held_out_set.data if isinstance(held_out_set, Predictions) else arguments.report_image_name(held_out_set),
-        training_name,
+        training_set_name,
         training_fingerprints,
     )
     if isinstance(members, Predictions) and not isinstance(held_out_set, Predictions):
@@ -272,19 +292,21 @@ def _check_held_out(
 
 def _split_held_out(
     members: Collection | Predictions,
-    test: _LabelledLogits,
+    test_logits: _LabelledLogits,
     held_out: float | ImageData | Predictions | None,
     options: _ComputeOptions,
 ) -> tuple[_LabelledLogits, _LabelledLogits | None]:
     """Split test inputs from held-out inputs; return the logits on the test inputs, and on the held-out inputs (None
     for no scaling)."""
     if held_out is None:
-        return test, None
+        return test_logits, None
     if isinstance(held_out, float | int):
-        logits = InMemory(test.logits) if isinstance(test.logits, Tensor) else test.logits
-        measured_positions, held_out_positions = draw_held_out(test.data.partition(" ")[2], logits.shape[1], held_out)
+        logits = InMemory(test_logits.logits) if isinstance(test_logits.logits, Tensor) else test_logits.logits
+        measured_positions, held_out_positions = draw_held_out(
+            test_logits.data.partition(" ")[2], logits.shape[1], held_out
+        )
         measured, calibration = (
-            _LabelledLogits(InputSubset(logits, positions), test.labels[positions], test.data)
+            _LabelledLogits(InputSubset(logits, positions), test_logits.labels[positions], test_logits.data)
             for positions in (measured_positions, held_out_positions)
         )
         return measured, calibration
@@ -293,15 +315,15 @@ def _split_held_out(
         if isinstance(held_out, Predictions)
         else _labelled_logits(members, held_out, options)
     )
-    check_not_measured_on(calibration.data, test.data)
-    return test, calibration
+    check_not_measured_on(calibration.data, test_logits.data)
+    return test_logits, calibration
 
 
 def _ood_logits(
     members: Collection | Predictions,
     ood: ImageInput | Predictions,
     options: _ComputeOptions,
-    test: _LabelledLogits,
+    test_logits: _LabelledLogits,
 ) -> _LabelledLogits:
     """Return the members' logits on the images out of distribution.
 
@@ -317,13 +339,13 @@ def _ood_logits(
         logits = _LabelledLogits(
             _compute_logits(members, ood_images, options), torch.empty(0), arguments.report_image_name(ood_images)
         )
-    both_logits = logits.logits, test.logits
-    if logits.data == test.data or (
+    both_logits = logits.logits, test_logits.logits
+    if logits.data == test_logits.data or (
         isinstance(both_logits[0], Tensor)
         and isinstance(both_logits[1], Tensor)
         and torch.equal(both_logits[0], both_logits[1])
     ):
-        name = test.data.partition(" ")[0]
+        name = test_logits.data.partition(" ")[0]
         advice = "Give images of another data set as `ood`"
         raise UsageError(
             "images out of distribution", expected=f"others than {name}", found="the same images", do=advice
@@ -345,14 +367,14 @@ def _compute_logits(members: Collection, data: ImageData, options: _ComputeOptio
         return predictions.logits(members, data, *options)
 
 
-def _check_sizes(sizes: Iterable[int] | None, members: int) -> list[int]:
+def _check_sizes(sizes: Iterable[int] | None, member_count: int) -> list[int]:
     if sizes is not None and not isinstance(sizes, Iterable):
         raise UsageError("sizes of ensembles", expected="several, such as [1, 8]", found=repr(sizes)[:80])
-    checked_sizes = {members}
-    for size in (2**i for i in range(members.bit_length())) if sizes is None else sizes:
+    checked_sizes = {member_count}
+    for size in (2**i for i in range(member_count.bit_length())) if sizes is None else sizes:
         number = whole_number(size)
-        if number is None or not 1 <= number <= members:
-            expected = f"a whole number from 1 to {members}"
+        if number is None or not 1 <= number <= member_count:
+            expected = f"a whole number from 1 to {member_count}"
             raise UsageError("size of an ensemble", expected=expected, found=repr(size)[:80])
         checked_sizes.add(number)
     return sorted(checked_sizes)

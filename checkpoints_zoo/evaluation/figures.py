@@ -42,7 +42,7 @@ class Figure:
             "" if no metric computes the figure.
         title: name of the figure in pictures and pages.
         definition: full definition of the figure, for pages.
-        short: short title of the figure for axes and tables; "" to use the title.
+        short_title: short title of the figure for axes and tables; "" to use the title.
         scale: factor by which values are multiplied in pictures and tables: 100 for percent.
     """
 
@@ -52,13 +52,13 @@ class Figure:
     input_kind: str = ""
     title: str = ""
     definition: str = ""
-    short: str = ""
+    short_title: str = ""
     scale: int = 1
 
     @property
     def label(self) -> str:
         """The figure's title and unit, as the label of an axis or a row."""
-        return f"{self.short or self.title} ({'%' if self.scale == 100 else self.unit})"
+        return f"{self.short_title or self.title} ({'%' if self.scale == 100 else self.unit})"
 
     @property
     def lowest_value(self) -> float:
@@ -115,7 +115,7 @@ FIGURES: dict[str, Figure] = {
         input_kind=PROBABILITIES,
         title="Brier score",
         definition="Squared error of the probabilities, summed over classes, mean over inputs, 0 to 2.",
-        short="Brier",
+        short_title="Brier",
     ),
     "ece": Figure(
         "0..1",

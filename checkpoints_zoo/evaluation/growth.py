@@ -101,30 +101,32 @@ class Growth:
         Needed(figure='nll', within=0.1, members=8, low=6, high=10, at_hand=16, extrapolated=8)
         """
         distances = [abs(x) for x in self.distances]
-        needed = self._first_size(distances, within, distances[-1] / within)
+        needed_size = self._smallest_sufficient_size(distances, within, distances[-1] / within)
         low: int | None = None
         high: int | None = None
         if self.spread is not None and not self.spread < _USELESS_SPREAD:
             low = self.sizes[0]
         elif self.spread is not None:
-            widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
+            half_widths = [math.hypot(self.spread * x, n) for x, n in zip(distances, self.noise, strict=True)]
             # For more than all members, the distance d is proportional to 1/k; solve d ± sqrt((spread d)² + noise²) =
             # within.
-            remainder, noise = 1 - self.spread**2, self.noise[-1]
-            root = math.sqrt(max(0.0, within**2 - remainder * (within**2 - noise**2)))
-            least_size = (within + root) / remainder if remainder > 0 else math.inf
-            low = self._first_size(
-                [x - w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / least_size
+            one_minus_spread_squared, noise_of_all = 1 - self.spread**2, self.noise[-1]
+            root = math.sqrt(max(0.0, within**2 - one_minus_spread_squared * (within**2 - noise_of_all**2)))
+            distance_at_low = (within + root) / one_minus_spread_squared if one_minus_spread_squared > 0 else math.inf
+            low = self._smallest_sufficient_size(
+                [x - w for x, w in zip(distances, half_widths, strict=True)], within, distances[-1] / distance_at_low
             )
-            if within > noise:
-                most_size = (within**2 - noise**2) / (within + root)
-                high = self._first_size(
-                    [x + w for x, w in zip(distances, widths, strict=True)], within, distances[-1] / most_size
+            if within > noise_of_all:
+                distance_at_high = (within**2 - noise_of_all**2) / (within + root)
+                high = self._smallest_sufficient_size(
+                    [x + w for x, w in zip(distances, half_widths, strict=True)],
+                    within,
+                    distances[-1] / distance_at_high,
                 )
         members = self.sizes[-1]
-        return Needed(figure, within, needed if needed <= members else None, low, high, members, needed)
+        return Needed(figure, within, needed_size if needed_size <= members else None, low, high, members, needed_size)
 
-    def _first_size(self, distances: Sequence[float], within: float, size_multiple: float) -> int:
+    def _smallest_sufficient_size(self, distances: Sequence[float], within: float, size_multiple: float) -> int:
         """Return the least size from which on all distances are at most `within`.
 
         Args:
@@ -133,16 +135,19 @@ class Growth:
             size_multiple: needed size as a multiple of the number of all members, if all members are not enough.
         """
         largest_distance = -math.inf
-        larger_size: tuple[int, float] | None = None
+        larger_size_and_distance: tuple[int, float] | None = None
         for size, distance in zip(reversed(self.sizes), reversed(distances), strict=True):
             previous_distance, largest_distance = largest_distance, max(largest_distance, distance)
             if largest_distance > within:
-                if larger_size is None:
+                if larger_size_and_distance is None:
                     return _round_up(size * max(size_multiple, 1.0))
                 # Interpolate linearly in 1/k between this size and the next larger size.
                 share = (within - previous_distance) / (largest_distance - previous_distance)
-                return min(larger_size[0], _round_up(1 / ((1 - share) / larger_size[0] + share / size)))
-            larger_size = (size, largest_distance)
+                return min(
+                    larger_size_and_distance[0],
+                    _round_up(1 / ((1 - share) / larger_size_and_distance[0] + share / size)),
+                )
+            larger_size_and_distance = (size, largest_distance)
         return self.sizes[0]
 
 
@@ -182,10 +187,10 @@ def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> 
     Raises:
         UsageError: there is no figure of this name, or the distance is not above 0.
     """
-    limited_figures = [n for n in figures if n not in CONSTANT_FIGURES]
-    if figure not in limited_figures:
+    figures_with_limit = [n for n in figures if n not in CONSTANT_FIGURES]
+    if figure not in figures_with_limit:
         found = "a mean over pairs, the same for every size" if figure in CONSTANT_FIGURES else "none such"
-        raise UsageError(f"limit of figure {figure!r}", expected=f"one of {', '.join(limited_figures)}", found=found)
+        raise UsageError(f"limit of figure {figure!r}", expected=f"one of {', '.join(figures_with_limit)}", found=found)
     is_percent = isinstance(within, str) and within.endswith("%")
     try:
         distance = float(within.removesuffix("%")) if isinstance(within, str) else float(within)
@@ -200,7 +205,9 @@ def check_distance(figure: str, within: float | str, figures: Iterable[str]) -> 
     return distance, is_percent
 
 
-def estimate_growth(figure: str, singles: Tensor, curve: Mapping[int, tuple[Plan, Tensor]]) -> Growth:
+def estimate_growth(
+    figure: str, single_figures: Tensor, plan_and_figures_by_size: Mapping[int, tuple[Plan, Tensor]]
+) -> Growth:
     """Estimate the limit of a figure from the measured sizes; return the distance of each size from it.
 
     The mean figure of size k minus the figure of all N members is fitted, over the sizes from 2 on, by
@@ -214,107 +221,130 @@ def estimate_growth(figure: str, singles: Tensor, curve: Mapping[int, tuple[Plan
 
     Args:
         figure: name of the figure.
-        singles: (member,) value of the figure for each single member, at least two.
-        curve: size -> plan of the subsets of this size, and the figure of each subset, (subset,). The plan for the size
-            of all members comes from `jackknife_plan`.
+        single_figures: (member,) value of the figure for each single member, at least two.
+        plan_and_figures_by_size: size -> plan of the subsets of this size, and the figure of each subset, (subset,).
+            The plan for the size of all members comes from `jackknife_plan`.
     """
-    members = len(singles)
-    plan, values = curve[members]
-    all_members, half_sizes = values[0], values[plan.random]
-    measured_sizes = {size: subsets for size, subsets in curve.items() if 1 < size < members}
-    if len(half_sizes):
-        measured_sizes.setdefault(len(plan.chosen[1]), (plan, values))
-    averages = {size: _mean_of_size(singles, *subsets) for size, subsets in sorted(measured_sizes.items())}
-    means = {1: float(singles.mean()), **{size: mean for size, (mean, _) in averages.items()}}
+    members = len(single_figures)
+    plan, values = plan_and_figures_by_size[members]
+    figure_of_all, figures_of_halves = values[0], values[plan.random_slice]
+    measured_by_size = {
+        size: plan_and_figures for size, plan_and_figures in plan_and_figures_by_size.items() if 1 < size < members
+    }
+    if len(figures_of_halves):
+        measured_by_size.setdefault(len(plan.chosen[1]), (plan, values))
+    mean_and_residuals_by_size = {
+        size: _mean_and_residuals(single_figures, *plan_and_figures)
+        for size, plan_and_figures in sorted(measured_by_size.items())
+    }
+    mean_by_size = {
+        1: float(single_figures.mean()),
+        **{size: mean for size, (mean, _) in mean_and_residuals_by_size.items()},
+    }
     if figure in EXACT_FIGURES:
-        gain = (means[1] - float(all_members)) * members / (members - 1)
-        limit, noise = float(all_members) - gain / members, [0.0] * (1 + len(means))
-        distances = [gain / size for size in (*means, members)]
+        gain_to_limit = (mean_by_size[1] - float(figure_of_all)) * members / (members - 1)
+        limit, noise = float(figure_of_all) - gain_to_limit / members, [0.0] * (1 + len(mean_by_size))
+        distances = [gain_to_limit / size for size in (*mean_by_size, members)]
     else:
-        residuals = {1: singles.new_zeros(1), **{size: residual for size, (_, residual) in averages.items()}}
+        residuals_by_size = {
+            1: single_figures.new_zeros(1),
+            **{size: residual for size, (_, residual) in mean_and_residuals_by_size.items()},
+        }
         all_members_interval = plan.intervals(values[:, None])[0]
         error = (
             0.0
             if all_members_interval.high is None or figure in SMOOTH_FIGURES
             else all_members_interval.high - all_members_interval.value
         )
-        limit, noise = _fit_limit(means, residuals, members, float(all_members), error)
-        distances = [x - limit for x in (*means.values(), float(all_members))]
+        limit, noise = _fit_limit(mean_by_size, residuals_by_size, members, float(figure_of_all), error)
+        distances = [x - limit for x in (*mean_by_size.values(), float(figure_of_all))]
     limit_interval, spread = Interval(limit, None, None), None
-    if len(half_sizes):
-        single_means = torch.stack([singles[subset].mean() for subset in plan.chosen[1:]])
+    if len(figures_of_halves):
+        single_means = torch.stack([single_figures[subset].mean() for subset in plan.chosen[1:]])
         subset_sizes = values.new_tensor([len(subset) for subset in plan.chosen[1:]])
-        gains = (single_means - values[1:]) * subset_sizes / (subset_sizes - 1)
-        limits = values[1:] - gains / subset_sizes
-        mean_gain = gains[: len(half_sizes)].mean()
+        gains_to_limit = (single_means - values[1:]) * subset_sizes / (subset_sizes - 1)
+        limits_of_subsets = values[1:] - gains_to_limit / subset_sizes
+        mean_gain_to_limit = gains_to_limit[: len(figures_of_halves)].mean()
         limit_interval, gain_interval = plan.intervals(
-            torch.stack([torch.cat([values.new_tensor([limit]), limits]), torch.cat([mean_gain[None], gains])], 1)
+            torch.stack(
+                [
+                    torch.cat([values.new_tensor([limit]), limits_of_subsets]),
+                    torch.cat([mean_gain_to_limit[None], gains_to_limit]),
+                ],
+                1,
+            )
         )
         if gain_interval.high is not None:
             spread = (gain_interval.high - gain_interval.value) / max(abs(gain_interval.value), 1e-300)
         if limit_interval.low is not None and limit_interval.high is not None:
-            below_limit = max(math.hypot(limit - limit_interval.low, noise[-1]), noise[0])
-            above_limit = max(math.hypot(limit_interval.high - limit, noise[-1]), noise[0])
-            limit_interval = Interval(limit, limit - below_limit, limit + above_limit)
-    return Growth((*means, members), tuple(distances), limit_interval, spread, tuple(noise))
+            half_width_below = max(math.hypot(limit - limit_interval.low, noise[-1]), noise[0])
+            half_width_above = max(math.hypot(limit_interval.high - limit, noise[-1]), noise[0])
+            limit_interval = Interval(limit, limit - half_width_below, limit + half_width_above)
+    return Growth((*mean_by_size, members), tuple(distances), limit_interval, spread, tuple(noise))
 
 
-def _mean_of_size(singles: Tensor, plan: Plan, subset_figures: Tensor) -> tuple[float, Tensor]:
+def _mean_and_residuals(single_figures: Tensor, plan: Plan, subset_figures: Tensor) -> tuple[float, Tensor]:
     """Average a figure over random subsets; return the mean, and each subset's residual around it.
 
     A control variate makes the mean more exact: a subset's figure is correlated with the mean of its members' single
     figures, whose mean over all members is known.
 
     Args:
-        singles: (member,) value of the figure for each single member.
+        single_figures: (member,) value of the figure for each single member.
         plan: plan of the measured subsets.
         subset_figures: (subset,) value of the figure for each subset of the plan; only random subsets are averaged.
     """
     if plan.is_complete:
-        return float(subset_figures[plan.random].mean()), subset_figures.new_zeros(1)
-    chosen, subset_figures = plan.chosen[plan.random], subset_figures[plan.random]
-    single_means = torch.stack([singles[subset].mean() for subset in chosen])
-    deviations = single_means - single_means.mean()
-    slope = float(deviations @ subset_figures) / max(float(deviations @ deviations), 1e-300)
-    residual = subset_figures - subset_figures.mean() - slope * deviations
-    return float(subset_figures.mean() - slope * (single_means.mean() - singles.mean())), residual
+        return float(subset_figures[plan.random_slice].mean()), subset_figures.new_zeros(1)
+    chosen, subset_figures = plan.chosen[plan.random_slice], subset_figures[plan.random_slice]
+    single_means = torch.stack([single_figures[subset].mean() for subset in chosen])
+    mean_deviations = single_means - single_means.mean()
+    slope = float(mean_deviations @ subset_figures) / max(float(mean_deviations @ mean_deviations), 1e-300)
+    residuals = subset_figures - subset_figures.mean() - slope * mean_deviations
+    return float(subset_figures.mean() - slope * (single_means.mean() - single_figures.mean())), residuals
 
 
 def _fit_limit(
-    means: Mapping[int, float], residuals: Mapping[int, Tensor], members: int, all_members: float, error: float
+    mean_by_size: Mapping[int, float],
+    residuals_by_size: Mapping[int, Tensor],
+    member_count: int,
+    figure_of_all: float,
+    extra_error: float,
 ) -> tuple[float, list[float]]:
     """Extrapolate a figure beyond all members; return the limit, and for each size the error of the
     figure's distance from the limit.
 
     Args:
-        means: size -> mean figure over ensembles of this size.
-        residuals: size -> residual of each subset around the mean, (subset,). Subset i of a small size is part of
-            subset i of a larger size, so that their residuals are correlated.
-        members: number of all members.
-        all_members: figure of the ensemble of all members.
-        error: the share of the error of `all_members` that does not depend on the means, in the figure's unit.
+        mean_by_size: size -> mean figure over ensembles of this size.
+        residuals_by_size: size -> residual of each subset around the mean, (subset,). Subset i of a small size is part
+            of subset i of a larger size, so that their residuals are correlated.
+        member_count: number of all members.
+        figure_of_all: figure of the ensemble of all members.
+        extra_error: the share of the error of `figure_of_all` that does not depend on the means, in the figure's unit.
     """
-    sizes = [size for size in means if size > 1]
-    sizes = sizes if len(sizes) > 1 else list(means)
+    sizes = [size for size in mean_by_size if size > 1]
+    sizes = sizes if len(sizes) > 1 else list(mean_by_size)
     size_tensor = torch.tensor(sizes, dtype=torch.float64)
     powers = torch.arange(1, 1 + min(2, len(sizes)), dtype=torch.float64)
-    last_power = members**-powers
-    weight = size_tensor.sqrt()[:, None]
+    powers_of_all = member_count**-powers
+    root_sizes = size_tensor.sqrt()[:, None]
     # The distance of all members from the limit is the sum of share * (mean of a size - figure of all members).
-    weights = (
-        last_power @ torch.linalg.pinv(weight * (size_tensor[:, None] ** -powers - last_power)) * weight[:, 0]
+    share_list = (
+        powers_of_all
+        @ torch.linalg.pinv(root_sizes * (size_tensor[:, None] ** -powers - powers_of_all))
+        * root_sizes[:, 0]
     ).tolist()
-    shares = dict(zip(sizes, weights, strict=True))
-    extrapolated_gain = sum(share * (means[size] - all_members) for size, share in shares.items())
-    total_share = sum(shares.values())
+    share_of_size = dict(zip(sizes, share_list, strict=True))
+    extrapolated_gain = sum(share * (mean_by_size[size] - figure_of_all) for size, share in share_of_size.items())
+    total_share = sum(share_of_size.values())
     noise = []
-    for size in (*means, members):
-        size_weights = {other: share + (size == other) for other, share in shares.items()}
-        if size < members:
-            size_weights.setdefault(size, 1.0)
+    for size in (*mean_by_size, member_count):
+        weight_of_size = {other_size: share + (size == other_size) for other_size, share in share_of_size.items()}
+        if size < member_count:
+            weight_of_size.setdefault(size, 1.0)
         residual_sum = torch.zeros(1, dtype=torch.float64)
-        for measured_size, size_weight in size_weights.items():
-            residual_sum = residual_sum + size_weight * residuals[measured_size]
+        for measured_size, size_weight in weight_of_size.items():
+            residual_sum = residual_sum + size_weight * residuals_by_size[measured_size]
         sampling_error = _NORMAL_QUANTILE * float(residual_sum.square().mean()) ** 0.5 / len(residual_sum) ** 0.5
-        noise.append(math.hypot(sampling_error, (total_share + (size < members)) * error))
-    return all_members - extrapolated_gain, noise
+        noise.append(math.hypot(sampling_error, (total_share + (size < member_count)) * extra_error))
+    return figure_of_all - extrapolated_gain, noise

@@ -19,7 +19,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, R
 from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES, TEMPERATURE, find_figure
 from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
-from checkpoints_zoo.evaluation.metrics import FEWEST_SKEWED, Interval
+from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
 from checkpoints_zoo.formats.printing import PrintedResult
 from checkpoints_zoo.formats.text import align_columns, count_with_noun, finite_or_null, one_line
@@ -151,10 +151,10 @@ class Report(PrintedResult):
             figures: names of the figures in the rows.
         """
         all_sizes = sorted(self.curve)
-        few_sizes = (
+        shown_sizes = (
             all_sizes if len(all_sizes) <= MOST_SIZES else [all_sizes[0], all_sizes[len(all_sizes) // 2], all_sizes[-1]]
         )
-        return _report_text(self, few_sizes if sizes is None else list(sizes), list(figures))
+        return _report_text(self, shown_sizes if sizes is None else list(sizes), list(figures))
 
     @property
     def limits(self) -> dict[str, Interval]:
@@ -181,7 +181,7 @@ class Report(PrintedResult):
     @property
     def remarks(self) -> list[str]:
         """Sentences about missing intervals, and about figures that are best for fewer than all members."""
-        return [*_missing_intervals(self), *_smaller_is_better(self)]
+        return [*_sentences_on_missing_intervals(self), *_sentences_on_better_small_sizes(self)]
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
         """Yield ("" or "scaled", needed members) for each distance in `within`, before and after scaling."""
@@ -212,7 +212,9 @@ class Report(PrintedResult):
         if self.calibrated is not None:
             growths["ensemble, scaled"] = self.calibrated.growth
         limits = [
-            {"of": of, "figure": name, **asdict(x.limit)} for of, some in growths.items() for name, x in some.items()
+            {"of": row_kind, "figure": name, **asdict(x.limit)}
+            for row_kind, growth_by_figure in growths.items()
+            for name, x in growth_by_figure.items()
         ]
         needed = [{"of": "ensemble, scaled" if scaled else "ensemble", **asdict(x)} for scaled, x in self.answers()]
         values = {
@@ -240,7 +242,7 @@ class Report(PrintedResult):
             UsageError: the name does not end in .png, or the file can't be written.
         """
         return save_figure(
-            lambda: draw_report(self), check_picture_path(path), picture_title(self), public_members(self)
+            lambda: draw_report(self), check_picture_path(path), picture_title(self), citation_without_source(self)
         )
 
     def plot_curves(self, path: str | Path, figures: Iterable[str] | None = None) -> Path:
@@ -256,31 +258,35 @@ class Report(PrintedResult):
         """
         names = _select_figures(self, figures)
         return save_figure(
-            lambda: draw_curves(self, names), check_picture_path(path), picture_title(self), public_members(self)
+            lambda: draw_curves(self, names),
+            check_picture_path(path),
+            picture_title(self),
+            citation_without_source(self),
         )
 
 
-def _figure_rows(curve: Curve, member: Mapping[str, Interval], scaled: str) -> Iterator[dict[str, Any]]:
+def _figure_rows(curve: Curve, member: Mapping[str, Interval], kind_suffix: str) -> Iterator[dict[str, Any]]:
     """Yield one table row for each figure and size.
 
     Args:
-        curve, member: the fields of the same name of a report.
-        scaled: text that is appended to the column "of": "" or ", scaled".
+        curve, member: the fields `curve` (figures by ensemble size) and `member` (mean figures of single members) of a
+            report.
+        kind_suffix: text that is appended to the column "of": "" or ", scaled".
     """
-    groups = [("ensemble", size, figures) for size, figures in curve.items()]
-    groups.append(("mean of members", 1, member))
-    for row_kind, size, figures in groups:
+    kinds_sizes_figures = [("ensemble", size, figures) for size, figures in curve.items()]
+    kinds_sizes_figures.append(("mean of members", 1, member))
+    for row_kind, size, figures in kinds_sizes_figures:
         for name, x in figures.items():
             description = KNOWN_FIGURES[name]
             yield {
-                "of": f"{row_kind}{scaled}", "members": size, "figure": name, "value": x.value, "low": x.low,
+                "of": f"{row_kind}{kind_suffix}", "members": size, "figure": name, "value": x.value, "low": x.low,
                 "high": x.high, "unit": description.unit, "better": description.better,
             }  # fmt: skip
 
 
 def _report_text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -> str:
     """Lay out a report and explain its intervals; return the text."""
-    header = ["ensemble of", *(f"{size:,}" for size in sizes)]
+    header_cells = ["ensemble of", *(f"{size:,}" for size in sizes)]
     rows = []
     for scaled, curve in ((False, report.curve), (True, report.calibrated.curve if report.calibrated else None)):
         for name in figures:
@@ -288,12 +294,12 @@ def _report_text(report: Report, sizes: Sequence[int], figures: Sequence[str]) -
                 continue
             label = f"{KNOWN_FIGURES[name].label}{', scaled' if scaled and name != TEMPERATURE else ''}"
             rows.append([label, *(as_text(curve[size][name], KNOWN_FIGURES[name].scale) for size in sizes)])
-    table = align_columns([header, *rows], range(1, len(header)))
-    blocks = [table, "\n".join(_members_needed(report)), _measurement_notes(report)]
+    table = align_columns([header_cells, *rows], range(1, len(header_cells)))
+    blocks = [table, "\n".join(_needed_members_lines(report)), _measurement_notes(report)]
     return "\n\n".join(block for block in blocks if block)
 
 
-def _members_needed(report: Report) -> Iterator[str]:
+def _needed_members_lines(report: Report) -> Iterator[str]:
     """Yield a line of text for each distance in `within` that states the needed number of members."""
     for kind, answer in report.answers():
         growths = report.calibrated.growth if kind and report.calibrated is not None else report.growth
@@ -320,28 +326,28 @@ def _measurement_notes(report: Report) -> str:
     return "\n".join([*lines, *(line for remark in report.remarks for line in wrap(remark, 118))])
 
 
-def _missing_intervals(report: Report) -> Iterator[str]:
+def _sentences_on_missing_intervals(report: Report) -> Iterator[str]:
     """Yield sentences on the intervals that the report leaves out, with the reason."""
     if report.members < 3:
         yield "No intervals: they need 3 members or more."
-    elif report.members < FEWEST_SKEWED:
+    elif report.members < FEWEST_MEMBERS_IF_SKEWED:
         names = [
             KNOWN_FIGURES[name].title for name in KNOWN_FIGURES if name in SENSITIVE_FIGURES and name in report.ensemble
         ]
         share = 100 * 0.9**report.members
         yield (
             f"No intervals of limits, of means of members, and of the ensemble's {'; '.join(names)}: they need "
-            f"{FEWEST_SKEWED} members or more. If a tenth of the population is far worse than the others, "
+            f"{FEWEST_MEMBERS_IF_SKEWED} members or more. If a tenth of the population is far worse than the others, "
             f"{share:.0f} % of samples of {report.members} members have none of these, and an interval would miss the "
             "truth."
         )
 
 
-def _smaller_is_better(report: Report) -> Iterator[str]:
+def _sentences_on_better_small_sizes(report: Report) -> Iterator[str]:
     """Yield sentences on figures that are best for fewer than all members, with a possible reason."""
-    by_chance: list[str] = []
-    calibration: list[str] = []
-    others: list[str] = []
+    chance_texts: list[str] = []
+    calibration_texts: list[str] = []
+    other_texts: list[str] = []
     for name, full_value in report.ensemble.items():
         sign = {"higher": 1, "lower": -1}.get(KNOWN_FIGURES[name].better)
         if sign is None or name not in report.growth:
@@ -352,25 +358,25 @@ def _smaller_is_better(report: Report) -> Iterator[str]:
             continue
         bound = full_value.high if sign > 0 else full_value.low
         if bound is None or values[best_size] <= sign * bound:
-            by_chance.append(f"{KNOWN_FIGURES[name].title} (for {count_with_noun(best_size, 'member')})")
+            chance_texts.append(f"{KNOWN_FIGURES[name].title} (for {count_with_noun(best_size, 'member')})")
             continue
         scale = KNOWN_FIGURES[name].scale
         ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
         text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {count_with_noun(best_size, 'member')}, {ends[1]} for all)"
-        (calibration if name in CALIBRATION_FIGURES else others).append(text)
-    if calibration:
+        (calibration_texts if name in CALIBRATION_FIGURES else other_texts).append(text)
+    if calibration_texts:
         yield (
-            f"Worse for all members than for fewer: {', '.join(calibration)}. The mean of more members is less "
+            f"Worse for all members than for fewer: {', '.join(calibration_texts)}. The mean of more members is less "
             "confident; where confidence is below accuracy, calibration gets worse. Temperature scaling corrects this."
         )
-    if others:
+    if other_texts:
         yield (
-            f"Worse for all members than for fewer: {', '.join(others)}. Averaging probabilities does not improve "
+            f"Worse for all members than for fewer: {', '.join(other_texts)}. Averaging probabilities does not improve "
             "every figure, and members that are worse than the others pull the mean down."
         )
-    if by_chance:
+    if chance_texts:
         yield (
-            f"Best for fewer than all members: {', '.join(by_chance)}. The difference is within the interval of all "
+            f"Best for fewer than all members: {', '.join(chance_texts)}. The difference is within the interval of all "
             "members, so it may be chance."
         )
 
@@ -385,45 +391,51 @@ def draw_report(report: Report) -> Figure:
     figure.suptitle(f"{picture_title(report)}\n", fontsize=14, fontweight="bold")
     figure.text(0.5, 0.958, picture_subtitle(report), ha="center", va="top", color=GREY, fontsize=10)
     figure.supxlabel(picture_notes(report), fontsize=8, color=GREY)
-    grid = figure.add_gridspec(
+    panel_grid = figure.add_gridspec(
         20, 2
     )  # All panels share one grid, so that the left and right edges of upper and lower panels are aligned.
-    bars = figure.add_subplot(grid[:8, 0], label="reliability")
-    draw_reliability(report, bars)
+    reliability_axes = figure.add_subplot(panel_grid[:8, 0], label="reliability")
+    draw_reliability(report, reliability_axes)
     if report.calibrated is not None:
-        draw_scaled_reliability(report, report.calibrated, bars)
-        bars.lines[-1].set_label("_scaled")  # The scaled bars get their entry in a separate legend.
-    bars.tick_params(labelbottom=False)
-    _add_legend(bars, "a  Reliability diagram")
+        draw_scaled_reliability(report, report.calibrated, reliability_axes)
+        reliability_axes.lines[-1].set_label("_scaled")  # The scaled bars get their entry in a separate legend.
+    reliability_axes.tick_params(labelbottom=False)
+    _add_legend(reliability_axes, "a  Reliability diagram")
     if report.calibrated is not None:
-        main_legend = bars.get_legend()
+        reliability_legend = reliability_axes.get_legend()
         label = f"scaled by T = {as_text(report.calibrated.temperature)}\nECE {as_text(report.calibrated['ece'])}"
-        legend_box = bars.legend(
-            bars.lines[-1:], [label], loc="upper left", fontsize=8, frameon=True, framealpha=0.85, edgecolor="none"
+        legend_box = reliability_axes.legend(
+            reliability_axes.lines[-1:],
+            [label],
+            loc="upper left",
+            fontsize=8,
+            frameon=True,
+            framealpha=0.85,
+            edgecolor="none",
         )
         legend_box.set_in_layout(False)
-        if main_legend is not None:  # The second legend has replaced the first one, so add that again.
-            bars.add_artist(main_legend)
+        if reliability_legend is not None:  # The second legend has replaced the first one, so add that again.
+            reliability_axes.add_artist(reliability_legend)
     # The legend stands above the axes, since bars may be anywhere inside.
-    bars.set_title(
+    reliability_axes.set_title(
         f"ECE {as_text(report.ensemble['ece'])}", loc="right", pad=TITLE_PAD, fontsize=10, fontweight="normal"
     )
-    draw_confidences(report, figure.add_subplot(grid[8:10, 0], label="counts", sharex=bars))
-    accuracy = figure.add_subplot(grid[:5, 1], label="accuracy")
-    draw_curve(report, accuracy, "accuracy")
-    accuracy.set_ylim(top=min(accuracy.get_ylim()[1], 100.2))
-    accuracy.tick_params(labelbottom=False)
-    _add_legend(accuracy, "b  Accuracy and NLL against ensemble size")
-    nll = figure.add_subplot(grid[5:10, 1], label="nll", sharex=accuracy)
-    draw_curve(report, nll, "nll")
-    nll.set(xlabel="members in the ensemble", ylim=(max(nll.get_ylim()[0], 0), None))
-    _add_panel_legend(nll)
-    members = figure.add_subplot(grid[10:, 0], label="member accuracy", title="c  Accuracy of the members")
-    draw_member_accuracies(report, members)
-    information = figure.add_subplot(
-        grid[10:, 1], label="information", title="d  Mutual information of label and member"
+    draw_confidences(report, figure.add_subplot(panel_grid[8:10, 0], label="counts", sharex=reliability_axes))
+    accuracy_axes = figure.add_subplot(panel_grid[:5, 1], label="accuracy")
+    draw_curve(report, accuracy_axes, "accuracy")
+    accuracy_axes.set_ylim(top=min(accuracy_axes.get_ylim()[1], 100.2))
+    accuracy_axes.tick_params(labelbottom=False)
+    _add_legend(accuracy_axes, "b  Accuracy and NLL against ensemble size")
+    nll_axes = figure.add_subplot(panel_grid[5:10, 1], label="nll", sharex=accuracy_axes)
+    draw_curve(report, nll_axes, "nll")
+    nll_axes.set(xlabel="members in the ensemble", ylim=(max(nll_axes.get_ylim()[0], 0), None))
+    _add_panel_legend(nll_axes)
+    member_axes = figure.add_subplot(panel_grid[10:, 0], label="member accuracy", title="c  Accuracy of the members")
+    draw_member_accuracies(report, member_axes)
+    information_axes = figure.add_subplot(
+        panel_grid[10:, 1], label="information", title="d  Mutual information of label and member"
     )
-    draw_information(report, information)
+    draw_information(report, information_axes)
     return figure
 
 
@@ -431,11 +443,11 @@ def _add_legend(axes: Axes, title: str) -> None:
     """Put the title of a panel above the panel's axes, and the legend between title and axes."""
     axes.set_title(title, pad=TITLE_PAD)
     parts = zip(*axes.get_legend_handles_labels(), strict=True)
-    entries = [
+    legend_entries = [
         (line, name) for line, name in parts if name in USUAL_LEGEND_ENTRIES or axes.get_label() == "reliability"
     ]
     legend_box = axes.legend(
-        [line for line, _ in entries], [name for _, name in entries],
+        [line for line, _ in legend_entries], [name for _, name in legend_entries],
         loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=3, borderaxespad=0.2, handlelength=1.6,
         columnspacing=1.6, handletextpad=0.6,
     )  # fmt: skip
@@ -460,12 +472,12 @@ def draw_reliability(report: Report, axes: Axes, pooled_bins: Bins | None = None
     bin_middles = [(b + 0.5) * width for b in filled_bins]
     confidence, accuracy, inputs = ([bins[n][b] for b in filled_bins] for n in ("confidence", "accuracy", "inputs"))
     gaps = [c - a for c, a in zip(confidence, accuracy, strict=True)]
-    opacities = [0.85 if n >= FEW_INPUTS else 0.2 for n in inputs]
+    bar_opacities = [0.85 if n >= FEW_INPUTS else 0.2 for n in inputs]
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="calibrated")
     axes.bar(
-        bin_middles, accuracy, width, color=[to_rgba(BLUE, x) for x in opacities], edgecolor="white", linewidth=0.8
+        bin_middles, accuracy, width, color=[to_rgba(BLUE, x) for x in bar_opacities], edgecolor="white", linewidth=0.8
     )
-    axes.bar(bin_middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in opacities])
+    axes.bar(bin_middles, gaps, width * 0.3, bottom=accuracy, color=[to_rgba(RED, x) for x in bar_opacities])
     # The legend would show the first bar, which may be pale.
     pale_note = f" (pale: under {FEW_INPUTS} inputs)" if min(inputs) < FEW_INPUTS else ""
     axes.plot([], [], "s", color=to_rgba(BLUE, 0.85), markersize=8, label=f"accuracy{pale_note}")
@@ -481,17 +493,17 @@ def draw_confidences(report: Report, axes: Axes, pooled_bins: Bins | None = None
 
     Arguments are the same as in `draw_reliability`.
     """
-    series = [(reliability_bins(report)["inputs"], GREY if pooled_bins is None else BLUE, "ensemble")]
-    series += [] if pooled_bins is None else [(pooled_bins["inputs"], PURPLE, "single members")]
+    counts_colours_labels = [(reliability_bins(report)["inputs"], GREY if pooled_bins is None else BLUE, "ensemble")]
+    counts_colours_labels += [] if pooled_bins is None else [(pooled_bins["inputs"], PURPLE, "single members")]
     least_share = 1.0
-    for i, (inputs, colour, label) in enumerate(series):
+    for i, (inputs, colour, label) in enumerate(counts_colours_labels):
         width, total = 1 / len(inputs), sum(inputs)
         filled_bins = [b for b, n in enumerate(inputs) if n]
         shares = [100 * inputs[b] / total for b in filled_bins]
-        bar_lefts = [(b + i / len(series)) * width for b in filled_bins]
+        bar_lefts = [(b + i / len(counts_colours_labels)) * width for b in filled_bins]
         axes.bar(
-            bar_lefts, shares, width / len(series), align="edge", color=colour, edgecolor="white", linewidth=0.5,
-            label=label,
+            bar_lefts, shares, width / len(counts_colours_labels), align="edge", color=colour, edgecolor="white",
+            linewidth=0.5, label=label,
         )  # fmt: skip
         least_share = min(least_share, *shares)
     axes.set(yscale="log", xlim=(0, 1), ylim=(least_share / 2, 200), ylabel="inputs (%)")
@@ -502,9 +514,10 @@ def draw_confidences(report: Report, axes: Axes, pooled_bins: Bins | None = None
 
 def reliability_bins(report: Report, scaled: bool = False) -> Bins:
     """Return "confidence", "accuracy" and "inputs" of the bins of a report, before or after temperature scaling."""
-    prefix = "scaled_" if scaled else ""
+    key_prefix = "scaled_" if scaled else ""
     return {
-        n: [float(v) for v in report.drawing[f"{prefix}reliability_{n}"]] for n in ("confidence", "accuracy", "inputs")
+        n: [float(v) for v in report.drawing[f"{key_prefix}reliability_{n}"]]
+        for n in ("confidence", "accuracy", "inputs")
     }
 
 
@@ -517,8 +530,8 @@ def _points_of_filled_bins(bins: Bins) -> tuple[list[float], list[float]]:
 def draw_scaled_reliability(report: Report, scaled: CalibratedFigures, axes: Axes) -> None:
     """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
     label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}"
-    points = _points_of_filled_bins(reliability_bins(report, scaled=True))
-    axes.plot(*points, color=GREEN, marker="s", markersize=4, linewidth=1.2, label=label)
+    confidences_and_accuracies = _points_of_filled_bins(reliability_bins(report, scaled=True))
+    axes.plot(*confidences_and_accuracies, color=GREEN, marker="s", markersize=4, linewidth=1.2, label=label)
 
 
 def draw_member_accuracies(report: Report, axes: Axes) -> None:
@@ -527,12 +540,12 @@ def draw_member_accuracies(report: Report, axes: Axes) -> None:
     # Edges are between numbers of correct inputs, so that each bar covers equally many possible values.
     spread = max(correct) - min(correct)
     step = math.ceil((spread + 1) / 16)
-    edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + spread // step)]
-    draw_member_values(report, axes, "accuracy", [c * 100 / report.inputs for c in correct], edges)
+    accuracy_edges = [(min(correct) - 0.5 + step * i) * 100 / report.inputs for i in range(2 + spread // step)]
+    draw_member_values(report, axes, "accuracy", [c * 100 / report.inputs for c in correct], accuracy_edges)
 
 
 def draw_member_values(
-    report: Report, axes: Axes, figure: str, member_values: Sequence[float], edges: Sequence[float]
+    report: Report, axes: Axes, figure: str, member_values: Sequence[float], bar_edges: Sequence[float]
 ) -> None:
     """Draw a histogram of a figure of the single members, with their mean and the ensemble's figure.
 
@@ -541,24 +554,24 @@ def draw_member_values(
         axes: matplotlib axes to draw into.
         figure: name of the figure.
         member_values: value of each member, (member,), in the unit of the picture.
-        edges: edges of the histogram's bars.
+        bar_edges: edges of the histogram's bars.
     """
     scale = KNOWN_FIGURES[figure].scale
-    mean, ensemble_value = report.member[figure], report.ensemble[figure]
+    mean, ensemble_interval = report.member[figure], report.ensemble[figure]
     bar_heights, *_ = axes.hist(
         member_values,
-        list(edges),
+        list(bar_edges),
         color=BLUE,
         alpha=0.85,
         edgecolor="white",
         label=count_with_noun(report.members, "member"),
     )
-    labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_value, scale)}"
+    labels = f"mean of members: {as_text(mean, scale)}", f"ensemble: {as_text(ensemble_interval, scale)}"
     axes.axvline(mean.value * scale, ymax=0.72, color=GREY, linestyle="--", label=labels[0])
-    axes.axvline(ensemble_value.value * scale, ymax=0.72, color=RED, linewidth=2, label=labels[1])
+    axes.axvline(ensemble_interval.value * scale, ymax=0.72, color=RED, linewidth=2, label=labels[1])
     axes.set(xlabel=KNOWN_FIGURES[figure].label, ylabel="members")
     axes.set_ylim(0, float(max(bar_heights)) * 1.5)
-    ends = min(edges[0], ensemble_value.value * scale), max(edges[-1], ensemble_value.value * scale)
+    ends = min(bar_edges[0], ensemble_interval.value * scale), max(bar_edges[-1], ensemble_interval.value * scale)
     axis_margin = 0.05 * (ends[1] - ends[0])
     right = ends[1] + axis_margin
     axes.set_xlim(ends[0] - axis_margin, min(right, max(ends[1], 100)) if scale == 100 else right)
@@ -567,35 +580,35 @@ def draw_member_values(
     axes.legend(loc="upper left")
 
 
-def draw_information(report: Report, axes: Axes, auroc: bool = True) -> None:
+def draw_information(report: Report, axes: Axes, show_auroc: bool = True) -> None:
     """Draw histograms of the mutual information of inputs, in and out of distribution."""
     import numpy as np
 
     axes.set(ylabel="share of inputs")
-    data_sets = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
-    values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in data_sets if report.drawing.get(n)}
-    all_values = np.concatenate(list(values.values()))
-    if all_values.max() <= ROUNDING_ERROR:
+    keys_names_colours = [("mi_id", "in distribution", BLUE), ("mi_ood", "out of distribution", RED)]
+    values = {n: np.asarray(report.drawing[n], np.float64) for n, *_ in keys_names_colours if report.drawing.get(n)}
+    all_information = np.concatenate(list(values.values()))
+    if all_information.max() <= ROUNDING_ERROR:
         text = "one member has none" if report.members == 1 else "none: the members agree on all inputs"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
-    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(all_values, 0.01), ROUNDING_ERROR)))
-    edges = np.geomspace(lowest, all_values.max() * 1.02, 41).tolist()
+    lowest = 10.0 ** math.floor(math.log10(max(np.quantile(all_information, 0.01), ROUNDING_ERROR)))
+    edges = np.geomspace(lowest, all_information.max() * 1.02, 41).tolist()
     highest_bar = 0.0
-    for name, description, colour in (s for s in data_sets if s[0] in values):
-        clipped_values = np.clip(values[name], lowest, None)
+    for name, description, colour in (s for s in keys_names_colours if s[0] in values):
+        clipped_information = np.clip(values[name], lowest, None)
         shares, _, _ = axes.hist(
-            clipped_values, edges, weights=np.full(len(clipped_values), 1 / len(clipped_values)), histtype="stepfilled",
-            facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
+            clipped_information, edges, weights=np.full(len(clipped_information), 1 / len(clipped_information)),
+            histtype="stepfilled", facecolor=(colour, 0.35), edgecolor=colour, linewidth=1.4,
             label=f"{description}, mean {as_text(report.ensemble[name])}",
         )  # fmt: skip
         highest_bar = max(highest_bar, float(np.max(shares)))
-    note = "; the first bar: that or less" if all_values.min() < lowest else ""
+    note = "; the first bar: that or less" if all_information.min() < lowest else ""
     axes.set_xlabel(f"mutual information of an input (nats{note})")
     axes.set(xscale="log", xlim=(lowest / 1.1, edges[-1] * 1.1), ylim=(0, highest_bar * 1.5))
     auroc_text = f"AUROC {as_text(report.ensemble['auroc'])}, by 1 − largest probability" if report.ood else ""
-    if auroc:
+    if show_auroc:
         axes.plot([], [], " ", label=auroc_text or "no out-of-distribution inputs were given")
     axes.legend(loc="upper left")
 
@@ -626,8 +639,8 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
     Raises:
         UsageError: a figure is unknown, or no figure is requested.
     """
-    scaled = {} if report.calibrated is None else report.calibrated.ensemble
-    available_figures = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled]
+    scaled_figures = {} if report.calibrated is None else report.calibrated.ensemble
+    available_figures = [n for n in KNOWN_FIGURES if n in report.ensemble or n in scaled_figures]
     names = available_figures if figures is None else [figures] if isinstance(figures, str) else list(figures)
     for name in names:
         if name not in available_figures:
@@ -666,72 +679,81 @@ def draw_curve(report: Report, axes: Axes, figure: str) -> None:
 
 def _draw_size_curve(
     axes: Axes,
-    figures: Mapping[int, Mapping[str, Interval]],
+    curve: Mapping[int, Mapping[str, Interval]],
     figure: str,
     scale: float,
-    members: int,
+    member_count: int,
     colours: tuple[str, str],
-    label: str,
+    legend_label: str,
 ) -> None:
     """Draw a figure over ensemble sizes as one line with its band and bar.
 
     Args:
         axes: matplotlib axes to draw into.
-        figures: size of ensembles -> figure -> interval.
+        curve: size of ensembles -> figure -> interval.
         figure, scale: name of the figure, and factor of its values in pictures.
-        members: number of all members.
+        member_count: number of all members.
         colours: colour of the line, and colour of the bar at the size of all members.
-        label: text for the legend; "" for the three usual entries.
+        legend_label: text for the legend; "" for the three usual entries.
     """
-    colour, full_colour = colours
-    sizes = sorted(figures)
-    intervals = [figures[size][figure] for size in sizes]
+    colour, all_members_colour = colours
+    sizes = sorted(curve)
+    intervals = [curve[size][figure] for size in sizes]
     values = [x.value * scale for x in intervals]
-    axes.plot(sizes, values, color=colour, marker="o", markersize=4.5, label=label or "mean of that size")
-    band = [
+    axes.plot(sizes, values, color=colour, marker="o", markersize=4.5, label=legend_label or "mean of that size")
+    band_points = [
         (size, x.low * scale, x.high * scale)
         for size, x in zip(sizes, intervals, strict=True)
-        if size < members and x.low is not None and x.high is not None
+        if size < member_count and x.low is not None and x.high is not None
     ]
-    if band:
-        band_sizes, low, high = zip(*band, strict=True)
+    if band_points:
+        band_sizes, low, high = zip(*band_points, strict=True)
         axes.fill_between(
-            band_sizes, low, high, color=colour, alpha=0.18, linewidth=0, label=None if label else "a fresh ensemble"
+            band_sizes,
+            low,
+            high,
+            color=colour,
+            alpha=0.18,
+            linewidth=0,
+            label=None if legend_label else "a fresh ensemble",
         )
-    full_value = figures[members][figure]
-    if full_value.low is not None and full_value.high is not None:
-        ends = [[(full_value.value - full_value.low) * scale], [(full_value.high - full_value.value) * scale]]
+    all_members_interval = curve[member_count][figure]
+    if all_members_interval.low is not None and all_members_interval.high is not None:
+        ends = [
+            [(all_members_interval.value - all_members_interval.low) * scale],
+            [(all_members_interval.high - all_members_interval.value) * scale],
+        ]
         axes.errorbar(
-            [members], [full_value.value * scale], ends, color=full_colour, marker="D", markersize=4, capsize=4,
-            linewidth=1.6, label=None if label else "all members",
+            [member_count], [all_members_interval.value * scale], ends, color=all_members_colour, marker="D",
+            markersize=4, capsize=4, linewidth=1.6, label=None if legend_label else "all members",
         )  # fmt: skip
 
 
-def _draw_limit(axes: Axes, growth: Mapping[str, Growth], figure: str, scale: float, colour: str) -> None:
+def _draw_limit(axes: Axes, growth_by_figure: Mapping[str, Growth], figure: str, scale: float, colour: str) -> None:
     """Draw the limit of a figure, if the figure has a limit."""
-    if figure in growth:
-        axes.axhline(growth[figure].limit.value * scale, color=colour, linestyle="--", linewidth=1)
+    if figure in growth_by_figure:
+        axes.axhline(growth_by_figure[figure].limit.value * scale, color=colour, linestyle="--", linewidth=1)
 
 
 def _add_panel_legend(axes: Axes) -> None:
     """Draw a legend for lines that only some panels have, at the place where the legend covers the curves least."""
-    entries = [
+    legend_entries = [
         (line, name)
         for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
         if name not in USUAL_LEGEND_ENTRIES
     ]
-    if entries:
-        axes.legend([line for line, _ in entries], [name for _, name in entries], loc="best", fontsize=8)
+    if legend_entries:
+        axes.legend([line for line, _ in legend_entries], [name for _, name in legend_entries], loc="best", fontsize=8)
 
 
 def _spaced_ticks(sizes: Sequence[int]) -> list[int]:
     """Choose ticks from the largest size down so that their labels do not overlap on a logarithmic axis."""
-    least_distance = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
-    ticks: list[int] = []
+    least_log2_distance = max(0.06 * math.log2(sizes[-1] / sizes[0]), 1e-9)
+    tick_sizes: list[int] = []
     for size in reversed(sizes):
-        if not ticks or math.log2(ticks[-1] / size) >= least_distance:
-            ticks.append(size)
-    return ticks[::-1]
+        if not tick_sizes or math.log2(tick_sizes[-1] / size) >= least_log2_distance:
+            tick_sizes.append(size)
+    return tick_sizes[::-1]
 
 
 def picture_title(report: Report) -> str:
@@ -747,7 +769,7 @@ def picture_subtitle(report: Report) -> str:
     return text
 
 
-def public_members(report: Report) -> str:
+def citation_without_source(report: Report) -> str:
     """Return the citation of the members without the source, which may be a private folder of this machine."""
     return report.citation.rpartition("@")[2]
 
@@ -761,7 +783,7 @@ def picture_notes(report: Report) -> str:
     if report.growth:
         text += "\nDashed: the limit, of an infinite ensemble."
     needed = [
-        f"{KNOWN_FIGURES[x.figure].short or KNOWN_FIGURES[x.figure].title} within {x.within:.3g}"
+        f"{KNOWN_FIGURES[x.figure].short_title or KNOWN_FIGURES[x.figure].title} within {x.within:.3g}"
         f"{f', {kind}' if kind else ''}: {x}"
         for kind, x in report.answers()
     ]
@@ -769,6 +791,6 @@ def picture_notes(report: Report) -> str:
         text += f" Members needed to come near it: {'; '.join(needed)}."
     text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
     # The commit and the check digits of the citation are in the metadata of the picture's file.
-    members = public_members(report).partition("/")[2].rpartition("~")[0]
-    shortened = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
-    return f"{text}\n{f'Members: {shortened}' if shortened else ''}"
+    members = citation_without_source(report).partition("/")[2].rpartition("~")[0]
+    shortened_members = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
+    return f"{text}\n{f'Members: {shortened_members}' if shortened_members else ''}"

@@ -102,14 +102,15 @@ class InputSubset:
         members, _, classes = self.shape
         selected_logits = torch.empty(members, end - begin, classes, dtype=dtype)
         positions = self.inputs[begin:end].tolist()
-        longest_read = max(1, MOST_READ_BYTES // (members * classes * self.dtype.itemsize))
+        most_inputs_per_read = max(1, MOST_READ_BYTES // (members * classes * self.dtype.itemsize))
         start = 0
         # The logits are read by few long reads of at most MOST_READ_BYTES, which include unselected inputs between
         # selected ones.
         while start < len(positions):
             first = positions[start]
             stop = next(
-                (i for i in range(start, len(positions)) if positions[i] >= first + longest_read), len(positions)
+                (i for i in range(start, len(positions)) if positions[i] >= first + most_inputs_per_read),
+                len(positions),
             )
             read_logits = self.logits.block(first, positions[stop - 1] + 1, dtype)
             selected_logits[:, start:stop] = read_logits[:, self.inputs[begin + start : begin + stop] - first]
@@ -133,7 +134,7 @@ class DataSetLogits:
         mean_probs: mean probabilities of all members, (input, class).
         label_log_probs: log probability of each label for each member, (member, input).
         votes: most probable class of each input for each member, (member, input).
-        log_others: log(1 − p) for the largest probability p, (member, input); exact also where p rounds to 1.
+        log_other_probs: log(1 − p) for the largest probability p, (member, input); exact also where p rounds to 1.
     """
 
     def __init__(self, logits: Tensor | Logits, labels: Tensor | None) -> None:
@@ -144,12 +145,12 @@ class DataSetLogits:
         self.entropy = torch.zeros(members, dtype=torch.float64)
         self.information = torch.empty(inputs, dtype=dtype)
         self.mean_probs = torch.empty(inputs, classes, dtype=dtype)
-        labelled_inputs = inputs if labels is not None else 0
-        self.label_log_probs = torch.empty(members, labelled_inputs, dtype=dtype)
-        self.votes = torch.empty(members, labelled_inputs, dtype=torch.int16 if classes < 2**15 else torch.int32)
-        self.log_others = torch.empty(members, inputs, dtype=dtype)
+        labelled_input_count = inputs if labels is not None else 0
+        self.label_log_probs = torch.empty(members, labelled_input_count, dtype=dtype)
+        self.votes = torch.empty(members, labelled_input_count, dtype=torch.int16 if classes < 2**15 else torch.int32)
+        self.log_other_probs = torch.empty(members, inputs, dtype=dtype)
         for span, span_logits in self.blocks():
-            self.log_others[:, span] = _log_others(span_logits)
+            self.log_other_probs[:, span] = _log_other_probs(span_logits)
             log_probs = span_logits.log_softmax(-1)
             probs = log_probs.exp()
             entropy = metrics.entropy(probs)
@@ -162,110 +163,115 @@ class DataSetLogits:
                 self.label_log_probs[:, span] = log_probs.gather(-1, label_index).squeeze(-1)
                 self.votes[:, span] = probs.argmax(-1).to(self.votes.dtype)
 
-    def blocks(self, rows: int = 1) -> Iterator[tuple[slice, Tensor]]:
+    def blocks(self, array_count: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Iterate over blocks of inputs; yield the range of inputs and all members' logits (member, input, class).
 
         Args:
-            rows: number of arrays (input, class) that the caller computes from a block; more arrays make blocks
+            array_count: number of arrays (input, class) that the caller computes from a block; more arrays make blocks
                 smaller.
         """
         members, inputs, classes = self.logits.shape
-        step = max(1, BLOCK_BYTES // (4 * max(rows, members) * classes))
-        read_inputs = step * max(1, MOST_READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
-        for begin in range(0, inputs, read_inputs):
-            read_logits = self.logits.block(begin, min(inputs, begin + read_inputs), self.logits.dtype)
+        step = max(1, BLOCK_BYTES // (4 * max(array_count, members) * classes))
+        inputs_per_read = step * max(1, MOST_READ_BYTES // (self.logits.dtype.itemsize * members * classes * step))
+        for read_start in range(0, inputs, inputs_per_read):
+            read_logits = self.logits.block(read_start, min(inputs, read_start + inputs_per_read), self.logits.dtype)
             for start in range(0, read_logits.shape[1], step):
                 block = read_logits[:, start : start + step]
-                yield slice(begin + start, begin + start + block.shape[1]), block.to(self.dtype)
+                yield slice(read_start + start, read_start + start + block.shape[1]), block.to(self.dtype)
 
-    def means(self, weights: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    def iterate_mean_probs(self, membership: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Average the members of subsets; yield ranges of inputs and mean probabilities (subset, input, class).
 
         Args:
-            weights: 1 for the members of a subset, else 0, (subset, member).
+            membership: 1 for the members of a subset, else 0, (subset, member).
         """
-        weights = weights.to(self.dtype)
-        sizes = weights.sum(1)[:, None, None]
+        membership = membership.to(self.dtype)
+        sizes = membership.sum(1)[:, None, None]
         # A matrix product with a single row adds up in another order at the end of a block, so that equal inputs would
         # get unequal values.
-        summands = weights if len(weights) > 1 else weights.expand(2, -1)
-        for span, logits in self.blocks(len(weights)):
+        summed_membership = membership if len(membership) > 1 else membership.expand(2, -1)
+        for span, logits in self.blocks(len(membership)):
             # Sum first, then divide: if all members agree, the mean is exactly their common value.
-            sums = (summands @ logits.softmax(-1).flatten(1))[: len(weights)]
-            yield span, sums.view(len(weights), -1, logits.shape[-1]).div_(sizes)
+            sums = (summed_membership @ logits.softmax(-1).flatten(1))[: len(membership)]
+            yield span, sums.view(len(membership), -1, logits.shape[-1]).div_(sizes)
 
-    def all_means(self, weights: Tensor) -> Tensor:
-        """Return the mean probabilities of subsets on all inputs, (subset, input, class); `weights` is the argument of
-        `means`."""
-        probs = torch.empty(len(weights), *self.logits.shape[1:], dtype=self.dtype)
-        for span, means in self.means(weights):
+    def mean_probs_of_subsets(self, membership: Tensor) -> Tensor:
+        """Return the mean probabilities of subsets on all inputs, (subset, input, class).
+
+        Args:
+            membership: the same argument as in `iterate_mean_probs`.
+        """
+        probs = torch.empty(len(membership), *self.logits.shape[1:], dtype=self.dtype)
+        for span, means in self.iterate_mean_probs(membership):
             probs[:, span] = means
         return probs
 
-    def log_probs_of_labels(self, members: Tensor) -> Tensor:
+    def log_probs_of_labels(self, member_positions: Tensor) -> Tensor:
         """Return the log of some members' mean probability of each label, (input,); the log is exact even if the
         probability underflows.
 
         Args:
-            members: positions of the members of the subset.
+            member_positions: positions of the members of the subset.
         """
-        step = max(1, MOST_VALUES // len(members))
-        parts = [part.index_select(0, members).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)]
-        return torch.cat(parts) - math.log(len(members))
+        step = max(1, MOST_VALUES // len(member_positions))
+        parts = [
+            part.index_select(0, member_positions).logsumexp(0) for part in torch.split(self.label_log_probs, step, 1)
+        ]
+        return torch.cat(parts) - math.log(len(member_positions))
 
-    def uncertainty(self, members: Tensor, largest: Tensor) -> Tensor:
+    def uncertainty(self, member_positions: Tensor, largest_probs: Tensor) -> Tensor:
         """Return log(1 − p), p the largest mean probability of some members, (input,); exact also where p rounds to 1.
 
         Args:
-            members: positions of the members of the subset.
-            largest: largest mean probability p of each input, (input,).
+            member_positions: positions of the members of the subset.
+            largest_probs: largest mean probability p of each input, (input,).
         """
-        uncertainty = torch.log1p(-largest.double().clamp(max=1))
+        uncertainty = torch.log1p(-largest_probs.double().clamp(max=1))
         # Where 1 − p is below 0.5 / members, all members agree on the class, and 1 − p is the mean of the members'
         # values.
-        is_near_1 = largest > 1 - 0.5 / len(members)
+        is_near_1 = largest_probs > 1 - 0.5 / len(member_positions)
         if bool(is_near_1.any()):
-            log_others = self.log_others[:, is_near_1].index_select(0, members).double()
-            uncertainty[is_near_1] = log_others.logsumexp(0) - math.log(len(members))
+            log_other_probs = self.log_other_probs[:, is_near_1].index_select(0, member_positions).double()
+            uncertainty[is_near_1] = log_other_probs.logsumexp(0) - math.log(len(member_positions))
         return uncertainty.to(self.dtype)
 
-    def disagreement(self, members: Tensor) -> Tensor:
+    def disagreement(self, member_positions: Tensor) -> Tensor:
         """Return the disagreement of some members, float64; NaN for a single member.
 
         Args:
-            members: positions of the members of the subset.
+            member_positions: positions of the members of the subset.
         """
         inputs, classes = self.mean_probs.shape
         disagreement = torch.zeros((), dtype=torch.float64)
-        for part in torch.split(self.votes, max(1, MOST_VALUES // len(members)), 1):
-            votes = part.index_select(0, members).long()
+        for part in torch.split(self.votes, max(1, MOST_VALUES // len(member_positions)), 1):
+            votes = part.index_select(0, member_positions).long()
             disagreement += metrics.disagreement_of_votes(votes, classes) * (votes.shape[1] / inputs)
         return disagreement
 
-    def log_probs(self, members: Tensor, probs: Tensor) -> Tensor:
+    def log_probs(self, member_positions: Tensor, probs: Tensor) -> Tensor:
         """Return the log of some members' mean probabilities, (input, class), exact for a label that underflows.
 
         Another class's probability that is 0 in this dtype counts as the smallest normal number of the dtype.
 
         Args:
-            members: positions of the members of the subset.
+            member_positions: positions of the members of the subset.
             probs: mean probabilities of these members, (input, class).
         """
-        if len(members) == 1:
-            return self.logits.one(int(members)).to(self.dtype).log_softmax(-1)
-        smallest_number = torch.finfo(probs.dtype).tiny
-        log_probs = probs.clamp_min(smallest_number).log_()
+        if len(member_positions) == 1:
+            return self.logits.one(int(member_positions)).to(self.dtype).log_softmax(-1)
+        smallest_normal = torch.finfo(probs.dtype).tiny
+        log_probs = probs.clamp_min(smallest_normal).log_()
         if self.labels is None:
             return log_probs
         labels = self.labels.unsqueeze(-1)
         exact_log_probs, rounded_log_probs = (
-            self.log_probs_of_labels(members).unsqueeze(-1),
+            self.log_probs_of_labels(member_positions).unsqueeze(-1),
             log_probs.gather(-1, labels),
         )
         # Replace a label's probability only where the probability underflows: elsewhere the exact value is rounded
         # differently, which could break a tie between the label and another class.
         return log_probs.scatter_(
-            -1, labels, torch.where(probs.gather(-1, labels) < smallest_number, exact_log_probs, rounded_log_probs)
+            -1, labels, torch.where(probs.gather(-1, labels) < smallest_normal, exact_log_probs, rounded_log_probs)
         )
 
 
@@ -310,17 +316,17 @@ class Population:
         """
         order = {tuple(subset.tolist()): subset for subset in subsets}
         rows = {key: self._measure_member(int(subset)) for key, subset in order.items() if len(key) == 1}
-        larger = [key for key in order if len(key) > 1]
-        size = _subsets_in_memory(self.test)
-        for first in range(0, len(larger), SUBSETS_PER_PASS):
-            group = [order[key] for key in larger[first : first + SUBSETS_PER_PASS]]
-            weights = torch.zeros(len(group), self.members)
-            for row, subset in zip(weights, group, strict=True):
+        larger_keys = [key for key in order if len(key) > 1]
+        size = _most_subsets_in_memory(self.test)
+        for first in range(0, len(larger_keys), SUBSETS_PER_PASS):
+            group = [order[key] for key in larger_keys[first : first + SUBSETS_PER_PASS]]
+            membership = torch.zeros(len(group), self.members)
+            for row, subset in zip(membership, group, strict=True):
                 row[subset] = 1
-            temperatures = self._fit_temperatures(group, weights)
-            ood = None if self.ood is None else _OodPredictions.compute_for_subsets(self.ood, weights, temperatures)
+            temperatures = self._fit_temperatures(group, membership)
+            ood = None if self.ood is None else _OodPredictions.compute_for_subsets(self.ood, membership, temperatures)
             for i in range(0, len(group), size):
-                probs = self.test.all_means(weights[i : i + size])
+                probs = self.test.mean_probs_of_subsets(membership[i : i + size])
                 for j, subset in enumerate(group[i : i + size]):
                     temperature = None if temperatures is None else temperatures[i + j]
                     rows[tuple(subset.tolist())] = self._figures_of_subset(subset, probs[j], temperature, ood, i + j)
@@ -337,21 +343,21 @@ class Population:
         probs = self.test.logits.one(position).to(self.test.dtype).softmax(-1)
         return self._figures_of_subset(torch.tensor([position]), probs, temperature, ood, 0)
 
-    def _fit_temperatures(self, subsets: Sequence[Tensor], weights: Tensor) -> Tensor | None:
+    def _fit_temperatures(self, subsets: Sequence[Tensor], membership: Tensor) -> Tensor | None:
         """Fit the temperature of each subset to the held-out inputs; return (subset,) float64, or None without held-out
         inputs.
 
         Args:
             subsets: the subsets, each as positions of members.
-            weights: 1 for the members of a subset, else 0, (subset, member).
+            membership: 1 for the members of a subset, else 0, (subset, member).
         """
         held_out = self.held_out
         if held_out is None or held_out.labels is None:
             return None
         temperatures = torch.empty(len(subsets), dtype=torch.float64)
-        size = _subsets_in_memory(held_out)
+        size = _most_subsets_in_memory(held_out)
         for i in range(0, len(subsets), size):
-            probs = held_out.all_means(weights[i : i + size])
+            probs = held_out.mean_probs_of_subsets(membership[i : i + size])
             for j, subset in enumerate(subsets[i : i + size]):
                 temperatures[i + j] = metrics.temperature(
                     held_out.log_probs(subset, probs[j]), held_out.labels, check=False
@@ -360,7 +366,7 @@ class Population:
         return temperatures
 
     def _figures_of_subset(
-        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, ood: _OodPredictions | None, row_in_group: int
+        self, subset: Tensor, probs: Tensor, temperature: Tensor | None, ood: _OodPredictions | None, ood_row: int
     ) -> Tensor:
         """Return the figures of a subset before and after scaling, (figure,) float64.
 
@@ -370,27 +376,27 @@ class Population:
             temperature: temperature of the subset; None for no temperature scaling.
             ood: predictions of several subsets, including `subset`, on the inputs out of distribution; None without
                 such inputs.
-            row_in_group: the row of this subset in `ood`.
+            ood_row: the row of this subset in `ood`.
         """
         test = self.test
         uncertainty = test.uncertainty(subset, probs.amax(-1))
-        figures = self._probability_figures(probs, uncertainty, None if ood is None else ood.uncertainty[row_in_group])
+        figures = self._probability_figures(probs, uncertainty, None if ood is None else ood.uncertainty[ood_row])
         figures["nll"] = -test.log_probs_of_labels(subset).double().mean()
         figures["mi_id"] = (metrics.entropy(probs, check=False).double().mean() - test.entropy[subset].mean()).clamp(
             min=0
         )
         figures["disagreement"] = test.disagreement(subset)
         if ood is not None and self.ood is not None:
-            figures["mi_ood"] = (ood.entropy[row_in_group].double() - self.ood.entropy[subset].mean()).clamp(min=0)
+            figures["mi_ood"] = (ood.entropy[ood_row].double() - self.ood.entropy[subset].mean()).clamp(min=0)
         row = [figures[n] for n in self.names]
         if temperature is not None:
-            unscaled = test.log_probs(subset, probs)
-            log_probs = metrics.tempered(unscaled, temperature.to(probs.dtype))
+            unscaled_log_probs = test.log_probs(subset, probs)
+            log_probs = metrics.tempered(unscaled_log_probs, temperature.to(probs.dtype))
             # The formula is the same as for inputs out of distribution, so that equal inputs of both data sets get
             # equal values.
-            uncertainty = _log_others(unscaled / temperature.to(probs.dtype))
+            uncertainty = _log_other_probs(unscaled_log_probs / temperature.to(probs.dtype))
             figures = self._probability_figures(
-                log_probs.exp(), uncertainty, None if ood is None else ood.scaled[row_in_group]
+                log_probs.exp(), uncertainty, None if ood is None else ood.scaled[ood_row]
             )
             figures["nll"] = metrics.nll(log_probs, self.labels, check=False)
             figures[TEMPERATURE] = temperature
@@ -418,7 +424,7 @@ class Population:
         names = [name for name in self.names if FIGURES[name].input_kind == input_kind]
         return {name: getattr(metrics, name)(*tensors, **named, check=False) for name in names}
 
-    def drawing(self, temperature: float | None = None) -> dict[str, Any]:
+    def picture_values(self, temperature: float | None = None) -> dict[str, Any]:
         """Return the values for pictures: bins of a reliability diagram, mutual information of each input.
 
         Args:
@@ -452,41 +458,45 @@ class _OodPredictions:
     scaled: Tensor
 
     @classmethod
-    def compute_for_subsets(cls, data: DataSetLogits, weights: Tensor, temperatures: Tensor | None) -> _OodPredictions:
+    def compute_for_subsets(
+        cls, ood_logits: DataSetLogits, membership: Tensor, temperatures: Tensor | None
+    ) -> _OodPredictions:
         """Compute the predictions of some subsets in one pass over the inputs; return the predictions.
 
         Args:
-            data: logits on the inputs out of distribution.
-            weights: 1 for the members of a subset, else 0, (subset, member).
+            ood_logits: logits on the inputs out of distribution.
+            membership: 1 for the members of a subset, else 0, (subset, member).
             temperatures: temperature of each subset, (subset,); None for no scaling.
         """
-        largest = torch.empty(len(weights), data.logits.shape[1], dtype=data.dtype)
-        scaled = torch.empty_like(largest)
-        entropy = torch.zeros(len(weights), dtype=torch.float64)
-        for span, means in data.means(weights):
-            largest[:, span] = means.amax(-1)
+        largest_probs = torch.empty(len(membership), ood_logits.logits.shape[1], dtype=ood_logits.dtype)
+        scaled = torch.empty_like(largest_probs)
+        entropy = torch.zeros(len(membership), dtype=torch.float64)
+        for span, means in ood_logits.iterate_mean_probs(membership):
+            largest_probs[:, span] = means.amax(-1)
             entropy += metrics.entropy(means, check=False).double().sum(1)
             if temperatures is not None:
                 log_probs = means.clamp_min_(torch.finfo(means.dtype).tiny).log_()
-                scaled[:, span] = _log_others(log_probs / temperatures.to(means.dtype)[:, None, None])
-        subsets = [row.nonzero().flatten() for row in weights]
-        uncertainty = torch.stack([data.uncertainty(s, p) for s, p in zip(subsets, largest, strict=True)])
-        return cls(uncertainty, entropy / largest.shape[1], uncertainty if temperatures is None else scaled)
+                scaled[:, span] = _log_other_probs(log_probs / temperatures.to(means.dtype)[:, None, None])
+        subsets = [row.nonzero().flatten() for row in membership]
+        uncertainty = torch.stack([ood_logits.uncertainty(s, p) for s, p in zip(subsets, largest_probs, strict=True)])
+        return cls(uncertainty, entropy / largest_probs.shape[1], uncertainty if temperatures is None else scaled)
 
     @classmethod
-    def compute_for_member(cls, data: DataSetLogits, position: int, temperature: Tensor | None) -> _OodPredictions:
+    def compute_for_member(
+        cls, ood_logits: DataSetLogits, position: int, temperature: Tensor | None
+    ) -> _OodPredictions:
         """Return the predictions of one member as a subset of size 1; arguments are the same as in
         `compute_for_subsets`."""
-        logits = data.logits.one(position).to(data.dtype)
+        logits = ood_logits.logits.one(position).to(ood_logits.dtype)
         probs = logits.softmax(-1)  # Computed as in `_measure_member`, so that equal inputs get equal values.
-        uncertainty = data.uncertainty(torch.tensor([position]), probs.amax(-1))[None]
+        uncertainty = ood_logits.uncertainty(torch.tensor([position]), probs.amax(-1))[None]
         scaled = uncertainty
         if temperature is not None:
-            scaled = _log_others(logits.log_softmax(-1) / temperature.to(data.dtype))[None]
+            scaled = _log_other_probs(logits.log_softmax(-1) / temperature.to(ood_logits.dtype))[None]
         return cls(uncertainty, metrics.entropy(probs, check=False).double().mean()[None], scaled)
 
 
-def _log_others(logits: Tensor) -> Tensor:
+def _log_other_probs(logits: Tensor) -> Tensor:
     """Return log(1 − p) of each input, where p is its largest probability, (…, input), computed in float64.
 
     Args:
@@ -497,13 +507,13 @@ def _log_others(logits: Tensor) -> Tensor:
     return (other_logits.logsumexp(-1) - exact_logits.logsumexp(-1)).to(logits.dtype)
 
 
-def _subsets_in_memory(data_set_logits: DataSetLogits) -> int:
+def _most_subsets_in_memory(data_set_logits: DataSetLogits) -> int:
     """Return the number of subsets whose mean probabilities fit into `MOST_MEAN_BYTES`."""
     _, inputs, classes = data_set_logits.logits.shape
     return max(1, MOST_MEAN_BYTES // (4 * inputs * classes))
 
 
-def _reliability_bars(prefix: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
+def _reliability_bars(key_prefix: str, probs: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return the bars of a reliability diagram by name; each name begins with the prefix."""
     bins = metrics.reliability(probs, labels)
-    return {f"{prefix}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}
+    return {f"{key_prefix}_{n}": getattr(bins, n).tolist() for n in ("confidence", "accuracy", "inputs")}

@@ -31,9 +31,9 @@ def as_text(interval: Interval, scale: float = 1) -> str:
     if interval.low is None or interval.high is None or interval.high - interval.low < ROUNDING_ERROR:
         return f"{round(value, 7):.4g}"
     half_width = (interval.high - interval.low) * scale / 2
-    places = [1 - math.floor(math.log10(half_width)), 3 - math.floor(math.log10(max(abs(value), half_width)))]
-    digits = max(0, min(places))
-    return f"{value:.{digits}f} [{interval.low * scale:.{digits}f}, {interval.high * scale:.{digits}f}]"
+    needed_decimals = [1 - math.floor(math.log10(half_width)), 3 - math.floor(math.log10(max(abs(value), half_width)))]
+    decimals = max(0, min(needed_decimals))
+    return f"{value:.{decimals}f} [{interval.low * scale:.{decimals}f}, {interval.high * scale:.{decimals}f}]"
 
 
 def write_frame(frame: pd.DataFrame, path: str | Path) -> Path:

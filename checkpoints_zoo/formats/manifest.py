@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -53,6 +54,20 @@ class DescriptionWithLayouts(Protocol):
     def base(self) -> str:
         """Address of the Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
         bytes."""
+
+
+class Parts(Protocol):
+    """A file of which byte ranges are brought to this machine when they are needed."""
+
+    @property
+    def size(self) -> int:
+        """Size of the whole file in bytes."""
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring ranges (start, end) of the file to this machine."""
+
+    def drop(self) -> None:
+        """Delete the ranges that are on this machine."""
 
 
 def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
@@ -135,6 +150,7 @@ class ManifestFile:
         path: path of the file.
         schema: Arrow schema that tables should have.
         description: the description beside the manifest, against which `take` checks rows; None to leave this out.
+        parts: the file of which only the footer is on this machine; None if the whole file is.
 
     Raises:
         FormatError: for the same reasons as in `read_manifest`.
@@ -146,9 +162,11 @@ class ManifestFile:
         path: Path,
         schema: pa.Schema = SCHEMA,
         description: DescriptionWithLayouts | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.open_content, self.path, self.schema, self.description = open_content, path, schema, description
-        with _reading_errors(path):
+        self.parts = parts
+        with _reading_errors(path, parts):
             with open_content() as content:
                 self.footer = pq.read_metadata(content)
             smallest_widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
@@ -164,7 +182,7 @@ class ManifestFile:
         # Position of each row group's first row, and at the end the number of rows.
         self.row_group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
         self.num_rows: int = self.footer.num_rows
-        self.ranges_of_column: dict[str, list[tuple[int, int, int]]] = {}
+        self.statistics: dict[str, list[tuple[int, int, int]]] = {}
 
     def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns; return a table of them, with nulls for columns that the file lacks.
@@ -174,8 +192,9 @@ class ManifestFile:
             groups: numbers of row groups, or None for the whole file.
         """
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        with _reading_errors(self.path), self._open(schema) as file:
-            present_names = [name for name in schema.names if name in self.column_names]
+        present_names = [name for name in schema.names if name in self.column_names]
+        self._fetch(present_names, range(len(self.row_group_starts) - 1) if groups is None else groups)
+        with _reading_errors(self.path, self.parts), self._open(schema) as file:
             if groups is None:
                 table = file.read(columns=present_names, use_threads=False)
             else:
@@ -191,10 +210,10 @@ class ManifestFile:
         ordered_positions = np.unique(positions)
         tables = [self.read(groups=[])]
         present_names = [name for name in self.schema.names if name in self.column_names]
-        with _reading_errors(self.path), self._open(self.schema) as file:
-            for group in np.unique(
-                np.searchsorted(self.row_group_starts, ordered_positions, side="right") - 1
-            ).tolist():
+        row_groups = np.unique(np.searchsorted(self.row_group_starts, ordered_positions, side="right") - 1).tolist()
+        self._fetch(present_names, row_groups)
+        with _reading_errors(self.path, self.parts), self._open(self.schema) as file:
+            for group in row_groups:
                 batch_start, group_end = self.row_group_starts[group : group + 2]
                 # The rows of a group are read in batches, because other programs write groups of a million rows.
                 for batch in file.iter_batches(ROWS_PER_GROUP, [group], present_names, use_threads=False):
@@ -231,22 +250,38 @@ class ManifestFile:
 
     def _statistics(self, name: str) -> list[tuple[int, int, int]]:
         """Return (row group, lowest value, highest value) of each row group with statistics of a column."""
+        if name not in self.statistics:
+            self.statistics[name] = self._query_footer(
+                "row_group_id, stats_min_value::BIGINT, stats_max_value::BIGINT",
+                f"path_in_schema = {_quote(name)} AND stats_min_value IS NOT NULL AND stats_max_value IS NOT NULL",
+            )
+        return self.statistics[name]
+
+    def _fetch(self, names: Sequence[str], groups: Iterable[int]) -> None:
+        """Bring the bytes of columns in some row groups to this machine; the whole file if the footer does not say
+        where they are."""
+        if self.parts is not None:
+            chunks, whole_file = self._chunks, (0, self.parts.size)
+            self.parts.fetch([chunks.get((group, name), whole_file) for group in groups for name in names])
+
+    @cached_property
+    def _chunks(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """(row group, column) -> start and end of the column's bytes in the file."""
+        start = "LEAST(data_page_offset, COALESCE(NULLIF(dictionary_page_offset, 0), data_page_offset))"
+        rows = self._query_footer(f"row_group_id, path_in_schema, {start}, {start} + total_compressed_size", "true")
+        return {(group, name): (start, end) for group, name, start, end in rows}
+
+    def _query_footer(self, columns: str, condition: str) -> list[Any]:
+        """Return columns of DuckDB's table of the file's column chunks; [] if DuckDB can't read the footer."""
         import duckdb
 
-        if name not in self.ranges_of_column:
-            self.ranges_of_column[name] = []
-            # If a footer has damaged statistics, pyarrow ends the process, and DuckDB raises an error.
-            quoted_path, quoted_name = (str(text).replace("'", "''") for text in (self.path, name))
-            settings = f"SET threads = 1; SET autoload_known_extensions = false; SET allowed_paths = ['{quoted_path}']"
-            statement = (
-                "SELECT row_group_id, stats_min_value::BIGINT, stats_max_value::BIGINT "
-                f"FROM parquet_metadata('{quoted_path}') WHERE path_in_schema = '{quoted_name}' "
-                "AND stats_min_value IS NOT NULL AND stats_max_value IS NOT NULL"
-            )
-            with contextlib.suppress(duckdb.Error, UnicodeError), duckdb.connect(":memory:") as connection:
-                connection.execute(f"{settings}; SET enable_external_access = false; SET lock_configuration = true")
-                self.ranges_of_column[name] = connection.execute(statement).fetchall()
-        return self.ranges_of_column[name]
+        # If a footer has damaged statistics, pyarrow ends the process, and DuckDB raises an error.
+        path = _quote(str(self.path))
+        settings = f"SET threads = 1; SET autoload_known_extensions = false; SET allowed_paths = [{path}]"
+        with contextlib.suppress(duckdb.Error, UnicodeError), duckdb.connect(":memory:") as connection:
+            connection.execute(f"{settings}; SET enable_external_access = false; SET lock_configuration = true")
+            return connection.execute(f"SELECT {columns} FROM parquet_metadata({path}) WHERE {condition}").fetchall()
+        return []
 
     @contextlib.contextmanager
     def _open(self, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
@@ -276,18 +311,26 @@ class ManifestFile:
         return pa.Table.from_arrays(columns, schema=schema)
 
 
+def _quote(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 @contextlib.contextmanager
-def _reading_errors(path: Path) -> Iterator[None]:
-    """Raise a FormatError for the errors of pyarrow at a damaged file."""
+def _reading_errors(path: Path, parts: Parts | None = None) -> Iterator[None]:
+    """Raise a FormatError for the errors of pyarrow at a damaged file, and delete the fetched parts of the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is not UTF-8.
         if isinstance(error, FileNotFoundError | ZooError):
             raise
+        if parts is not None:
+            parts.drop()
         raise FormatError(
             f"manifest {path}",
             expected="a Parquet file with the manifest's columns",
             found=str(error)[:300],
+            do="" if parts is None else "Load it again: it is then fetched anew",
             path=path,
         ) from error
 

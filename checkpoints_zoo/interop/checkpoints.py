@@ -102,7 +102,7 @@ def from_checkpoints(
     ...     from_checkpoints(place, lambda: torch.nn.Linear(3, 2), out=f"{place}/out", name="linear").ids
     [7]
     """
-    chosen_net = choose_net(architecture, arguments)
+    chosen_net = net_from_argument(architecture, arguments)
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         obstacle = "a file" if folder.exists() else "nothing there"
@@ -122,11 +122,11 @@ class ArgumentChecks:
     """Runs the checks of a call's arguments, and raises all their problems in one error.
 
     Args:
-        call: name of the function, for the error.
+        function_name: name of the function, for the error.
     """
 
-    def __init__(self, call: str) -> None:
-        self.call = call
+    def __init__(self, function_name: str) -> None:
+        self.function_name = function_name
         self.problems: list[ZooError] = []
 
     def run(self, check: Callable[..., Result], *arguments: Any) -> Result | None:
@@ -144,7 +144,9 @@ class ArgumentChecks:
         if self.problems:
             listed = " ".join(f"({at}) {problem}" for at, problem in enumerate(self.problems, 1))
             raise UsageError(
-                f"arguments of {self.call}", expected="valid ones", found=f"{len(self.problems)} problems: {listed}"
+                f"arguments of {self.function_name}",
+                expected="valid ones",
+                found=f"{len(self.problems)} problems: {listed}",
             ) from self.problems[0]
 
 
@@ -171,7 +173,7 @@ class ChosenNet:
         return modules.build_module(build, "the members")
 
 
-def choose_net(architecture: str | Build, arguments: Mapping[str, Any] | None) -> ChosenNet:
+def net_from_argument(architecture: str | Build, arguments: Mapping[str, Any] | None) -> ChosenNet:
     """Return the net for the user's argument `architecture`.
 
     Raises:
@@ -210,13 +212,13 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
 
 
 def make_column_reader(
-    columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, measured: bool
+    columns: Mapping[str, Any] | pd.DataFrame | str | Path | None, figures_are_measured: bool
 ) -> user_columns.ColumnReader | None:
     """Return the function that maps (file -> member) to (member -> columns); None without columns.
 
     Args:
         columns: columns by member, or by file.
-        measured: whether test figures are measured; if so, columns may not contain them.
+        figures_are_measured: whether test figures are measured; if so, columns may not contain them.
 
     Raises:
         UsageError, FormatError, SourceNotFound: unknown columns, or an unreadable table.
@@ -224,12 +226,16 @@ def make_column_reader(
     if columns is None:
         return None
     if isinstance(columns, str | Path):
-        return user_columns.make_reader(user_columns.read_csv(Path(columns).expanduser()), measured)
+        return user_columns.column_reader_of_table(
+            user_columns.read_csv(Path(columns).expanduser()), figures_are_measured
+        )
     if not isinstance(columns, Mapping):
-        return user_columns.make_reader(user_columns.rows_by_file(_rows_of_frame(columns), "columns by file"), measured)
-    user_columns.check_names(columns)
-    if measured:
-        user_columns.check_unmeasured(columns)
+        return user_columns.column_reader_of_table(
+            user_columns.rows_by_file(_rows_of_frame(columns), "columns by file"), figures_are_measured
+        )
+    user_columns.check_column_names(columns)
+    if figures_are_measured:
+        user_columns.check_no_measured_figures(columns)
     return lambda files: user_columns.columns_of_members(columns, list(files.values()))
 
 
@@ -243,13 +249,14 @@ def _rows_of_frame(frame: Any) -> list[dict[str, Any]]:
     return records
 
 
-def warn_of_left_out(source: FolderSource, collection: str, files: Mapping[int, str]) -> None:
+def warn_of_left_out(source: FolderSource, collection: str, file_of_member: Mapping[int, str]) -> None:
     """Warn of members with another status than ok, naming their files."""
     rows = source.read_collection(collection)[1].to_pylist()
     left_out = [row for row in rows if row["status"] != "ok"]
     if left_out:
         listed = "; ".join(
-            f"{_member_label(row['member'], files)}: {row['status']}, {row['reason']}" for row in left_out[:MAX_LISTED]
+            f"{_member_label(row['member'], file_of_member)}: {row['status']}, {row['reason']}"
+            for row in left_out[:MAX_LISTED]
         )
         more = f"; and {len(left_out) - MAX_LISTED} more" if len(left_out) > MAX_LISTED else ""
         left_out_text = f"{len(left_out)} of {len(rows)} members are left out"
@@ -257,5 +264,5 @@ def warn_of_left_out(source: FolderSource, collection: str, files: Mapping[int, 
         warnings.warn(text, LeftOut, stacklevel=3)
 
 
-def _member_label(member: int, files: Mapping[int, str]) -> str:
-    return f"member {member} ({files[member]})" if member in files else f"member {member}"
+def _member_label(member: int, file_of_member: Mapping[int, str]) -> str:
+    return f"member {member} ({file_of_member[member]})" if member in file_of_member else f"member {member}"

@@ -58,46 +58,46 @@ def folded(member: Member | nn.Module, example: Tensor | None = None) -> nn.Modu
     if not isinstance(argument, Member | nn.Module):
         expected = "a member, such as members[0], or a module"
         raise UsageError("member to be folded", expected=expected, found=type(argument).__name__)
-    original = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
+    unfolded_module = member.model() if isinstance(member, Member) else copy.deepcopy(member).eval()
     if isinstance(member, Member) and example is None:
         preprocess = member.selected.preprocess
         shape = (3, preprocess.channels, *preprocess.size)
         example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    module = copy.deepcopy(original)
+    module = copy.deepcopy(unfolded_module)
     layers: dict[str, Any] = dict(module.named_modules())
-    norms = [name for name, layer in layers.items() if isinstance(layer, BATCH_NORMS)]
-    if not norms:
+    norm_names = [name for name, layer in layers.items() if isinstance(layer, BATCH_NORMS)]
+    if not norm_names:
         return module
-    foldable = _find_foldable(module, layers)
-    if unfoldable := [name for name in norms if name not in foldable]:
+    foldable_norms = _find_foldable(module, layers)
+    if unfoldable_names := [name for name in norm_names if name not in foldable_norms]:
         raise UsageError(
-            f"batch norm {unfoldable[0]!r} of {type(module).__name__}",
+            f"batch norm {unfoldable_names[0]!r} of {type(module).__name__}",
             expected="running statistics, and a linear layer or convolution before it that only this norm reads",
             found="a norm without them",
             do="Use laplace's subset_of_weights='last_layer' with the member's own module",
         )
     state = {name: tensor.detach()[None] for name, tensor in module.state_dict().items()}
-    for name, (layer_name, replacement) in foldable.items():
+    for name, (layer_name, replacement) in foldable_norms.items():
         layer = layers[layer_name]
-        weight, bias = fold_norm(_norm_record(name, layers[name], layer_name, layer), state)
-        trained = layer.weight.requires_grad
-        layer.weight = nn.Parameter(weight[0].contiguous(), requires_grad=trained)
-        layer.bias = nn.Parameter(bias[0].contiguous(), requires_grad=trained)
-        parent, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, replacement)
+        weight, bias = fold_norm(_foldable_norm(name, layers[name], layer_name, layer), state)
+        is_trained = layer.weight.requires_grad
+        layer.weight = nn.Parameter(weight[0].contiguous(), requires_grad=is_trained)
+        layer.bias = nn.Parameter(bias[0].contiguous(), requires_grad=is_trained)
+        parent, _, leaf_name = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf_name, replacement)
     if example is not None:
-        _check_logits(original, module, example)
+        _check_logits(unfolded_module, module, example)
     return module
 
 
-def _check_logits(original: nn.Module, folded_module: nn.Module, example: Tensor) -> None:
+def _check_logits(unfolded_module: nn.Module, folded_module: nn.Module, example: Tensor) -> None:
     """Check that two modules give the same logits up to rounding.
 
     Raises:
         UsageError: the logits differ by more than rounding.
     """
     with torch.no_grad():
-        expected, logits = original(example), folded_module(example)
+        expected, logits = unfolded_module(example), folded_module(example)
     difference = float((logits - expected).abs().max() / expected.abs().max())
     if not difference < LARGEST_LOGIT_CHANGE:
         raise UsageError(
@@ -118,8 +118,8 @@ def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tu
             expected="a module that torch.fx can trace, to find the layer before each batch norm",
             found=str(error).partition("\n")[0][:120],
         ) from error
-    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
-    shared = shared_names(module)
+    call_counts = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    shared_names_of_module = shared_names(module)
     foldable = {}
     for node in graph.nodes:
         norm = layers[str(node.target)] if node.op == "call_module" else None
@@ -128,14 +128,22 @@ def _find_foldable(module: nn.Module, layers: Mapping[str, Any]) -> dict[str, tu
             continue
         layer, replacement = layers[str(previous_node.target)], _batch_norm_replacement(norm)
         fits = type(layer) in LINEAR_LAYERS and layer.weight.shape[0] == norm.num_features
-        used_once = calls[str(node.target)] == calls[str(previous_node.target)] == len(previous_node.users) == 1
+        is_used_once = (
+            call_counts[str(node.target)] == call_counts[str(previous_node.target)] == len(previous_node.users) == 1
+        )
         pair = (node, norm), (previous_node, layer)
         names = {
             f"{call_node.target}.{name}"
             for call_node, module_part in pair
             for name, _ in module_part.named_parameters(recurse=False)
         }
-        if fits and replacement is not None and used_once and not names & shared and norm.running_mean is not None:
+        if (
+            fits
+            and replacement is not None
+            and is_used_once
+            and not names & shared_names_of_module
+            and norm.running_mean is not None
+        ):
             foldable[str(node.target)] = str(previous_node.target), replacement
     return foldable
 
@@ -150,8 +158,8 @@ def _batch_norm_replacement(norm: Any) -> nn.Module | None:
     return None
 
 
-def _norm_record(norm_name: str, norm: Any, layer_name: str, layer: Any) -> FoldableNorm:
-    layer_tensors = f"{layer_name}.weight", "" if layer.bias is None else f"{layer_name}.bias"
-    affine = [f"{norm_name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
-    norm_tensors = f"{norm_name}.running_mean", f"{norm_name}.running_var", affine[0], affine[1]
-    return FoldableNorm(0, 0, layer_tensors, (0, 0, 0, 0), norm_tensors, norm.eps)
+def _foldable_norm(norm_name: str, norm: Any, layer_name: str, layer: Any) -> FoldableNorm:
+    layer_tensor_names = f"{layer_name}.weight", "" if layer.bias is None else f"{layer_name}.bias"
+    affine_names = [f"{norm_name}.{leaf}" if getattr(norm, leaf) is not None else "" for leaf in ("weight", "bias")]
+    norm_tensor_names = f"{norm_name}.running_mean", f"{norm_name}.running_var", affine_names[0], affine_names[1]
+    return FoldableNorm(0, 0, layer_tensor_names, (0, 0, 0, 0), norm_tensor_names, norm.eps)

@@ -96,7 +96,7 @@ def _key_map(members: Collection) -> KeyMap:
     if key_map is None or key_map.matches_by_shape:
         raise UsageError(
             f"torch-uncertainty's names for {members.name}",
-            expected=f"members of {' or '.join(n for n, rules in KEY_MAPS.items() if not rules.matches_by_shape)}",
+            expected=f"members of {' or '.join(n for n, keys in KEY_MAPS.items() if not keys.matches_by_shape)}",
             found=members.description.architecture,
         )
     return key_map
@@ -153,11 +153,11 @@ def _check_existing_file(path: Path, expected: dict[str, Any]) -> None:
         UsageError: the content differs.
     """
     try:
-        existing = torch.load(path, map_location="cpu", weights_only=True)
+        existing_checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except LOAD_ERRORS:
-        existing = None
-    state = existing.get("state_dict") if isinstance(existing, dict) else None
-    if not isinstance(state, dict) or not _equal_states(state, expected["state_dict"]):
+        existing_checkpoint = None
+    state = existing_checkpoint.get("state_dict") if isinstance(existing_checkpoint, dict) else None
+    if not isinstance(state, dict) or not _are_equal_state_dicts(state, expected["state_dict"]):
         facts = expected["checkpoints_zoo"]
         raise UsageError(
             f"file {path}",
@@ -168,7 +168,7 @@ def _check_existing_file(path: Path, expected: dict[str, Any]) -> None:
         )
 
 
-def _equal_states(state_dict: dict[str, Any], expected: dict[str, Tensor]) -> bool:
+def _are_equal_state_dicts(state_dict: dict[str, Any], expected: dict[str, Tensor]) -> bool:
     if state_dict.keys() != expected.keys():
         return False
     pairs = [(state_dict[name], expected[name]) for name in expected]

@@ -113,5 +113,5 @@ def loader(members: Collection, data: ImageInput, split: str | None = None, *, b
     >>> {name: tuple(tensor.shape) for name, tensor in batch.items()}
     {'input': (128, 1, 8, 8), 'target': (128,)}
     """
-    plain = batches.loader(members, data, split, batch=batch)
-    return DataLoader(plain.dataset, batch_size=batch, collate_fn=_DictCollate(plain.collate_fn))
+    plain_loader = batches.loader(members, data, split, batch=batch)
+    return DataLoader(plain_loader.dataset, batch_size=batch, collate_fn=_DictCollate(plain_loader.collate_fn))

@@ -32,8 +32,8 @@ def import_optional(module: str, *requirements: str) -> ModuleType:
 found no module named 'no_such_package'. Run: pip install "no-such-package>=1,<2".
     """
     with warnings.catch_warnings():
-        for message, category in _IGNORED_WARNINGS:
-            warnings.filterwarnings("ignore", message=message, category=category)
+        for message_pattern, category in _IGNORED_WARNINGS:
+            warnings.filterwarnings("ignore", message=message_pattern, category=category)
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:

@@ -48,9 +48,9 @@ def stacked(members: Collection | Ensemble) -> tuple[Any, Any]:
 def _split_stack(module: nn.Module, stack: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split a stack into parameters and buffers; tied tensors appear under their last name only."""
     parameters, tied = {n for n, _ in module.named_parameters(remove_duplicate=False)}, modules.superseded_names(module)
-    untied = {n: t.detach() for n, t in stack.items() if n not in tied}
-    return {n: t for n, t in untied.items() if n in parameters}, {
-        n: t for n, t in untied.items() if n not in parameters
+    untied_tensors = {n: t.detach() for n, t in stack.items() if n not in tied}
+    return {n: t for n, t in untied_tensors.items() if n in parameters}, {
+        n: t for n, t in untied_tensors.items() if n not in parameters
     }
 
 
@@ -67,11 +67,11 @@ def forward(members: Collection | Ensemble) -> Callable[[Any, Any, Tensor], Tens
 
     module = as_ensemble(first_member)[0].requires_grad_(False)
 
-    def run(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    def run_network(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         logits: Tensor = functional_call(module, {**parameters, **buffers}, (inputs,))
         return logits
 
-    return run
+    return run_network
 
 
 def state(members: Collection | Ensemble, transform: Any) -> Any:

@@ -26,8 +26,8 @@ from checkpoints_zoo.interop.checkpoints import (
     ArgumentChecks,
     ChosenNet,
     Facts,
-    choose_net,
     facts_to_json,
+    net_from_argument,
     warn_of_left_out,
 )
 from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns
@@ -42,7 +42,7 @@ from checkpoints_zoo.sources.source import FolderSource
 Array = Tensor | npt.NDArray[Any]
 Draw = Mapping[str, Array] | Array
 Samples = Iterable[Draw] | Mapping[str, Array] | Array
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 PARAMETERS = "parameters"
 Row = dict[str, Any]
 INDEPENDENT = "independent"
@@ -109,7 +109,7 @@ def from_samples(
     """
     checks = ArgumentChecks("from_samples")
     draw_count = checks.run(count_draws, samples)
-    chosen_net: ChosenNet | None = checks.run(choose_net, architecture, arguments)
+    chosen_net: ChosenNet | None = checks.run(net_from_argument, architecture, arguments)
     checks.run(_check_names, name, method)
     checked_columns = checks.run(_check_columns, columns, method, run, evaluate is not None)
     if draw_count is not None and checked_columns is not None:
@@ -126,8 +126,8 @@ def from_samples(
         raise RuntimeError("a check returned nothing, but raised no error")
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
-    locks = cache.writable_folder("local/copies")
-    with disk.translate_write_errors(root), cache.hold_key_lock(locks, str(root.resolve() / name)):
+    lock_folder = cache.writable_folder("local/copies")
+    with disk.translate_write_errors(root), cache.hold_key_lock(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
         try:
@@ -146,7 +146,7 @@ def from_samples(
                     description = user_columns.keep_earlier_facts(new_description, json_facts, like, target)
                     test_images = None
                     if evaluate is not None:
-                        test_images = importing.images_for(evaluate, description, chosen_net.build)
+                        test_images = importing.load_test_images(evaluate, description, chosen_net.build)
                 writer.add(state)
             if writer.head is None:
                 raise UsageError("samples", expected="one draw or more", found="none")
@@ -159,7 +159,7 @@ def from_samples(
             writer.clean_up()
         say(f"{name}: {len(writer.rows):,} draws written")
         if test_images is not None:
-            measuring.fill_columns(target, name, test_images, chosen_net.build, device, say)
+            measuring.fill_hashes_and_figures(target, name, test_images, chosen_net.build, device, say)
     warn_of_left_out(target, name, {})
     return load(name, source=root, architecture=chosen_net.build)
 
@@ -183,16 +183,16 @@ def _check_columns(
 ) -> Row:
     """Check the columns before a draw is read; return the columns, with the column `run`."""
     checked = dict(columns or {})
-    user_columns.check_names(checked)
-    if repeated := sorted({"method", "run", "draw"} & set(checked)):
+    user_columns.check_column_names(checked)
+    if repeated_names := sorted({"method", "run", "draw"} & set(checked)):
         raise UsageError(
-            f"column {repeated[0]!r}",
-            expected="its own argument of from_samples" if repeated[0] != "draw" else "no such column",
+            f"column {repeated_names[0]!r}",
+            expected="its own argument of from_samples" if repeated_names[0] != "draw" else "no such column",
             found="it among the columns",
-            do="Leave it out: draws are counted in each run" if repeated[0] == "draw" else "",
+            do="Leave it out: draws are counted in each run" if repeated_names[0] == "draw" else "",
         )
     if has_images:
-        user_columns.check_unmeasured(checked)
+        user_columns.check_no_measured_figures(checked)
     if method == INDEPENDENT and run is not None:
         raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT!r}")
     return checked | ({} if run is None else {"run": run})
@@ -206,12 +206,12 @@ def count_draws(samples: Samples) -> int | None:
     """
     if isinstance(samples, Mapping):
         shapes = {n: tuple(getattr(t, "shape", ())) for n, t in samples.items()}
-        draw_axes = {shape[:1] for shape in shapes.values()}
-        if len(draw_axes) != 1 or draw_axes == {()}:
+        draw_counts = {shape[:1] for shape in shapes.values()}
+        if len(draw_counts) != 1 or draw_counts == {()}:
             found = ", ".join(f"{n} {list(s)}" for n, s in list(shapes.items())[:5])
             raise UsageError("stacked draws", expected="tensors (draw, …) with equal numbers of draws",
                              found=found or "no tensors", do="Give a list for a single one: [state]")  # fmt: skip
-        return int(next(iter(draw_axes))[0])
+        return int(next(iter(draw_counts))[0])
     if isinstance(samples, Tensor | np.ndarray):
         if len(samples.shape) != 2:
             raise UsageError("flat draws", expected="shape (draw, weight)", found=f"{tuple(samples.shape)}")
@@ -273,17 +273,17 @@ class DrawReader:
             raise UsageError("order of flat draws", expected="each name once", found="one twice")
         return names
 
-    def _check_buffers(self, buffer_source: nn.Module | Mapping[str, Tensor] | None) -> State:
+    def _check_buffers(self, buffer_source: nn.Module | Mapping[str, Tensor] | None) -> StateDict:
         if buffer_source is None:
             return {}
         state = buffer_source.state_dict() if isinstance(buffer_source, nn.Module) else dict(buffer_source)
         shapes = {name: tuple(state[name].shape) for name in self.buffers if name in state}
-        different, phrase = compare_shapes(shapes, {name: self.shapes[name] for name in self.buffers})
+        different, difference_text = compare_shapes(shapes, {name: self.shapes[name] for name in self.buffers})
         if different:
-            raise LayoutError("buffers of all draws", expected="the net's", found=phrase, tensor=different[0])
+            raise LayoutError("buffers of all draws", expected="the net's", found=difference_text, tensor=different[0])
         return {name: state[name].detach().cpu() for name in self.buffers}
 
-    def __call__(self, draw: Draw, index: int) -> State:
+    def __call__(self, draw: Draw, index: int) -> StateDict:
         """Add missing buffers to the tensors of a draw; return the tensors in the order of the module, on the CPU.
 
         Args:
@@ -302,39 +302,41 @@ class DrawReader:
                 )
         return {name: tensors[name] for name in self.shapes}
 
-    def _from_names(self, draw: Mapping[str, Array], index: int) -> State:
+    def _from_names(self, draw: Mapping[str, Array], index: int) -> StateDict:
         tensors = {name: _cpu_tensor(value, f"tensor {name!r} of draw {index}") for name, value in draw.items()}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         key = tuple(shapes)
         net_name_of_draw_name = self._name_maps.get(key)
         if net_name_of_draw_name is None or any(
-            shapes[n] != self.shapes.get(ours) for n, ours in net_name_of_draw_name.items() if not is_counter(ours)
+            shapes[n] != self.shapes.get(net_name)
+            for n, net_name in net_name_of_draw_name.items()
+            if not is_counter(net_name)
         ):
             self._name_maps[key] = self._map_names(shapes, index)
-        return {ours: tensors[name] for name, ours in self._name_maps[key].items() if not is_counter(ours)}
+        return {net_name: tensors[name] for name, net_name in self._name_maps[key].items() if not is_counter(net_name)}
 
     def _map_names(self, shapes: Mapping[str, Shape], index: int) -> dict[str, str]:
         """Map a draw's tensor names to the net's; a draw may lack buffers, and further names of tied tensors."""
         errors = []
         for names in self._name_sets:
             try:
-                names_of = unwrap_names(shapes, {name: self.shapes[name] for name in names})
+                net_name_of_draw_name = unwrap_names(shapes, {name: self.shapes[name] for name in names})
             except LayoutError as error:
                 errors.append(error)
                 continue
             self._check_missing(set(names), index)
-            return names_of
-        closest = min(errors, key=lambda error: len(error.found))
+            return net_name_of_draw_name
+        closest_error = min(errors, key=lambda error: len(error.found))
         raise LayoutError(f"draw {index}", expected=f"the net's {len(self.shapes)} tensors by name and shape",
-                          found=closest.found, tensor=closest.tensor)  # fmt: skip
+                          found=closest_error.found, tensor=closest_error.tensor)  # fmt: skip
 
     @cached_property
     def _name_sets(self) -> list[list[str]]:
         parameters = [name for name in self.shapes if name not in self.buffers]
-        firsts = [name for name in self.shapes if self.first_name[name] == name]
-        return [list(self.shapes), firsts, parameters, [n for n in parameters if n in firsts]]
+        untied_names = [name for name in self.shapes if self.first_name[name] == name]
+        return [list(self.shapes), untied_names, parameters, [n for n in parameters if n in untied_names]]
 
-    def _from_vector(self, draw: Any, index: int) -> State:
+    def _from_vector(self, draw: Any, index: int) -> StateDict:
         if isinstance(draw, nn.Module):
             raise UsageError(f"draw {index}", expected="tensors by name, or a flat vector", found="a module",
                              do="Give its state_dict()")  # fmt: skip
@@ -358,12 +360,12 @@ class DrawReader:
             start += math.prod(shape)
         return state
 
-    def _check_missing(self, present: set[str], index: int) -> None:
+    def _check_missing(self, present_names: set[str], index: int) -> None:
         """Check that each tensor missing from a draw is a shared buffer, or is tied to a tensor of the draw."""
         missing = [
             n
             for n in self.shapes
-            if n not in present and self.first_name[n] not in present and n not in self.shared_buffers
+            if n not in present_names and self.first_name[n] not in present_names and n not in self.shared_buffers
         ]
         if missing:
             buffers = all(name in self.buffers for name in missing)
@@ -515,7 +517,7 @@ class DrawWriter:
         path = self.target.root / str(existing[0]["path"])
         return path if path.is_file() else None
 
-    def finish(self, columns: Mapping[int, Row]) -> None:
+    def finish(self, columns_of_member: Mapping[int, Row]) -> None:
         """Write the last shard, and the user's columns into the rows.
 
         Raises:
@@ -524,12 +526,12 @@ class DrawWriter:
         if len(self.existing) > len(self.rows):
             raise self._conflict_error(f"{len(self.existing):,} draws, not {len(self.rows):,}")
         self._write_shard()
-        draws_of_run: dict[int | None, int] = {}
+        last_draw_of_run: dict[int | None, int] = {}
         for row in self.rows:
-            row |= columns[row["member"]]
+            row |= columns_of_member[row["member"]]
             if self.method != INDEPENDENT:
                 run = row.get("run")
-                row["draw"] = draws_of_run[run] = draws_of_run.get(run, -1) + 1
+                row["draw"] = last_draw_of_run[run] = last_draw_of_run.get(run, -1) + 1
         measuring.mark_duplicates(self.rows)
 
     def clean_up(self) -> None:
@@ -538,7 +540,7 @@ class DrawWriter:
             self.spool.close()
         shutil.rmtree(self.spool_folder, ignore_errors=True)
         path = self.target.manifest_path(self.name)
-        named_shards = set(manifest.read_manifest(path).column("path").to_pylist()) if path.is_file() else set()
-        for shard in (self.target.root / "shards" / self.name).glob("*.safetensors"):
-            if shard.relative_to(self.target.root).as_posix() not in named_shards:
-                shard.unlink()
+        named_paths = set(manifest.read_manifest(path).column("path").to_pylist()) if path.is_file() else set()
+        for shard_path in (self.target.root / "shards" / self.name).glob("*.safetensors"):
+            if shard_path.relative_to(self.target.root).as_posix() not in named_paths:
+                shard_path.unlink()

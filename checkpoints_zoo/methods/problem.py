@@ -211,7 +211,9 @@ class Problem:
         while True:
             generators = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
             order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
-            views = torch.stack([torch.randint(augmentation.views, (self.count,), generator=g) for g in generators])
+            views = torch.stack(
+                [torch.randint(augmentation.view_count, (self.count,), generator=g) for g in generators]
+            )
             for first in range(0, self.count - batch_size + 1, batch_size):
                 batch_positions = order[:, first : first + batch_size]
                 images = augmentation(

@@ -198,7 +198,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
 
 
 def _mean_weights(
-    aligned_batches: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], members: int
+    aligned_batches: Iterable[tuple[Params, Params, Mapping[str, Tensor]]], member_count: int
 ) -> tuple[Params, Params]:
     """Return the mean weights of the stored members and of the aligned members, name -> (*shape) float64."""
     sums: list[Params] = [{}, {}]
@@ -206,19 +206,19 @@ def _mean_weights(
         for total, part in zip(sums, (params, aligned_params), strict=True):
             for name, tensor in part.items():
                 total[name] = total.get(name, torch.zeros(())) + tensor.double().sum(0)
-    stored_reference, aligned = ({name: tensor / members for name, tensor in total.items()} for total in sums)
-    return stored_reference, aligned
+    mean_stored, mean_aligned = ({name: tensor / member_count for name, tensor in total.items()} for total in sums)
+    return mean_stored, mean_aligned
 
 
 def draw_alignment(alignment: Alignment, lines: Sequence[Barriers] | None) -> Figure:
     """Draw the panels; return the figure, whose axes have the names of the panels as labels."""
     from matplotlib.figure import Figure
 
-    panels = 3 if lines else 2
-    figure = Figure(figsize=(PANEL_SIZE[0] * panels, PANEL_SIZE[1]), dpi=DPI, layout="constrained")
+    panel_count = 3 if lines else 2
+    figure = Figure(figsize=(PANEL_SIZE[0] * panel_count, PANEL_SIZE[1]), dpi=DPI, layout="constrained")
     title = f"{alignment.collection}: {len(alignment)} member{'s' * (len(alignment) != 1)} aligned to {alignment.to}"
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
-    axes = figure.subplots(1, panels)
+    axes = figure.subplots(1, panel_count)
     draw_distances(axes[0], alignment)
     draw_transpositions(axes[1], alignment)
     if lines:
@@ -236,10 +236,10 @@ def draw_distances(axes: Axes, alignment: Alignment) -> None:
         color=BLUE,
         edgecolors="none",
     )
-    axis_end = float(max(alignment.before.max(), alignment.after.max())) * 1.05 or 1.0
-    axes.plot([0, axis_end], [0, axis_end], color=GREY, linewidth=0.8, linestyle=":")
-    axes.set_xlim(0, axis_end)
-    axes.set_ylim(0, axis_end)
+    axis_limit = float(max(alignment.before.max(), alignment.after.max())) * 1.05 or 1.0
+    axes.plot([0, axis_limit], [0, axis_limit], color=GREY, linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, axis_limit)
+    axes.set_ylim(0, axis_limit)
     axes.set_title("Distance to the reference")
     axes.set_xlabel("squared distance as stored")
     axes.set_ylabel("squared distance aligned")

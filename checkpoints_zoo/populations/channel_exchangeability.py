@@ -83,9 +83,9 @@ class Corollary:
         rows = [("layer", "units", "most often", "chi²", "freedom", "p", "p (Holm)")]
         for layer in self.layers:
             top = int(layer.counts.argmax())
-            most_often = f"unit {top}: {int(layer.counts[top])} of {len(self.ids)}"
+            most_often_text = f"unit {top}: {int(layer.counts[top])} of {len(self.ids)}"
             figures = (f"{layer.chi_squared:.4g}", str(layer.freedom), f"{layer.p:.2g}", f"{layer.adjusted:.2g}")
-            rows.append((layer.name, str(len(layer.counts)), most_often, *figures))
+            rows.append((layer.name, str(len(layer.counts)), most_often_text, *figures))
         head = f"Which unit holds a layer's largest weight, over {len(self.ids)} members"
         return f"{head}: p = {self.p:.2g} for all layers\n\n{align_columns(rows)}"
 
@@ -193,23 +193,26 @@ def _test_layers(
         if number < smallest:
             raise UsageError(option_name, expected=f"{smallest} or more", found=str(number))
     tests = []
-    for i, (name, unit_values) in enumerate(weights_by_group.items()):
+    for i, (name, unit_weights) in enumerate(weights_by_group.items()):
         rng = np.random.default_rng([seed % 2**64, i])
         group = symmetry_table.groups[name]
-        units = _largest_units(unit_values, _block_numbers(symmetry_table, group), rng)
-        blocks = units.shape[1]
+        units = _largest_units(unit_weights, _block_numbers(symmetry_table, group), rng)
+        block_count = units.shape[1]
         counts = torch.bincount(units.flatten(), minlength=group.size)
-        units_per_block = group.size // blocks
-        statistic = int(counts.square().sum())
-        simulated_statistics = _simulate(len(ids), blocks, units_per_block, simulations, rng)
+        units_per_block = group.size // block_count
+        sum_of_squared_counts = int(counts.square().sum())
+        simulated_statistics = _simulate_statistics(len(ids), block_count, units_per_block, simulations, rng)
         # The rank among equal values is drawn at random, so that the statistic's rank, and p, are uniform.
-        above, ties = int((simulated_statistics > statistic).sum()), int((simulated_statistics == statistic).sum())
-        p = (above + rng.random() * (ties + 1)) / (simulations + 1)
-        chi_squared = statistic * units_per_block / len(ids) - len(ids) * blocks
-        freedom = blocks * (units_per_block - 1)
-        tests.append((name, group.writers[0][0], units, counts, chi_squared, freedom, float(p)))
-    adjusted = adjust_p_values_by_holm([test[-1] for test in tests])
-    layers = tuple(LayerTest(*test, p) for test, p in zip(tests, adjusted, strict=True))
+        above_count, tie_count = (
+            int((simulated_statistics > sum_of_squared_counts).sum()),
+            int((simulated_statistics == sum_of_squared_counts).sum()),
+        )
+        p = (above_count + rng.random() * (tie_count + 1)) / (simulations + 1)
+        chi_squared = sum_of_squared_counts * units_per_block / len(ids) - len(ids) * block_count
+        degrees_of_freedom = block_count * (units_per_block - 1)
+        tests.append((name, group.writers[0][0], units, counts, chi_squared, degrees_of_freedom, float(p)))
+    adjusted_p_values = adjust_p_values_by_holm([test[-1] for test in tests])
+    layers = tuple(LayerTest(*test, p) for test, p in zip(tests, adjusted_p_values, strict=True))
     return Corollary(tuple(ids), layers, simulations, seed)
 
 
@@ -232,21 +235,21 @@ def _largest_units(unit_weights: Tensor, block_numbers: Tensor, rng: np.random.G
     return torch.stack(result, 1)
 
 
-def _simulate(
-    members: int, blocks: int, units: int, simulations: int, rng: np.random.Generator
+def _simulate_statistics(
+    member_count: int, block_count: int, unit_count: int, simulation_count: int, rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Draw a unit for each member, all units equally probable; return the sum of squared counts of each simulation.
 
     Pearson's statistic is the sum of squared counts times units / members, less a constant; as a whole number the sum
     has exact ties.
     """
-    sums = np.zeros(simulations, np.int64)
-    step = max(1, _MOST_COUNTS // max(units, members))
-    for start in range(0, simulations, step):
-        rows = min(step, simulations - start)
-        for _ in range(blocks):
-            drawn_units = rng.integers(units, size=(rows, members)) + units * np.arange(rows)[:, None]
-            counts = np.bincount(drawn_units.ravel(), minlength=rows * units).reshape(rows, units)
+    sums = np.zeros(simulation_count, np.int64)
+    step = max(1, _MOST_COUNTS // max(unit_count, member_count))
+    for start in range(0, simulation_count, step):
+        rows = min(step, simulation_count - start)
+        for _ in range(block_count):
+            drawn_units = rng.integers(unit_count, size=(rows, member_count)) + unit_count * np.arange(rows)[:, None]
+            counts = np.bincount(drawn_units.ravel(), minlength=rows * unit_count).reshape(rows, unit_count)
             sums[start : start + rows] += np.square(counts).sum(1)
     return sums
 

@@ -256,8 +256,8 @@ def fit_compact_posterior(
         samples=sample_count,
         splits=len(subsets) - 1,
         seed=seed,
-        statistics=evaluator.statistics,
-        statistics_images=evaluator.statistics_images,
+        statistics=evaluator.statistics_image_name,
+        statistics_images=evaluator.statistics_image_count,
         table={
             column_name: {row: figures[column_name, row] for row in ROW_MEANINGS if (column_name, row) in figures}
             for column_name in ("members", *gaussians)
@@ -293,15 +293,15 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
     )
 
 
-def jackknife_subsets(members: int, splits: int, seed: int) -> list[Tensor]:
+def jackknife_subsets(member_count: int, split_count: int, seed: int) -> list[Tensor]:
     """Return the random subsets of members that `metrics.jackknife` measures besides the set of all members."""
     subsets: list[Tensor] = []
 
-    def record(member_positions: Tensor) -> Tensor:
+    def record_subset(member_positions: Tensor) -> Tensor:
         subsets.append(member_positions)
         return torch.zeros(1)
 
-    metrics.jackknife(record, members, seed, splits)
+    metrics.jackknife(record_subset, member_count, seed, split_count)
     return subsets[1:]
 
 
@@ -324,7 +324,11 @@ class SubsetFigures:
     """The figures of one subset of the members, and of the Gaussians fitted to the subset."""
 
     def __init__(
-        self, subset: Tensor, probs: Tensor, networks: Mapping[str, GaussianPredictions], evaluator: Evaluator
+        self,
+        subset: Tensor,
+        probs: Tensor,
+        predictions_by_name: Mapping[str, GaussianPredictions],
+        evaluator: Evaluator,
     ) -> None:
         held_out = torch.ones(len(probs), dtype=torch.bool)
         held_out[subset] = False
@@ -333,18 +337,18 @@ class SubsetFigures:
         self.accuracies = {"members": tuple(member_accuracies.tolist())}
         self.figures = {
             "members": {
-                **_distances_to_ensemble(ensemble, ensemble),
+                **_compare_to_ensemble(ensemble, ensemble),
                 "sample_accuracy": float(member_accuracies.mean()),
             }
         }
         self.ensemble_accuracy = float(metrics.accuracy(ensemble, labels, check=False))
         held_out_ensemble = probs[held_out].mean(0) if held_out.any() else ensemble
-        self.held_out = {"members": _distances_to_ensemble(ensemble, held_out_ensemble)}
-        for name, q in networks.items():
+        self.held_out = {"members": _compare_to_ensemble(ensemble, held_out_ensemble)}
+        for name, q in predictions_by_name.items():
             self.accuracies[name] = tuple(q.accuracies.tolist())
             accuracies = {"sample_accuracy": float(q.accuracies.mean()), "mean_accuracy": q.mean_accuracy}
-            self.figures[name] = {**_distances_to_ensemble(q.probs, ensemble), **accuracies}
-            self.held_out[name] = _distances_to_ensemble(q.probs, held_out_ensemble)
+            self.figures[name] = {**_compare_to_ensemble(q.probs, ensemble), **accuracies}
+            self.held_out[name] = _compare_to_ensemble(q.probs, held_out_ensemble)
 
     @property
     def flat_figures(self) -> dict[tuple[str, str], float]:
@@ -361,7 +365,7 @@ def measure_subsets(
     probs: Tensor,
     subsets: Sequence[Tensor],
     gaussians: Mapping[str, Sequence[Gaussian]],
-    samples: int,
+    sample_count: int,
     seed: int,
 ) -> list[SubsetFigures]:
     """Sample the Gaussians fitted to each subset of the members, and compare them with the subset's ensemble; return
@@ -372,43 +376,49 @@ def measure_subsets(
         probs: class probabilities of the members, (member, input, class).
         subsets: positions of the members in each subset.
         gaussians: name -> one Gaussian per subset; all names get the same noise, each subset its own noise.
-        samples: number of networks drawn from each Gaussian.
+        sample_count: number of networks drawn from each Gaussian.
         seed: seed of the noise.
     """
     noise = {name: torch.Generator().manual_seed(seed) for name in gaussians}
     measured = []
     for i, subset in enumerate(subsets):
-        networks = {name: evaluate_gaussian(evaluator, q[i], samples, noise[name]) for name, q in gaussians.items()}
+        networks = {
+            name: evaluate_gaussian(evaluator, q[i], sample_count, noise[name]) for name, q in gaussians.items()
+        }
         measured.append(SubsetFigures(subset, probs, networks, evaluator))
     return measured
 
 
 def evaluate_gaussian(
-    evaluator: Evaluator, q: Gaussian, samples: int, generator: torch.Generator
+    evaluator: Evaluator, q: Gaussian, sample_count: int, generator: torch.Generator
 ) -> GaussianPredictions:
     """Evaluate samples of a Gaussian and the network of its mean weights; return probabilities and accuracies.
 
     Args:
         evaluator: evaluator of networks on the test images.
         q: Gaussian to evaluate.
-        samples: number of samples.
+        sample_count: number of samples.
         generator: random generator of the noise.
     """
     probs: Tensor | float = 0.0
     accuracies = []
-    for count in _batch_sizes(q, samples):
+    for count in _batch_sizes(q, sample_count):
         log_probs = evaluator.log_probs(q.sample(count, generator))
         probs = probs + log_probs.exp().sum(0)
         accuracies.append(evaluator.accuracies(log_probs))
-    center = float(evaluator.accuracies(evaluator.log_probs(q.center)))
-    return GaussianPredictions(torch.as_tensor(probs) / samples, torch.cat(accuracies), center)
+    center_accuracy = float(evaluator.accuracies(evaluator.log_probs(q.center)))
+    return GaussianPredictions(torch.as_tensor(probs) / sample_count, torch.cat(accuracies), center_accuracy)
 
 
-def pruned_accuracies(evaluator: Evaluator, q: Gaussian, levels: Sequence[float], by: str) -> tuple[float, ...]:
+def pruned_accuracies(
+    evaluator: Evaluator, q: Gaussian, levels: Sequence[float], pruning_rule: str
+) -> tuple[float, ...]:
     """Return the accuracy of a Gaussian's pruned means at each level, with running statistics estimated anew."""
     start, accuracies = 0, []
     for count in _batch_sizes(q, len(levels)):
-        accuracies += evaluator.accuracies(evaluator.log_probs(q.pruned(levels[start : start + count], by))).tolist()
+        accuracies += evaluator.accuracies(
+            evaluator.log_probs(q.pruned(levels[start : start + count], pruning_rule))
+        ).tolist()
         start += count
     return tuple(accuracies)
 
@@ -420,22 +430,22 @@ def _batch_sizes(q: Gaussian, sample_count: int) -> list[int]:
 
 
 def jackknife_intervals(
-    measured: Sequence[SubsetFigures], members: int, splits: int, seed: int
+    figures_of_subsets: Sequence[SubsetFigures], member_count: int, split_count: int, seed: int
 ) -> dict[tuple[str, str], Interval]:
     """Return the figures of all members, with jackknife intervals from the figures of the subsets.
 
     Args:
-        measured: figures of all members, followed by the figures of each subset of `jackknife_subsets`.
-        members, splits, seed: same arguments as in `jackknife_subsets`.
+        figures_of_subsets: figures of all members, followed by the figures of each subset of `jackknife_subsets`.
+        member_count, split_count, seed: same arguments as in `jackknife_subsets`.
     """
-    next_figures = iter(measured)
+    next_figures = iter(figures_of_subsets)
     results = metrics.jackknife(
         lambda _: torch.tensor(list(next(next_figures).flat_figures.values()), dtype=torch.float64),
-        members,
+        member_count,
         seed,
-        splits,
+        split_count,
     )
-    return {key: _cut_to_range(key, x) for key, x in zip(measured[0].flat_figures, results, strict=True)}
+    return {key: _cut_to_range(key, x) for key, x in zip(figures_of_subsets[0].flat_figures, results, strict=True)}
 
 
 def _cut_to_range(column_and_row: tuple[str, str], interval: Interval) -> Interval:
@@ -447,25 +457,27 @@ def _cut_to_range(column_and_row: tuple[str, str], interval: Interval) -> Interv
     )
 
 
-def held_out_figures(splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
+def held_out_figures(figures_of_splits: Sequence[SubsetFigures]) -> dict[str, dict[str, Interval]]:
     """Return the figures of one half of the members against the ensemble of the other half: means over splits, and
     ranges of 95 % of the splits."""
-    if not splits:
+    if not figures_of_splits:
         return {}
-    by_column: dict[str, dict[str, Interval]] = {}
-    for column_name, figures in splits[0].held_out.items():
-        by_column[column_name] = {}
+    intervals_by_column: dict[str, dict[str, Interval]] = {}
+    for column_name, figures in figures_of_splits[0].held_out.items():
+        intervals_by_column[column_name] = {}
         for row in figures:
-            values = torch.tensor([split.held_out[column_name][row] for split in splits], dtype=torch.float64)
+            values = torch.tensor(
+                [split.held_out[column_name][row] for split in figures_of_splits], dtype=torch.float64
+            )
             low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
-            by_column[column_name][row] = Interval(float(values.mean()), low, high)
-    return by_column
+            intervals_by_column[column_name][row] = Interval(float(values.mean()), low, high)
+    return intervals_by_column
 
 
-def _distances_to_ensemble(probs: Tensor, ensemble: Tensor) -> dict[str, float]:
+def _compare_to_ensemble(probs: Tensor, ensemble_probs: Tensor) -> dict[str, float]:
     return {
-        "agreement": float(metrics.agreement(probs, ensemble, check=False)),
-        "total_variation": float(metrics.total_variation(probs, ensemble, check=False)),
+        "agreement": float(metrics.agreement(probs, ensemble_probs, check=False)),
+        "total_variation": float(metrics.total_variation(probs, ensemble_probs, check=False)),
     }
 
 
@@ -489,12 +501,12 @@ def _draw_sigmas(axes: Axes, sigmas: dict[str, Tensor]) -> None:
     edges = np.linspace(0, max(float(s.max()) for s in values.values()) or 1.0, 41).tolist()
     highest_bar = 0.0
     for name, s in values.items():
-        heights, *_ = axes.hist(
+        bar_heights, *_ = axes.hist(
             s, edges, histtype="stepfilled", facecolor=(COLUMN_COLOURS[name], 0.3),
             edgecolor=COLUMN_COLOURS[name], linewidth=1.4,
             label=f"{COLUMN_NAMES[name]}: median {np.median(s):.3g}",
         )  # fmt: skip
-        highest_bar = max(highest_bar, float(np.max(heights)))
+        highest_bar = max(highest_bar, float(np.max(bar_heights)))
     axes.set(title="Standard deviations", xlabel="σ of a weight", ylabel="weights", ylim=(0, highest_bar * 1.35))
     axes.set_xlim(0, None)
     axes.legend(loc="upper right")
@@ -505,14 +517,14 @@ def _draw_accuracies(axes: Axes, compact: Compact) -> None:
     highest_bar = 0.0
     for name, accuracies in compact.drawing.items():
         shares = [100 * a for a in accuracies]
-        row_label = COLUMN_SYMBOLS[name] if name == "members" else f"samples of {COLUMN_SYMBOLS[name]}"
+        legend_label = COLUMN_SYMBOLS[name] if name == "members" else f"samples of {COLUMN_SYMBOLS[name]}"
         weights = [1 / len(shares)] * len(shares)
-        heights, *_ = axes.hist(
+        bar_heights, *_ = axes.hist(
             shares, edges, weights=weights, histtype="stepfilled", facecolor=(COLUMN_COLOURS[name], 0.3),
             edgecolor=COLUMN_COLOURS[name], linewidth=1.4,
-            label=f"{row_label}: mean {sum(shares) / len(shares):.1f} %",
+            label=f"{legend_label}: mean {sum(shares) / len(shares):.1f} %",
         )  # fmt: skip
-        highest_bar = max(highest_bar, float(max(heights)))
+        highest_bar = max(highest_bar, float(max(bar_heights)))
     for name in ("q_d", "q_r"):
         mean = 100 * compact.table[name]["mean_accuracy"].value
         text = f"mean of {COLUMN_SYMBOLS[name]}: {mean:.1f} %"
@@ -526,11 +538,11 @@ def _draw_accuracies(axes: Axes, compact: Compact) -> None:
 
 def _draw_pruning(axes: Axes, compact: Compact) -> None:
     levels = [100 * level for level in compact.levels]
-    rule_texts = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
+    text_of_rule = {"sigma": "lowest σ kept", "snr": "largest |μ|/σ kept"}
     for rule, style in (("sigma", "-"), ("snr", ":")):
         for name, accuracies in compact.pruning[rule].items():
             percentages: Sequence[float] = [100 * a for a in accuracies]
-            label = f"mean of {COLUMN_SYMBOLS[name]}, {rule_texts[rule]}"
+            label = f"mean of {COLUMN_SYMBOLS[name]}, {text_of_rule[rule]}"
             axes.plot(levels, percentages, style, color=COLUMN_COLOURS[name], marker="o", markersize=3, label=label)
     axes.set(title="Pruning", xlabel="weights set to 0 (%)", ylabel="test accuracy (%)", ylim=(0, 135))
     axes.set_yticks(range(0, 101, 20))

@@ -33,10 +33,10 @@ from checkpoints_zoo.populations.kernels import (
     Blocks,
     Distances,
     StackedTensors,
-    choose_groups,
     choose_kernels,
     estimate_mmd2,
     measure_distances,
+    tensor_groups_from_argument,
 )
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class MMD(PrintedResult):
 
     def to_text(self) -> str:
         """Return a table with one row per group of tensors."""
-        sets = f"{self.members[0]:,} against {self.members[1]:,} members; {self.permutations:,} permutations."
-        return f"{text_table(self.rows(), 60)}\n\n{sets}"
+        sets_text = f"{self.members[0]:,} against {self.members[1]:,} members; {self.permutations:,} permutations."
+        return f"{text_table(self.rows(), 60)}\n\n{sets_text}"
 
     @property
     def value(self) -> float:
@@ -184,16 +184,16 @@ class NS(PrintedResult):
 
     def to_text(self) -> str:
         """Return a table with one row per group of tensors, before and after removing symmetries."""
-        sets = (
+        sets_text = (
             f"{self.mmd.members[0]:,} against {self.mmd.members[1]:,} members; {self.mmd.permutations:,} permutations."
         )
         removal_text = f"NS: symmetries removed by scale={self.scale}, permute={self.permute}, streams={self.streams}."
-        return f"{text_table(self.rows(), 60)}\n\n{sets}\n{removal_text}"
+        return f"{text_table(self.rows(), 60)}\n\n{sets_text}\n{removal_text}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per group: the columns of `mmd`, and ns_mmd2 and ns_p_value without symmetries."""
-        row_pairs = zip(self.mmd.rows(), self.ns.rows(), strict=True)
-        return [{**row, "ns_mmd2": other["mmd2"], "ns_p_value": other["p_value"]} for row, other in row_pairs]
+        mmd_and_ns_rows = zip(self.mmd.rows(), self.ns.rows(), strict=True)
+        return [{**row, "ns_mmd2": other["mmd2"], "ns_p_value": other["p_value"]} for row, other in mmd_and_ns_rows]
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame; rows of single kernels are in `mmd.to_frame()` and `ns.to_frame()`."""
@@ -273,7 +273,7 @@ def mmd(
     read_blocks = _read_in_blocks(first, second, names, device, memory)
     units = unit_numbers(first, second)
     exchange = Exchange.of_units(units[0], units[1], seed)
-    tensors = choose_groups(groups, names)
+    tensors = tensor_groups_from_argument(groups, names)
     return compare_blocks(read_blocks, counts, exchange, tensors, citations, permutations, grid, widths, device, seed)
 
 
@@ -334,7 +334,9 @@ def distances_between_sets(
     names = _parameter_names(first._skeleton())
     read_blocks = _read_in_blocks(first, second, names, device, memory)
     return _check_finite(
-        measure_distances(read_blocks, len(first) + len(second), choose_groups(groups, names), _check_float64(device))
+        measure_distances(
+            read_blocks, len(first) + len(second), tensor_groups_from_argument(groups, names), _check_float64(device)
+        )
     )
 
 
@@ -351,9 +353,9 @@ def _check_sets(first: Collection, second: Collection | None) -> tuple[Collectio
     return pair
 
 
-def _check_counts(counts: Sequence[int]) -> None:
-    if min(counts) < 2:
-        found = " and ".join(map(str, counts))
+def _check_counts(member_counts: Sequence[int]) -> None:
+    if min(member_counts) < 2:
+        found = " and ".join(map(str, member_counts))
         raise UsageError("sets of members", expected="two members or more in each", found=found)
 
 
@@ -381,7 +383,7 @@ def _read_in_blocks(
 
 def compare_blocks(
     read_blocks: Blocks,
-    counts: tuple[int, ...],
+    member_counts: tuple[int, ...],
     exchange: Exchange | None,
     groups: Mapping[str, Sequence[str]],
     citations: tuple[str, str],
@@ -395,7 +397,7 @@ def compare_blocks(
 
     Args:
         read_blocks: function that yields the members of both sets in blocks from a position on, the first set first.
-        counts: number of members of each set.
+        member_counts: number of members of each set.
         exchange: units that the permutation test exchanges; None for no test.
         groups: name -> names of tensors.
         citations: texts that cite the two sets, "" if there is none.
@@ -404,19 +406,19 @@ def compare_blocks(
     Raises:
         UsageError, LayoutError: as in `mmd`.
     """
-    first, second = counts
-    _check_counts(counts)
+    first, second = member_counts
+    _check_counts(member_counts)
     seed = arguments.check_seed(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     torch_device = _check_float64(device)
-    by_group = {}
+    discrepancy_by_group = {}
     for name, distances in _check_finite(measure_distances(read_blocks, first + second, groups, torch_device)).items():
         kernels = choose_kernels(distances, first, grid, widths)
         values = estimate_mmd2(distances, kernels, first)
         p_value = None if exchange is None else exchange.test(distances, grid, widths, permutations, seed)
-        by_group[name] = Discrepancy(distances.weights, kernels, values, sum(values) / len(values), p_value)
-    return MMD(*citations, (first, second), permutations, by_group)
+        discrepancy_by_group[name] = Discrepancy(distances.weights, kernels, values, sum(values) / len(values), p_value)
+    return MMD(*citations, (first, second), permutations, discrepancy_by_group)
 
 
 def _check_float64(device: str | torch.device) -> torch.device:
@@ -427,81 +429,85 @@ def _check_float64(device: str | torch.device) -> torch.device:
     return torch_device
 
 
-def _check_finite(by_group: dict[str, Distances]) -> dict[str, Distances]:
+def _check_finite(distances_by_group: dict[str, Distances]) -> dict[str, Distances]:
     """Check that distances are finite; return the distances by group."""
-    damaged = [name for name, distances in by_group.items() if not bool((distances.l2 + distances.l1).isfinite().all())]
-    if damaged:
-        found = f"others in {damaged[0]!r}"
+    damaged_groups = [
+        name
+        for name, distances in distances_by_group.items()
+        if not bool((distances.l2 + distances.l1).isfinite().all())
+    ]
+    if damaged_groups:
+        found = f"others in {damaged_groups[0]!r}"
         raise UsageError("weights of two sets of members", expected="finite ones, with finite squares", found=found)
-    return by_group
+    return distances_by_group
 
 
-def draw_mmd(before: MMD, after: MMD | None = None) -> Figure:
+def draw_mmd(stored_mmd: MMD, canonical_mmd: MMD | None = None) -> Figure:
     """Draw MMD² and p-values, one row per group of tensors; return the figure, whose axes have labels.
 
     Args:
-        before: MMD of the weights as they are stored.
-        after: MMD of the same sets without symmetries; None to leave it out.
+        stored_mmd: MMD of the weights as they are stored.
+        canonical_mmd: MMD of the same sets without symmetries; None to leave it out.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    names = list(before.groups)
-    height = min(MOST_HEIGHT, LEAST_HEIGHT + ROW_HEIGHT * len(names))
+    names = list(stored_mmd.groups)
+    figure_height = min(MOST_HEIGHT, LEAST_HEIGHT + ROW_HEIGHT * len(names))
     layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(FIGURE_WIDTH, height), dpi=DPI, layout=layout_engine)
-    figure.suptitle(figure_title(before), fontsize=12, fontweight="bold", parse_math=False)
-    test = f"p: {before.permutations:,} permutations; not adjusted for many layers"
-    note = (
-        f"MMD²: unbiased, mean over kernels. {'No p: too few independent units' if before.p_value is None else test}."
-    )
+    figure = Figure(figsize=(FIGURE_WIDTH, figure_height), dpi=DPI, layout=layout_engine)
+    figure.suptitle(figure_title(stored_mmd), fontsize=12, fontweight="bold", parse_math=False)
+    test_note = f"p: {stored_mmd.permutations:,} permutations; not adjusted for many layers"
+    if stored_mmd.p_value is None:
+        test_note = "No p: too few independent units"
+    note = f"MMD²: unbiased, mean over kernels. {test_note}."
     figure.supxlabel(note, fontsize=8, color=GREY)
     grid = figure.add_gridspec(1, 2)
     left = figure.add_subplot(grid[0], label="mmd")
     right = figure.add_subplot(grid[1], label="p", sharey=left)
-    draw_discrepancies(left, before, after, height)
-    draw_p_values(right, before, after)
-    _add_legend(left, "a  Distance", left.lines[: 1 if after is None else 2])
+    draw_discrepancies(left, stored_mmd, canonical_mmd, figure_height)
+    draw_p_values(right, stored_mmd, canonical_mmd)
+    _add_legend(left, "a  Distance", left.lines[: 1 if canonical_mmd is None else 2])
     _add_legend(right, "b  Permutation test", right.lines[-1:])
     return figure
 
 
-def _results_to_draw(before: MMD, after: MMD | None) -> list[tuple[MMD, str, str, str]]:
+def _results_to_draw(stored_mmd: MMD, canonical_mmd: MMD | None) -> list[tuple[MMD, str, str, str]]:
     """Return the results that are drawn, each with its colour, marker and label."""
-    stored = (before, RED, "s", "as stored")
-    return [stored] if after is None else [stored, (after, BLUE, "o", "symmetries removed")]
+    stored = (stored_mmd, RED, "s", "as stored")
+    return [stored] if canonical_mmd is None else [stored, (canonical_mmd, BLUE, "o", "symmetries removed")]
 
 
-def draw_discrepancies(axes: Axes, before: MMD, after: MMD | None, height: float) -> None:
+def draw_discrepancies(axes: Axes, stored_mmd: MMD, canonical_mmd: MMD | None, figure_height: float) -> None:
     """Draw MMD² of each group of tensors, one row per group.
 
     Args:
         axes: matplotlib axes to draw into.
-        before: MMD of the weights as they are stored.
-        after: MMD of the same sets without symmetries; None to leave it out.
-        height: height of the figure in inches.
+        stored_mmd: MMD of the weights as they are stored.
+        canonical_mmd: MMD of the same sets without symmetries; None to leave it out.
+        figure_height: height of the figure in inches.
     """
-    names = list(before.groups)
-    for result, colour, marker, label in _results_to_draw(before, after):
+    names = list(stored_mmd.groups)
+    for result, colour, marker, label in _results_to_draw(stored_mmd, canonical_mmd):
         values = [result.groups[name].value for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set(xlabel="MMD²")
     axes.locator_params(axis="x", nbins=6)
-    _label_rows(axes, names, height)
+    _label_rows(axes, names, figure_height)
 
 
-def draw_p_values(axes: Axes, before: MMD, after: MMD | None) -> None:
+def draw_p_values(axes: Axes, stored_mmd: MMD, canonical_mmd: MMD | None) -> None:
     """Draw the p-value of each group of tensors, one row per group, into axes beside the axes of `draw_discrepancies`.
 
     Args: same arguments as in `draw_discrepancies`.
     """
-    names = list(before.groups)
-    for result, colour, marker, label in _results_to_draw(before, after):
+    names = list(stored_mmd.groups)
+    for result, colour, marker, label in _results_to_draw(stored_mmd, canonical_mmd):
         values = [math.nan if (p := result.groups[name].p_value) is None else p for name in names]
         axes.plot(values, range(len(names)), marker, color=colour, markersize=5.5, alpha=0.85, label=label)
     axes.axvline(TEST_LEVEL, color=GREY, linewidth=0.8, linestyle="--", label=f"p = {TEST_LEVEL:g}")
-    axes.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + before.permutations), 1.4))
+    axes.set(xlabel="p-value", xscale="log", xlim=(0.7 / (1 + stored_mmd.permutations), 1.4))
     axes.tick_params(axis="y", labelleft=False)
 
 
@@ -524,9 +530,9 @@ def _add_legend(axes: Axes, title: str, lines: Sequence[Line2D]) -> None:
     legend_box.set_in_layout(False)
 
 
-def _label_rows(axes: Axes, row_names: Sequence[str], height: float) -> None:
+def _label_rows(axes: Axes, row_names: Sequence[str], figure_height: float) -> None:
     """Label the rows, from the first layer at the top to all weights; of many rows only every n-th gets a label."""
-    label_step = -(-len(row_names) // max(1, int((height - LEAST_HEIGHT) / 0.16)))
+    label_step = -(-len(row_names) // max(1, int((figure_height - LEAST_HEIGHT) / 0.16)))
     # The last row, all weights together, always gets a label.
     labelled_rows = [i for i in range(len(row_names)) if (len(row_names) - 1 - i) % label_step == 0]
     axes.set_yticks(labelled_rows, [row_names[i] for i in labelled_rows], parse_math=False, fontsize=8.5)

@@ -24,7 +24,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import check_device
 
 Array = npt.NDArray[np.float64]
-Kind = Literal["logits", "probabilities"]
+PredictionKind = Literal["logits", "probabilities"]
 
 TOLERANCE = 1e-6  # Largest error of a pair's information in nats, without float32's rounding.
 TABLE_BITS = 9  # The table has 2^9 rows per octave of probabilities, and is linear between rows.
@@ -54,7 +54,7 @@ class Pairs:
 
 def compare_pairs(
     predictions: Tensor | Iterable[Tensor],
-    kind: Kind = "logits",
+    kind: PredictionKind = "logits",
     *,
     device: str | torch.device = "cpu",
     memory: int = 1 << 27,
@@ -99,18 +99,18 @@ class _PairSums:
     """For all pairs of members: squared distances of embedded predictions, and agreements of predicted classes, added
     up over inputs."""
 
-    def __init__(self, members: int, classes: int, device: torch.device) -> None:
-        self.classes, self.device = classes, device
-        self.embedding = find_embedding(classes).to(device)
+    def __init__(self, member_count: int, class_count: int, device: torch.device) -> None:
+        self.classes, self.device = class_count, device
+        self.embedding = find_embedding(class_count).to(device)
         # Apple's Metal backend has no float64.
         self.sum_device = torch.device("cpu") if device.type == "mps" else device
-        shape = (members, members)
+        shape = (member_count, member_count)
         self.products, self.agreements = (
             torch.zeros(shape, dtype=torch.float64, device=self.sum_device) for _ in range(2)
         )
         self.values_at_once = CACHED_PROBABILITIES if device.type == "cpu" else 64 * CACHED_PROBABILITIES
 
-    def add(self, predictions: Tensor, kind: Kind) -> None:
+    def add(self, predictions: Tensor, kind: PredictionKind) -> None:
         """Add the predictions for further inputs, (member, input, class)."""
         members, inputs, classes = predictions.shape
         vectors = torch.empty(
@@ -129,23 +129,25 @@ class _PairSums:
             # Distances do not depend on the subtracted centre; a centre near the members makes their rounding small.
             centre = embedded_probs.mean(0) if centre is None else centre
             torch.sub(embedded_probs, centre, out=vectors[start : start + step])
-        self._multiply(vectors, self.products)
-        self._multiply(votes.view(members, -1), self.agreements)
+        self._add_products(vectors, self.products)
+        self._add_products(votes.view(members, -1), self.agreements)
 
-    def _multiply(self, vectors: Tensor, total: Tensor) -> None:
+    def _add_products(self, vectors: Tensor, product_sums: Tensor) -> None:
         """Add vectors @ vectors.T to a sum: the upper triangle, and the pairs below the diagonal that blocks of members
         contain."""
         for part in torch.split(vectors, PRODUCT_DEPTH, dim=1):
             for start in range(0, len(part), PRODUCT_MEMBERS):
                 product = torch.mm(part[start : start + PRODUCT_MEMBERS], part[start:].T)
-                total[start : start + PRODUCT_MEMBERS, start:] += product.to(self.sum_device)
+                product_sums[start : start + PRODUCT_MEMBERS, start:] += product.to(self.sum_device)
 
-    def means(self, inputs: int) -> tuple[Tensor, Tensor]:
+    def means(self, input_count: int) -> tuple[Tensor, Tensor]:
         """Return the complete matrices of mean divergences and disagreements, on the CPU."""
-        products, agreements = ((t.triu() + t.triu(1).T).cpu() / inputs for t in (self.products, self.agreements))
-        norms = products.diagonal()
-        information = (norms[:, None] + norms - 2 * products).clamp_(min=0).fill_diagonal_(0)
-        return information, (1 - agreements).fill_diagonal_(0)
+        mean_products, mean_agreements = (
+            (t.triu() + t.triu(1).T).cpu() / input_count for t in (self.products, self.agreements)
+        )
+        norms = mean_products.diagonal()
+        information = (norms[:, None] + norms - 2 * mean_products).clamp_(min=0).fill_diagonal_(0)
+        return information, (1 - mean_agreements).fill_diagonal_(0)
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def _exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(caller_precision)
 
 
-def _check_shape(block: Tensor, earlier_shape: tuple[int, int] | None) -> tuple[int, int]:
+def _check_shape(block: Tensor, earlier_counts: tuple[int, int] | None) -> tuple[int, int]:
     """Return the numbers of members and classes of a block.
 
     Raises:
@@ -171,14 +173,14 @@ def _check_shape(block: Tensor, earlier_shape: tuple[int, int] | None) -> tuple[
         expected = "(member, input, class) floats, of two members and two classes or more"
         raise UsageError("predictions", expected=expected, found=shape)
     members, _, classes = block.shape
-    if earlier_shape not in (None, (members, classes)):
+    if earlier_counts not in (None, (members, classes)):
         raise UsageError(
-            "block of predictions", expected=f"{earlier_shape[0]} members, {earlier_shape[1]} classes", found=shape
+            "block of predictions", expected=f"{earlier_counts[0]} members, {earlier_counts[1]} classes", found=shape
         )
     return members, classes
 
 
-def _check_probabilities(probs: Tensor, first_position: int, kind: Kind) -> None:
+def _check_probabilities(probs: Tensor, first_position: int, kind: PredictionKind) -> None:
     """Check that the values of members are predictions.
 
     Args:
@@ -189,12 +191,12 @@ def _check_probabilities(probs: Tensor, first_position: int, kind: Kind) -> None
     Raises:
         UsageError: the values are no predictions.
     """
-    totals = probs.sum(-1)
+    class_sums = probs.sum(-1)
     if kind == "logits":
-        is_wrong, expected = ~totals.isfinite().all(-1), "finite logits, or −inf for a probability of 0"
+        is_wrong, expected = ~class_sums.isfinite().all(-1), "finite logits, or −inf for a probability of 0"
     else:
-        is_off = ((totals - 1).abs() > SUM_TOLERANCE) | (probs.amin(-1) < 0) | ~totals.isfinite()
-        is_wrong, expected = is_off.any(-1), "no negative one, and a sum of 1 over the classes"
+        is_wrong_input = ((class_sums - 1).abs() > SUM_TOLERANCE) | (probs.amin(-1) < 0) | ~class_sums.isfinite()
+        is_wrong, expected = is_wrong_input.any(-1), "no negative one, and a sum of 1 over the classes"
     if bool(is_wrong.any()):
         member = first_position + int(is_wrong.nonzero()[0, 0])
         found = f"others for the member at position {member}"
@@ -224,11 +226,11 @@ class Embedding:
         """
         # A float32's bits are linear in its value within an octave: the upper bits give the row, the lower bits the
         # position between two rows.
-        bits = probs.clamp(2.0**-self.octaves, 1.0).view(torch.int32) - ((127 - self.octaves) << 23)
-        rows, shares = bits.new_empty(len(bits), 2), probs.new_empty(len(bits), 2)
-        torch.bitwise_right_shift(bits, 23 - TABLE_BITS, out=rows[:, 0])
+        float_bits = probs.clamp(2.0**-self.octaves, 1.0).view(torch.int32) - ((127 - self.octaves) << 23)
+        rows, shares = float_bits.new_empty(len(float_bits), 2), probs.new_empty(len(float_bits), 2)
+        torch.bitwise_right_shift(float_bits, 23 - TABLE_BITS, out=rows[:, 0])
         torch.add(rows[:, 0], 1, out=rows[:, 1])
-        torch.mul(bits & ((1 << (23 - TABLE_BITS)) - 1), 2.0 ** (TABLE_BITS - 23), out=shares[:, 1])
+        torch.mul(float_bits & ((1 << (23 - TABLE_BITS)) - 1), 2.0 ** (TABLE_BITS - 23), out=shares[:, 1])
         torch.sub(1.0, shares[:, 1], out=shares[:, 0])
         return torch.nn.functional.embedding_bag(rows, self.table, mode="sum", per_sample_weights=shares)
 
@@ -237,21 +239,21 @@ class Embedding:
 
 
 @lru_cache(maxsize=8)
-def find_embedding(classes: int) -> Embedding:
+def find_embedding(class_count: int) -> Embedding:
     """Find the fewest components for which every divergence is within the tolerance; return the embedding.
 
     The error of a class is bounded on a grid, as a share of (p + q) / 2 + 1 / classes, whose sum is at most 2.
 
     Args:
-        classes: number of classes, whose probabilities sum to one.
+        class_count: number of classes, whose probabilities sum to one.
     """
-    highest_scale_exponent = math.ceil(math.log2(classes / TOLERANCE))
+    highest_scale_exponent = math.ceil(math.log2(class_count / TOLERANCE))
     # The scales s run from s·p near 0 to s·p above 0 for the smallest probability; the two ends count double.
     s = 2.0 ** np.arange(-20, highest_scale_exponent + 1)
     width = math.log(2) / s
     width[[0, -1]] *= 2
 
-    def scaled_functions(p: Array) -> Array:
+    def vectors_of(p: Array) -> Array:
         values: Array = -np.expm1(-np.outer(p, s)) * np.sqrt(width) / 2
         return values
 
@@ -260,26 +262,26 @@ def find_embedding(classes: int) -> Embedding:
     table_probs = 2.0 ** ((rows >> TABLE_BITS) - octaves) * (1 + (rows & ((1 << TABLE_BITS) - 1)) / (1 << TABLE_BITS))
     grid = torch.tensor([0.0, *np.logspace(-12, 0, 180)], dtype=torch.float32)
     p = grid.double().numpy()
-    table, exact_vectors = scaled_functions(table_probs), scaled_functions(p)
-    for components in range(9 + int(3 * math.log10(classes)), len(s)):  # Fewer components are never enough.
-        weight = 1 / np.sqrt(p + 1 / classes)
+    table, exact_vectors = vectors_of(table_probs), vectors_of(p)
+    for component_count in range(9 + int(3 * math.log10(class_count)), len(s)):  # Fewer components are never enough.
+        weight = 1 / np.sqrt(p + 1 / class_count)
         for _ in range(3):  # Rows with larger errors get larger weights.
-            axes = np.linalg.svd(exact_vectors * weight[:, None], full_matrices=False)[2][:components]
+            axes = np.linalg.svd(exact_vectors * weight[:, None], full_matrices=False)[2][:component_count]
             squared_errors = ((exact_vectors - exact_vectors @ axes.T @ axes) ** 2).sum(1) * weight**2
             weight = weight * np.maximum(squared_errors / squared_errors.max(), 1e-3) ** 0.25
         result = Embedding(torch.tensor(table @ axes.T, dtype=torch.float32), octaves, math.inf)
-        bound = _largest_divergence_error(result(grid).double().numpy(), p, classes)
+        bound = _largest_divergence_error(result(grid).double().numpy(), p, class_count)
         if bound <= TOLERANCE:
             break
     return replace(result, bound=bound)
 
 
-def _largest_divergence_error(vectors: Array, p: Array, classes: int) -> float:
+def _largest_divergence_error(vectors: Array, p: Array, class_count: int) -> float:
     """Return the largest error of a divergence that is computed by the vectors, over a grid of probabilities."""
     x, y = p[:, None], p[None]
     z = x + y
     entropy_terms = [-a * np.log(np.where(a > 0, a, 1)) for a in (z / 2, x, y)]
-    exact = entropy_terms[0] - (entropy_terms[1] + entropy_terms[2]) / 2
+    exact_divergences = entropy_terms[0] - (entropy_terms[1] + entropy_terms[2]) / 2
     norms = (vectors**2).sum(1)
     divergences = norms[:, None] + norms - 2 * vectors @ vectors.T
-    return float(2 * (np.abs(divergences - exact) / (z / 2 + 1 / classes)).max())
+    return float(2 * (np.abs(divergences - exact_divergences) / (z / 2 + 1 / class_count)).max())

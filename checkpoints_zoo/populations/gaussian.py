@@ -124,7 +124,7 @@ def fit_gaussian(stacked: Params) -> Gaussian:
 
 
 def fit_subsets(
-    batches: Iterable[Params], subsets: Tensor, device: str | torch.device = "cpu", excluded: Collection[str] = ()
+    batches: Iterable[Params], subsets: Tensor, device: str | torch.device = "cpu", excluded_names: Collection[str] = ()
 ) -> list[Gaussian]:
     """Fit a Gaussian to each of many subsets of members, which are read once; return the Gaussians.
 
@@ -132,7 +132,7 @@ def fit_subsets(
         batches: batches of stacked members in order, each name -> (member, *shape).
         subsets: whether each member is in each subset, (subset, member) bool; two members or more in each.
         device: torch device of the sums, which are float64.
-        excluded: names of tensors that are left out, because each is tied to another tensor.
+        excluded_names: names of tensors that are left out, because each is tied to another tensor.
 
     Raises:
         UsageError: a subset has fewer than two members, or integer tensors differ between members.
@@ -141,36 +141,36 @@ def fit_subsets(
     if min(sizes) < 2:
         expected = "two or more: one has no variance"
         raise UsageError("members to fit a Gaussian to", expected=expected, found=str(min(sizes)), do="Select more")
-    first_values: dict[str, Tensor] = {}
+    first_tensors: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
-    squares: dict[str, Tensor] = {}
+    squared_sums: dict[str, Tensor] = {}
     start = 0
     for stacked in batches:
         member_count = len(next(iter(stacked.values())))
-        members_of_subsets = subsets[:, start : start + member_count].to(device, torch.float64)
+        membership = subsets[:, start : start + member_count].to(device, torch.float64)
         start += member_count
         for name, tensor in stacked.items():
-            if name in excluded:
+            if name in excluded_names:
                 continue
             values = tensor.to(device)
-            center = first_values.setdefault(name, values[0].clone())
+            center = first_tensors.setdefault(name, values[0].clone())
             if not tensor.is_floating_point() or is_statistic(name):
                 _check_equal_integers(name, values, center)
                 continue
             # Sums are of differences from the first member, since sums of squares of values far from 0 would lose
             # digits.
             deviations = (values.double() - center.double()).flatten(1)
-            sums[name] = sums.get(name, 0) + members_of_subsets @ deviations
-            squares[name] = squares.get(name, 0) + members_of_subsets @ deviations.square()
+            sums[name] = sums.get(name, 0) + membership @ deviations
+            squared_sums[name] = squared_sums.get(name, 0) + membership @ deviations.square()
     gaussians = []
     for i, size in enumerate(sizes):
         mean, std = {}, {}
         for name, total in sums.items():
-            center, shift = first_values[name], total[i] / size
-            variance = (squares[name][i] - size * shift.square()).clamp(min=0) / (size - 1)
-            mean[name] = (center.double() + shift.view(center.shape)).float()
+            center, mean_deviation = first_tensors[name], total[i] / size
+            variance = (squared_sums[name][i] - size * mean_deviation.square()).clamp(min=0) / (size - 1)
+            mean[name] = (center.double() + mean_deviation.view(center.shape)).float()
             std[name] = variance.sqrt().view(center.shape).float()
-        gaussians.append(Gaussian(mean, std, {name: t for name, t in first_values.items() if name not in sums}))
+        gaussians.append(Gaussian(mean, std, {name: t for name, t in first_tensors.items() if name not in sums}))
     return gaussians
 
 

@@ -48,15 +48,15 @@ def unit_numbers(*sets: Collection) -> list[list[int]]:
             names.append((unit, unit if row["sha256"] is None else row["sha256"]))
     parents: dict[Hashable, Hashable] = {}
 
-    def root(element: Hashable) -> Hashable:
+    def find_root(element: Hashable) -> Hashable:
         while (parent := parents.setdefault(element, element)) != element:
             element = parent
         return element
 
     for unit, content in names:
-        parents[root(content)] = root(unit)
+        parents[find_root(content)] = find_root(unit)
     numbers: dict[Hashable, int] = {}
-    unit_of_member = [numbers.setdefault(root(unit), len(numbers)) for unit, _ in names]
+    unit_of_member = [numbers.setdefault(find_root(unit), len(numbers)) for unit, _ in names]
     ends = [sum(map(len, sets[: at + 1])) for at in range(len(sets))]
     return [unit_of_member[end - len(members) : end] for end, members in zip(ends, sets, strict=True)]
 
@@ -81,8 +81,10 @@ def split_by_unit(members: Collection) -> tuple[Collection, Collection]:
     units = positions_by_unit(unit_numbers(members)[0])
     if len(units) < 2:
         return members[::2], members[1::2]
-    even, odd = (sorted(position for unit in units[start::2] for position in unit) for start in (0, 1))
-    return members.take(even), members.take(odd)
+    even_positions, odd_positions = (
+        sorted(position for unit in units[start::2] for position in unit) for start in (0, 1)
+    )
+    return members.take(even_positions), members.take(odd_positions)
 
 
 def draw_one_member_per_unit(numbers: Sequence[int], seed: int) -> list[int]:
@@ -93,8 +95,8 @@ def draw_one_member_per_unit(numbers: Sequence[int], seed: int) -> list[int]:
         seed: seed of the random choice.
     """
     generator = torch.Generator().manual_seed(seed)
-    chances = torch.rand(len(numbers), generator=generator, dtype=torch.float64).tolist()
-    return [max(unit, key=lambda position: chances[position]) for unit in positions_by_unit(numbers)]
+    random_keys = torch.rand(len(numbers), generator=generator, dtype=torch.float64).tolist()
+    return [max(unit, key=lambda position: random_keys[position]) for unit in positions_by_unit(numbers)]
 
 
 @dataclass(frozen=True)
@@ -135,33 +137,33 @@ class Exchange:
         units = [positions_by_unit(numbers) for numbers in sets]
         if min(map(len, units)) < 2 or set(first_units) & set(second_units):
             return None
-        sizes = {len(unit) for of_set in units for unit in of_set}
-        if len(sizes) == 1:
-            selected_positions = [[position for unit in of_set for position in unit] for of_set in units]
+        unit_sizes = {len(unit) for units_of_set in units for unit in units_of_set}
+        if len(unit_sizes) == 1:
+            selected_positions = [[position for unit in units_of_set for position in unit] for units_of_set in units]
         else:
             selected_positions = [sorted(draw_one_member_per_unit(numbers, seed)) for numbers in sets]
         positions = torch.tensor(
             [*selected_positions[0], *(len(first_units) + position for position in selected_positions[1])]
         )
-        return cls(positions, len(units[0]), len(units[1]), sizes.pop() if len(sizes) == 1 else 1)
+        return cls(positions, len(units[0]), len(units[1]), unit_sizes.pop() if len(unit_sizes) == 1 else 1)
 
-    def draw_permutations(self, permutations: int, seed: int) -> Tensor:
+    def draw_permutations(self, permutation_count: int, seed: int) -> Tensor:
         """Draw the members of the first set in each permutation; return (member, 1 + permutation) of 0 and 1.
 
         Column 0 has the original sets.
 
         Args:
-            permutations: number of permutations.
+            permutation_count: number of permutations.
             seed: seed of the permutations.
         """
-        return draw_permutations(self.first, self.second, permutations, seed).repeat_interleave(self.size, 0)
+        return draw_permutations(self.first, self.second, permutation_count, seed).repeat_interleave(self.size, 0)
 
     def test(
         self,
         distances: Distances,
         grid: BandwidthGrid,
         widths: Mapping[str, Sequence[float]] | None,
-        permutations: int,
+        permutation_count: int,
         seed: int,
     ) -> float:
         """Test MMD² of the two sets by permutations; return the p-value.
@@ -169,7 +171,7 @@ class Exchange:
         Args:
             distances: distances between all members of both sets; bandwidths are chosen for the compared members.
             grid, widths: same arguments as in `choose_kernels`.
-            permutations: number of permutations.
+            permutation_count: number of permutations.
             seed: seed of the permutations.
         """
         at = self.positions.to(distances.l2.device)
@@ -177,4 +179,6 @@ class Exchange:
             distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1))
         )
         kernels = choose_kernels(compared_distances, self.first * self.size, grid, widths)
-        return permutation_test(compared_distances, kernels, self.draw_permutations(permutations, seed).to(at.device))
+        return permutation_test(
+            compared_distances, kernels, self.draw_permutations(permutation_count, seed).to(at.device)
+        )

@@ -27,7 +27,7 @@ BANDWIDTH_COUNT = 10  # Number of bandwidths of each kernel.
 MOST_PAIRED_MEMBERS = 500  # Number of members of each set from which the paper's code takes bandwidths.
 
 FLOAT64_COLUMNS = 1 << 14  # Number of weights that are converted to float64 at once.
-FLOAT32_SUM = 1 << 11  # Number of absolute differences that are summed in float32.
+FLOAT32_COLUMNS = 1 << 11  # Number of absolute differences that are summed in float32.
 ROUNDING_SHARE = 64 * 2.2e-16  # A squared distance below this share of the squared norms is set to 0.
 TIE_TOLERANCE = 1e-9  # Standardised statistics that differ by less than this are equal up to rounding.
 FLAT_TOLERANCE = 1e-12  # A standard deviation of MMD² below this share of the kernel is rounding.
@@ -49,15 +49,15 @@ class Distances:
 
 
 def measure_distances(
-    blocks: Blocks, members: int, groups: Mapping[str, Sequence[str]], device: torch.device
+    read_blocks: Blocks, member_count: int, groups: Mapping[str, Sequence[str]], device: torch.device
 ) -> dict[str, Distances]:
     """Measure the distances of all pairs of members; return the distances by group, and for all groups' tensors as
     "all".
 
     Args:
-        blocks: function that yields the members in blocks from a position on. Three blocks are in memory at once;
+        read_blocks: function that yields the members in blocks from a position on. Three blocks are in memory at once;
             if there are k blocks, each is read about k / 2 times.
-        members: number of members.
+        member_count: number of members.
         groups: name -> names of its tensors; a tensor may be in several groups.
         device: torch device for the computation; it needs float64.
 
@@ -65,16 +65,17 @@ def measure_distances(
         LayoutError: some members have tensors with other names or shapes than the first members.
     """
     distances = {
-        name: torch.zeros(2, members, members, dtype=torch.float64, device=device) for name in [*groups, ALL_TENSORS]
+        name: torch.zeros(2, member_count, member_count, dtype=torch.float64, device=device)
+        for name in [*groups, ALL_TENSORS]
     }
     all_names = list(dict.fromkeys(name for names in groups.values() for name in names))
     groups_of_tensor = {name: [g for g, names in groups.items() if name in names] + [ALL_TENSORS] for name in all_names}
     shapes: dict[str, torch.Size] = {}
     row = 0
-    for row_block in blocks(0):
+    for row_block in read_blocks(0):
         shapes = shapes or {name: row_block[name].shape[1:] for name in all_names if name in row_block}
         rows, column = slice(row, row + len(row_block[all_names[0]])), row
-        for column_block in chain([row_block], blocks(rows.stop)):
+        for column_block in chain([row_block], read_blocks(rows.stop)):
             _check_shapes(column_block, all_names, shapes)
             columns = slice(column, column + len(column_block[all_names[0]]))
             for name in all_names:
@@ -95,17 +96,17 @@ def _pair_distances(first_rows: Tensor, second_rows: Tensor) -> Tensor:
     """Return squared L2 and L1 distances of rows, (2, member, member), float64."""
     result = torch.zeros(2, len(first_rows), len(second_rows), dtype=torch.float64, device=first_rows.device)
     for at in range(0, first_rows.shape[1], FLOAT64_COLUMNS):
-        wide_a, wide_b = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (first_rows, second_rows))
+        first_chunk, second_chunk = (t[:, at : at + FLOAT64_COLUMNS].double() for t in (first_rows, second_rows))
         # The first member is the origin: differences of float32 values are exact in float64.
-        origin = wide_a[:1].clone()
-        wide_a, wide_b = wide_a - origin, wide_b - origin
-        norms = wide_a.square().sum(1)[:, None] + wide_b.square().sum(1)
-        squared_distances = torch.addmm(norms, wide_a, wide_b.T, alpha=-2)
+        origin = first_chunk[:1].clone()
+        first_chunk, second_chunk = first_chunk - origin, second_chunk - origin
+        norms = first_chunk.square().sum(1)[:, None] + second_chunk.square().sum(1)
+        squared_distances = torch.addmm(norms, first_chunk, second_chunk.T, alpha=-2)
         result[0] += squared_distances.masked_fill(squared_distances < ROUNDING_SHARE * norms, 0)
     kind = torch.float64 if first_rows.dtype == torch.float64 else torch.float32
-    for at in range(0, first_rows.shape[1], FLOAT32_SUM):
-        short_a, short_b = (t[:, at : at + FLOAT32_SUM].to(kind) for t in (first_rows, second_rows))
-        result[1] += torch.cdist(short_a, short_b, p=1)
+    for at in range(0, first_rows.shape[1], FLOAT32_COLUMNS):
+        first_l1_chunk, second_l1_chunk = (t[:, at : at + FLOAT32_COLUMNS].to(kind) for t in (first_rows, second_rows))
+        result[1] += torch.cdist(first_l1_chunk, second_l1_chunk, p=1)
     return result
 
 
@@ -128,13 +129,15 @@ def tensors_by_layer(tensor_names: Iterable[str]) -> dict[str, list[str]]:
     >>> tensors_by_layer(["conv1.weight", "conv1.bias", "fc.weight"])
     {'conv1': ['conv1.weight', 'conv1.bias'], 'fc': ['fc.weight']}
     """
-    by_layer: dict[str, list[str]] = {}
+    names_by_layer: dict[str, list[str]] = {}
     for name in tensor_names:
-        by_layer.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    return by_layer
+        names_by_layer.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return names_by_layer
 
 
-def choose_groups(groups: str | Mapping[str, Sequence[str]], tensor_names: Sequence[str]) -> dict[str, list[str]]:
+def tensor_groups_from_argument(
+    groups: str | Mapping[str, Sequence[str]], tensor_names: Sequence[str]
+) -> dict[str, list[str]]:
     """Check a choice of groups; return name -> names of its tensors.
 
     Args:
@@ -200,9 +203,9 @@ def choose_kernels(
     upper_pairs = torch.triu_indices(members, members, 1, device=distances.l2.device)
     kernels_and_widths = []
     for kernel, matrix in zip(KERNELS, (distances.l2.sqrt(), distances.l1), strict=True):
-        across = matrix[: min(first_count, MOST_PAIRED_MEMBERS), first_count : first_count + MOST_PAIRED_MEMBERS]
-        inside = upper_pairs if grid != "second" else upper_pairs[:, upper_pairs[0] >= first_count]
-        pairs = across if grid == "cross" else matrix[inside[0], inside[1]]
+        pairs_across = matrix[: min(first_count, MOST_PAIRED_MEMBERS), first_count : first_count + MOST_PAIRED_MEMBERS]
+        pairs_inside = upper_pairs if grid != "second" else upper_pairs[:, upper_pairs[0] >= first_count]
+        pairs = pairs_across if grid == "cross" else matrix[pairs_inside[0], pairs_inside[1]]
         kernels_and_widths += [(kernel, width) for width in bandwidths(pairs).tolist()]
     return tuple(kernels_and_widths)
 
@@ -217,27 +220,27 @@ def kernel_matrix(distances: Distances, kernel: str, width: float) -> Tensor:
     return torch.exp(-(distances.l2 / width**2 if kernel == "gaussian" else distances.l1 / width))
 
 
-def unbiased_mmd2(kernel: Tensor, choices: Tensor) -> Tensor:
+def unbiased_mmd2(kernel_values: Tensor, is_chosen: Tensor) -> Tensor:
     """Estimate MMD² between the chosen members and all other members, without bias; return MMD² (choice), float64.
 
     The estimate is the mean of the kernel over pairs within each set (without pairs of a member with itself), minus
     twice the mean over pairs between the sets.
 
     Args:
-        kernel: values of the kernel, (member, member), symmetric.
-        choices: 1 for chosen members, else 0, (member, choice); each choice has the same number of members.
+        kernel_values: values of the kernel, (member, member), symmetric.
+        is_chosen: 1 for chosen members, else 0, (member, choice); each choice has the same number of members.
 
     >>> kernel = torch.tensor([[1.0, 0.9, 0.1, 0.2], [0.9, 1, 0.1, 0.2], [0.1, 0.1, 1, 0.8], [0.2, 0.2, 0.8, 1]])
     >>> f"{unbiased_mmd2(kernel, torch.tensor([[1], [1], [0], [0]])).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
     '1.4000'
     """
-    pairs = kernel.double().clone().fill_diagonal_(0)
-    choices = choices.double()
-    first = int(choices[:, 0].sum())
-    second = len(choices) - first
+    pairs = kernel_values.double().clone().fill_diagonal_(0)
+    is_chosen = is_chosen.double()
+    first = int(is_chosen[:, 0].sum())
+    second = len(is_chosen) - first
     row = pairs.sum(1)
-    within = (choices * (pairs @ choices)).sum(0)
-    across = row @ choices - within
+    within = (is_chosen * (pairs @ is_chosen)).sum(0)
+    across = row @ is_chosen - within
     sum_of_others = row.sum() - within - 2 * across
     return within / (first * (first - 1)) + sum_of_others / (second * (second - 1)) - 2 * across / (first * second)
 
@@ -250,30 +253,30 @@ def estimate_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], fi
         kernels: (name, bandwidth) of each kernel.
         first_count: number of members of the first set.
     """
-    in_first = (torch.arange(len(distances.l2), device=distances.l2.device) < first_count).double()[:, None]
-    return tuple(float(unbiased_mmd2(kernel_matrix(distances, *kernel), in_first)) for kernel in kernels)
+    is_in_first = (torch.arange(len(distances.l2), device=distances.l2.device) < first_count).double()[:, None]
+    return tuple(float(unbiased_mmd2(kernel_matrix(distances, *kernel), is_in_first)) for kernel in kernels)
 
 
-def draw_permutations(first_units: int, second_units: int, permutations: int, seed: int) -> Tensor:
+def draw_permutations(first_unit_count: int, second_unit_count: int, permutation_count: int, seed: int) -> Tensor:
     """Draw the units that form the first set in each permutation; return (unit, 1 + permutation): 1 for the units of
     the first set, else 0.
 
     Column 0 is the original split.
 
     Args:
-        first_units, second_units: number of units in each set.
-        permutations: number of random splits.
+        first_unit_count, second_unit_count: number of units in each set.
+        permutation_count: number of random splits.
         seed: seed of the random choice.
     """
-    units = first_units + second_units
-    keys = torch.rand(permutations, units, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    drawn = torch.zeros(permutations + 1, units, dtype=torch.float64)
-    drawn[0, :first_units] = 1
-    drawn[1:].scatter_(1, keys.argsort(1)[:, :first_units], 1.0)
-    return drawn.T.contiguous()
+    units = first_unit_count + second_unit_count
+    keys = torch.rand(permutation_count, units, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    is_in_first = torch.zeros(permutation_count + 1, units, dtype=torch.float64)
+    is_in_first[0, :first_unit_count] = 1
+    is_in_first[1:].scatter_(1, keys.argsort(1)[:, :first_unit_count], 1.0)
+    return is_in_first.T.contiguous()
 
 
-def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], choices: Tensor) -> float:
+def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], is_in_first: Tensor) -> float:
     """Test the largest MMD² over the kernels, each standardised over permutations; return the p-value.
 
     Means and deviations include the original split beside the permutations, so that under the null hypothesis all are
@@ -283,12 +286,13 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
     Args:
         distances: distances between the compared members.
         kernels: (name, bandwidth) of each kernel.
-        choices: 1 for the members of the first set, else 0, (member, 1 + permutation); column 0 is the original split.
+        is_in_first: 1 for the members of the first set, else 0, (member, 1 + permutation); column 0 is the original
+            split.
     """
-    largest = torch.full_like(choices[0], -math.inf)
+    largest = torch.full_like(is_in_first[0], -math.inf)
     for kernel, width in kernels:
         pairs = kernel_matrix(distances, kernel, width)
-        estimates = unbiased_mmd2(pairs, choices)
+        estimates = unbiased_mmd2(pairs, is_in_first)
         spread = float(estimates.std(correction=0))
         # A kernel with the same value for all pairs, up to rounding, holds no information.
         differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())

@@ -251,18 +251,18 @@ def interpolate(first_network: Params, second_network: Params, lambdas: Tensor) 
 
 
 def _measure_lines(
-    evaluator: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], points: int
+    evaluator: Evaluator, pairs: list[tuple[int, int]], lines: Iterator[tuple[Params, Params]], point_count: int
 ) -> Barriers:
-    if type(points) is not int or points < 2:
-        raise UsageError("points on a line", expected="a whole number from 2", found=repr(points))
-    lambdas = torch.linspace(0, 1, points, dtype=torch.float64)
+    if type(point_count) is not int or point_count < 2:
+        raise UsageError("points on a line", expected="a whole number from 2", found=repr(point_count))
+    lambdas = torch.linspace(0, 1, point_count, dtype=torch.float64)
     losses, accuracies, stored = [], [], []
     for first, second in lines:
         member_bytes = sum(t.numel() * t.element_size() for t in first.values())
         with one_thread(member_bytes < SMALL_MEMBER_BYTES and evaluator.device.type == "cpu"):
             parts = [
-                evaluator.log_probs(interpolate(first, second, some))
-                for some in torch.split(lambdas, max(1, STACK_BYTES // member_bytes))
+                evaluator.log_probs(interpolate(first, second, lambda_chunk))
+                for lambda_chunk in torch.split(lambdas, max(1, STACK_BYTES // member_bytes))
             ]
             losses.append(torch.cat([evaluator.losses(part) for part in parts]))
             accuracies.append(torch.cat([evaluator.accuracies(part) for part in parts]))
@@ -279,6 +279,6 @@ def _measure_lines(
         stored=torch.stack(stored),
         data=arguments.report_image_name(evaluator.test.data),
         inputs=len(evaluator.test.data),
-        statistics=evaluator.statistics,
-        statistics_images=evaluator.statistics_images,
+        statistics=evaluator.statistics_image_name,
+        statistics_images=evaluator.statistics_image_count,
     )

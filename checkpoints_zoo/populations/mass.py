@@ -1,4 +1,4 @@
-"""The mass of a collection's members, and the smallest mass that rescaling can give each member."""
+"""The mass (sum of squared weights) of a collection's members, and the least mass that rescaling can give each."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def along_training(masses: MinimalMass, epochs: Sequence[int]) -> tuple[EpochMas
     return tuple(result)
 
 
-def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
+def last_snapshot_positions(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
     """Find each member's last snapshot; return the positions of the last snapshots.
 
     Raises:
@@ -146,7 +146,7 @@ def last_snapshots(masses: MinimalMass, epochs: Sequence[int]) -> list[int]:
 
 
 def select_masses(masses: MinimalMass, positions: Sequence[int]) -> MinimalMass:
-    """Return the masses of some members or snapshots."""
+    """Select members or snapshots from a result of `minimal_mass` by their positions; return the selected result."""
     selected = list(positions)
     return dataclasses.replace(
         masses,
@@ -185,11 +185,11 @@ def mass_figure(
     """
     path = check_picture_path(path)
     if not len(masses) or (epochs is not None and len(epochs) != len(masses)):
-        epoch_count = "" if epochs is None else f" and {len(epochs)} epochs"
+        epochs_text = "" if epochs is None else f" and {len(epochs)} epochs"
         raise UsageError(
             f"picture {path}",
             expected="members, and an epoch of each or none",
-            found=f"{len(masses)} members{epoch_count}",
+            found=f"{len(masses)} members{epochs_text}",
         )
     return save_figure(
         lambda: draw_mass(masses, collection_name, epochs),
@@ -203,17 +203,17 @@ def draw_mass(masses: MinimalMass, collection_name: str, epochs: Sequence[int] |
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    last_positions = list(range(len(masses))) if epochs is None else last_snapshots(masses, epochs)
-    panels = 2 if epochs is None else 3
+    last_positions = list(range(len(masses))) if epochs is None else last_snapshot_positions(masses, epochs)
+    panel_count = 2 if epochs is None else 3
     layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    figure = Figure(figsize=(PANEL_SIZE[0] * panels, PANEL_SIZE[1]), dpi=DPI, layout=layout_engine)
+    figure = Figure(figsize=(PANEL_SIZE[0] * panel_count, PANEL_SIZE[1]), dpi=DPI, layout=layout_engine)
     title = f"{collection_name}: {len(last_positions)} member{'s' * (len(last_positions) != 1)}".lstrip(": ")
     figure.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     if float(masses.unbounded.max()) > 0:
         units = sum(map(len, masses.degenerate.values()))
         note = f"without the mass of units that can shrink without limit: {units} in every member"
         figure.supxlabel(f"{note}, mean {float(masses.unbounded.mean()):.4g}", fontsize=8, color=GREY)
-    grid = figure.add_gridspec(1, panels)
+    grid = figure.add_gridspec(1, panel_count)
     before, after = ([float(values[i]) for i in last_positions] for values in (masses.before, masses.after))
     draw_masses(figure.add_subplot(grid[0], label="mass"), before, after)
     draw_excess(figure.add_subplot(grid[1], label="excess"), [float(masses.excess[i]) for i in last_positions])
@@ -225,15 +225,15 @@ def draw_mass(masses: MinimalMass, collection_name: str, epochs: Sequence[int] |
 def draw_masses(axes: Axes, before: Sequence[float], after: Sequence[float]) -> None:
     low, high = min(after), max(before)
     margin = 0.06 * (high - low) or 0.06 * high or 1.0
-    diagonal = [low - margin, high + margin]
-    axes.plot(diagonal, diagonal, color=GREY, linewidth=1.2, linestyle="--", label="mass = its minimum")
+    axis_limits = [low - margin, high + margin]
+    axes.plot(axis_limits, axis_limits, color=GREY, linewidth=1.2, linestyle="--", label="mass = its minimum")
     axes.plot(before, after, "o", color=BLUE, markersize=5, alpha=0.75, markeredgecolor="white", label="a member")
     axes.set(
         title="Mass and its minimum",
         xlabel="mass as trained",
         ylabel="minimum over scales",
-        xlim=diagonal,
-        ylim=diagonal,
+        xlim=axis_limits,
+        ylim=axis_limits,
     )
     axes.set_aspect("equal")
     axes.legend(loc="upper left")

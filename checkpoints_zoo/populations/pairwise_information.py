@@ -104,7 +104,7 @@ class Pairwise(PrintedResult):
         ids = torch.tensor(self.ids)
         columns = {"member_a": ids[first].numpy(), "member_b": ids[second].numpy()}
         columns |= {
-            name: matrix[first, second].numpy() for name, matrix in _matrices(self.inside, self.outside).items()
+            name: matrix[first, second].numpy() for name, matrix in _matrix_by_figure(self.inside, self.outside).items()
         }
         return pd.DataFrame(columns)
 
@@ -188,18 +188,18 @@ def pairwise(
         if isinstance(members, Predictions):
             do = "Give the collection, to run its members on images"
             raise UsageError(f"pairs of predictions {members.name}", expected="no images", found="some", do=do)
-        ordered_images = images.in_order(images.of(data), members.classes)
-        pairs = compare_pairs(logits(members, ordered_images, device, dtype, batch), device=device, memory=memory)
-        return pairs, arguments.report_image_name(ordered_images)
+        renumbered_images = images.in_order(images.of(data), members.classes)
+        pairs = compare_pairs(logits(members, renumbered_images, device, dtype, batch), device=device, memory=memory)
+        return pairs, arguments.report_image_name(renumbered_images)
 
     if data is not None:
-        inside, data_key = compare_on(data)
+        inside, image_name = compare_on(data)
     else:
-        default = members if isinstance(members, Predictions) else arguments.images_of(members.description)
-        inside, data_key = compare_on(default)
-    outside, ood_key = (None, "") if ood is None else compare_on(ood)
+        default_data = members if isinstance(members, Predictions) else arguments.images_of(members.description)
+        inside, image_name = compare_on(default_data)
+    outside, ood_image_name = (None, "") if ood is None else compare_on(ood)
     result = summarise_pairs(inside, outside, ids=members.ids, seed=seed)
-    return replace(result, collection=name, citation=members.citation, data=data_key, ood=ood_key)
+    return replace(result, collection=name, citation=members.citation, data=image_name, ood=ood_image_name)
 
 
 def summarise_pairs(
@@ -225,16 +225,16 @@ def summarise_pairs(
     if len(counts) > 1:
         raise UsageError("members", expected="as many in each", found=" and ".join(map(str, sorted(counts))))
     names = tuple(range(len(inside)) if ids is None else ids)
-    return Pairwise("", "", names, "", "", inside, outside, _compute_figures(_matrices(inside, outside), seed))
+    return Pairwise("", "", names, "", "", inside, outside, _compute_figures(_matrix_by_figure(inside, outside), seed))
 
 
-def upper_triangle(members: int) -> tuple[Tensor, Tensor]:
+def upper_triangle(member_count: int) -> tuple[Tensor, Tensor]:
     """Return the first and the second member of every pair, (pair,) each, in the order of the upper triangle."""
-    first, second = torch.triu_indices(members, members, 1)
+    first, second = torch.triu_indices(member_count, member_count, 1)
     return first, second
 
 
-def _matrices(inside: Pairs, outside: Pairs | None) -> dict[str, Tensor]:
+def _matrix_by_figure(inside: Pairs, outside: Pairs | None) -> dict[str, Tensor]:
     matrices = {"mi_id": inside.information, "disagreement": inside.disagreement}
     if outside is not None:
         matrices |= {"mi_ood": outside.information, "disagreement_ood": outside.disagreement}
@@ -247,43 +247,45 @@ def _compute_figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Int
     at = upper_triangle(members)
     means = {name: float(matrix.double()[at].mean()) for name, matrix in matrices.items()}
     # Sums are of differences from the means, so that sums of squares lose no digits to rounding.
-    terms = {name: (matrix.double() - means[name]).fill_diagonal_(0) for name, matrix in matrices.items()}
-    with_ood = "mi_ood" in terms
-    if with_ood:
-        x, y = terms["mi_id"], terms["mi_ood"]
-        terms |= {"xx": x * x, "yy": y * y, "xy": x * y}
-    stacked = torch.stack(list(terms.values()))
+    centred_matrices = {name: (matrix.double() - means[name]).fill_diagonal_(0) for name, matrix in matrices.items()}
+    has_ood = "mi_ood" in centred_matrices
+    if has_ood:
+        x, y = centred_matrices["mi_id"], centred_matrices["mi_ood"]
+        centred_matrices |= {"xx": x * x, "yy": y * y, "xy": x * y}
+    stacked = torch.stack(list(centred_matrices.values()))
     # A smaller variance comes from rounding: the figure is the same for all pairs.
-    smallest_denominators = [
+    smallest_variances = [
         (FLOAT32_ROUNDING * float(matrices[n].abs().max())) ** 2 for n in ("mi_id", "mi_ood") if n in matrices
     ]
 
-    def figure(member_positions: Tensor) -> Tensor:
+    def figures_of_subset(member_positions: Tensor) -> Tensor:
         is_included = torch.zeros(members, dtype=torch.float64)
         is_included[member_positions] = 1
         means_among = dict(
             zip(
-                terms,
+                centred_matrices,
                 (stacked @ is_included) @ is_included / (len(member_positions) * (len(member_positions) - 1)),
                 strict=True,
             )
         )
         values = [means_among[name] for name in matrices]
-        if with_ood:
+        if has_ood:
             mean_x, mean_y = means_among["mi_id"], means_among["mi_ood"]
-            spread_x, spread_y = means_among["xx"] - mean_x**2, means_among["yy"] - mean_y**2
-            slope = (means_among["xy"] - mean_x * mean_y) / (spread_x * spread_y).sqrt()
-            differ = spread_x > smallest_denominators[0] and spread_y > smallest_denominators[1]
-            values.append(slope.clamp(-1, 1).atanh() if differ else slope.new_tensor(math.nan))
+            variance_x, variance_y = means_among["xx"] - mean_x**2, means_among["yy"] - mean_y**2
+            correlation = (means_among["xy"] - mean_x * mean_y) / (variance_x * variance_y).sqrt()
+            differ = variance_x > smallest_variances[0] and variance_y > smallest_variances[1]
+            values.append(correlation.clamp(-1, 1).atanh() if differ else correlation.new_tensor(math.nan))
         return torch.stack(values)
 
-    results = metrics.jackknife(figure, members, seed=seed, skewness=True)
+    results = metrics.jackknife(figures_of_subset, members, seed=seed, skewness=True)
     by_name = zip(matrices, results[: len(matrices)], strict=True)
     intervals = {name: _shift_interval(x, means[name], FIGURES[name][0]) for name, x in by_name}
-    if with_ood:
-        fisher = results[-1]
-        low, high = (None if bound is None else math.tanh(bound) for bound in (fisher.low, fisher.high))
-        intervals["correlation"] = Interval(math.tanh(fisher.value), low, high)
+    if has_ood:
+        fisher_interval = results[-1]
+        low, high = (
+            None if bound is None else math.tanh(bound) for bound in (fisher_interval.low, fisher_interval.high)
+        )
+        intervals["correlation"] = Interval(math.tanh(fisher_interval.value), low, high)
     return intervals
 
 
@@ -306,12 +308,12 @@ def draw_pairwise(pairs: Pairwise) -> Figure:
     figure.suptitle(_title(pairs), fontsize=13, fontweight="bold", parse_math=False)
     figure.supxlabel(_note_below(pairs), fontsize=8, color=GREY, parse_math=False)
     grid = figure.add_gridspec(rows, columns)
-    inside = upper_values(pairs.inside.information)
+    inside = upper_triangle_values(pairs.inside.information)
     draw_histogram(
         figure.add_subplot(grid[0, 0], label="id"), inside, pairs.figures["mi_id"], "a  In distribution", BLUE
     )
     if pairs.outside is not None:
-        outside = upper_values(pairs.outside.information)
+        outside = upper_triangle_values(pairs.outside.information)
         axes = figure.add_subplot(grid[0, 1], label="ood")
         draw_histogram(axes, outside, pairs.figures["mi_ood"], "b  Out of distribution", RED)
         draw_scatter(figure.add_subplot(grid[1, 0], label="scatter"), inside, outside, pairs.figures["correlation"])
@@ -340,25 +342,27 @@ def _note_below(pairs: Pairwise) -> str:
     return f"{'; '.join(sets)}. {note}."
 
 
-def upper_values(matrix: Tensor) -> list[float]:
+def upper_triangle_values(matrix: Tensor) -> list[float]:
     """Return the values of the upper triangle, row by row."""
     is_above_diagonal = matrix.new_ones(matrix.shape).triu(1).bool()
     values: list[float] = matrix[is_above_diagonal].tolist()
     return values
 
 
-def draw_histogram(axes: Axes, pair_values: Sequence[float], mean: Interval, title: str, colour: str) -> None:
+def draw_histogram(axes: Axes, pair_information: Sequence[float], mean: Interval, title: str, colour: str) -> None:
     """Draw a histogram of the pairs' information, and its mean."""
-    low, high = min(pair_values), max(pair_values)
+    low, high = min(pair_information), max(pair_information)
     if high - low <= 1e-9 * max(high, 1e-9):
         half_width = max(high / 20, 1e-6)
         low, high, bars = low - half_width, high + half_width, 1
     else:
-        bars = min(MOST_BARS, max(5, round(len(pair_values) ** 0.5)))
+        bars = min(MOST_BARS, max(5, round(len(pair_information) ** 0.5)))
     edges = [low + (high - low) * i / bars for i in range(bars)] + [high]
-    heights, *_ = axes.hist(pair_values, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
+    bar_heights, *_ = axes.hist(pair_information, edges, color=colour, alpha=0.85, edgecolor="white", linewidth=0.5)
     axes.axvline(mean.value, ymax=0.8, color=GREY, linewidth=2, label=f"mean {as_text(mean)}")
-    axes.set(title=title, xlabel="mutual information of a pair (nats)", ylabel="pairs", ylim=(0, max(heights) / 0.8))
+    axes.set(
+        title=title, xlabel="mutual information of a pair (nats)", ylabel="pairs", ylim=(0, max(bar_heights) / 0.8)
+    )
     axes.locator_params(axis="y", integer=True, nbins=6)
     axes.locator_params(axis="x", nbins=6)
     axes.yaxis.set_major_formatter("{x:,.0f}")

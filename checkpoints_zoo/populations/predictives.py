@@ -141,7 +141,9 @@ def compare_predictives(
         _member_logits(second, given_images, run_options),
     )
     if first_logits.data != second_logits.data:
-        expected, found = (f"predictions on images {predicted.data}" for predicted in (first_logits, second_logits))
+        expected, found = (
+            f"predictions on images {member_logits.data}" for member_logits in (first_logits, second_logits)
+        )
         raise UsageError("images of two predictives", expected=expected, found=found)
     shared = not _weight_hashes(first).isdisjoint(_weight_hashes(second))
     figures = compare_logits(first_logits.logits, second_logits.logits, shared=shared, subsets=subsets, seed=seed)
@@ -179,23 +181,29 @@ def compare_logits(
         expected = "logits (member, input, class) on the same inputs and classes"
         raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
     plans = [jackknife_plan(members, seed, subsets) for members, *_ in shapes]
-    weights = [_subset_weights(plan) for plan in plans]
+    memberships = [_subset_membership(plan) for plan in plans]
     _, inputs, classes = shapes[0]
-    size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in weights)))
-    sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in weights]
+    size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in memberships)))
+    sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in memberships]
     for at in range(0, inputs, size):
         means = [
             _mean_probabilities(logits, w, at, min(inputs, at + size))
-            for logits, w in zip(logits_of_sets, weights, strict=True)
+            for logits, w in zip(logits_of_sets, memberships, strict=True)
         ]
         # The first row of each set's subsets has all its members.
-        for total, of_subsets, other_ensemble in zip(sums, means, (means[1][0], means[0][0]), strict=True):
-            total[:, 0] += (of_subsets.argmax(-1) == other_ensemble.argmax(-1)).sum(1)
-            total[:, 1] += (of_subsets - other_ensemble).abs_().sum(-1).double().sum(1) / 2
-    first_logits, second_logits = (plan.intervals(total / inputs) for plan, total in zip(plans, sums, strict=True))
+        for figure_sums, subset_probs, other_ensemble_probs in zip(
+            sums, means, (means[1][0], means[0][0]), strict=True
+        ):
+            figure_sums[:, 0] += (subset_probs.argmax(-1) == other_ensemble_probs.argmax(-1)).sum(1)
+            figure_sums[:, 1] += (subset_probs - other_ensemble_probs).abs_().sum(-1).double().sum(1) / 2
+    first_intervals, second_intervals = (
+        plan.intervals(figure_sums / inputs) for plan, figure_sums in zip(plans, sums, strict=True)
+    )
     if shared:
-        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, first_logits, strict=True)}
-    return {name: join_intervals(parts) for name, *parts in zip(FIGURES, first_logits, second_logits, strict=True)}
+        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, first_intervals, strict=True)}
+    return {
+        name: join_intervals(parts) for name, *parts in zip(FIGURES, first_intervals, second_intervals, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -227,21 +235,21 @@ def _weight_hashes(members: Collection | Predictions) -> set[object]:
     return {known or (members.name, *key) for known, key in zip(hashes, members._snapshot_keys, strict=True)}
 
 
-def _subset_weights(plan: Plan) -> Tensor:
+def _subset_membership(plan: Plan) -> Tensor:
     """Return 1 for each member of a subset, else 0, (subset, member)."""
-    weights = torch.zeros(len(plan.chosen), plan.members)
-    for row, chosen in zip(weights, plan.chosen, strict=True):
+    membership = torch.zeros(len(plan.chosen), plan.members)
+    for row, chosen in zip(membership, plan.chosen, strict=True):
         row[chosen] = 1
-    return weights
+    return membership
 
 
-def _mean_probabilities(logits: Logits, weights: Tensor, first_input: int, end_input: int) -> Tensor:
+def _mean_probabilities(logits: Logits, membership: Tensor, first_input: int, end_input: int) -> Tensor:
     """Return mean probabilities of subsets on some inputs, (subset, input, class)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     probs = logits.block(first_input, end_input, kind).softmax(-1)
     # The sum is divided instead of the weights, so that the mean of equal probabilities is exactly their value.
-    sums = weights.to(kind) @ probs.flatten(1)
-    return sums.view(len(weights), *probs.shape[1:]) / weights.to(kind).sum(1)[:, None, None]
+    sums = membership.to(kind) @ probs.flatten(1)
+    return sums.view(len(membership), *probs.shape[1:]) / membership.to(kind).sum(1)[:, None, None]
 
 
 def join_intervals(intervals: Sequence[Interval]) -> Interval:

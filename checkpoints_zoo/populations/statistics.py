@@ -47,14 +47,14 @@ def reestimate_statistics(
     >>> networks["0.running_mean"], networks["0.running_var"]
     (tensor([[2.]]), tensor([[2.]]))
     """
-    training = copy.deepcopy(skeleton)
-    tensors = training.state_dict(keep_vars=True)
+    training_module = copy.deepcopy(skeleton)
+    tensors = training_module.state_dict(keep_vars=True)
     statistics: dict[str, Tensor] = {}
     members = len(next(iter(stacked.values())))
-    norm_buffers = {id(tensor) for norm in _batch_norms(training) for tensor in norm.buffers(recurse=False)}
+    norm_buffer_ids = {id(tensor) for norm in _batch_norms(training_module) for tensor in norm.buffers(recurse=False)}
     for name, tensor in tensors.items():
         if is_statistic(name):
-            if id(tensor) not in norm_buffers:
+            if id(tensor) not in norm_buffer_ids:
                 raise UsageError(
                     f"running statistics {name!r}",
                     expected="those of a batch norm of torch or a class derived from it",
@@ -62,17 +62,17 @@ def reestimate_statistics(
                 )
             value = torch.ones_like if name.endswith("running_var") else torch.zeros_like
             statistics[name] = value(stacked[name])
-        elif is_counter(name) and id(tensor) in norm_buffers:
+        elif is_counter(name) and id(tensor) in norm_buffer_ids:
             device = next(iter(stacked.values())).device
             statistics[name] = torch.zeros(members, dtype=torch.int64, device=device)
-    for norm in _batch_norms(training):
+    for norm in _batch_norms(training_module):
         norm.training, norm.momentum = True, None  # Momentum None gives a cumulative average.
     networks = modules.widen_norms({**stacked, **statistics})
-    tied = modules.superseded_names(training)
+    tied = modules.superseded_names(training_module)
     device, dtype = next(iter(networks.values())).device, modules.input_dtype(networks)
     unsaved_tensors = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in modules.unsaved_tensors(training).items()
+        for name, tensor in modules.unsaved_tensors(training_module).items()
     }
     batches = 0
     with torch.no_grad():
@@ -80,7 +80,7 @@ def reestimate_statistics(
             for i in range(members):
                 # The norm layers get views of the stack, so the new running statistics are written into the stack.
                 state = {name: tensor[i] for name, tensor in networks.items() if name not in tied}
-                functional_call(training, state | unsaved_tensors, (batch,))
+                functional_call(training_module, state | unsaved_tensors, (batch,))
             batches += 1
     if not batches:
         raise UsageError("inputs to estimate running statistics on", expected="two or more", found="none")

@@ -62,12 +62,12 @@ class Evaluator:
         return self.test.device
 
     @property
-    def statistics(self) -> str:
+    def statistics_image_name(self) -> str:
         """Name and fingerprint of the images that running statistics are estimated on, "" if there are none."""
         return "" if self.training is None else arguments.report_image_name(self.training.data)
 
     @property
-    def statistics_images(self) -> int:
+    def statistics_image_count(self) -> int:
         return 0 if self.training is None else len(self.training.data)
 
     def log_probs(self, stacked: Mapping[str, Tensor], *, reestimated: bool = True) -> Tensor:

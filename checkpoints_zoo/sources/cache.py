@@ -9,6 +9,8 @@ $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
     folders/COMMIT/HASH.json                          archives in a folder at a commit
     indexes/HASH.json                                 index of an archive
     unpacked/ETAG.tar                                 an unpacked gzipped archive
+    parts/ETAG.parquet                                a large manifest of which some byte ranges are here
+    parts/ETAG.json                                   the byte ranges that are here
     locks/ETAG.lock                                   held while members of that file are fetched
 """
 
@@ -89,6 +91,11 @@ def cache_file_header(layout: Layout) -> bytes:
     return b"" if layout.header_nbytes else shard_header(layout, [""])
 
 
+def etag_name(etag: str) -> str:
+    """Return the start of the names of cache files with bytes of a file that has this ETag."""
+    return etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
+
+
 def member_file_name(etag: str, offset: int, layout: Layout, cache_header: bytes, name_in_archive: str = "") -> str:
     """Return the name of a member's cache file, which depends only on the member's bytes and layout.
 
@@ -97,11 +104,10 @@ def member_file_name(etag: str, offset: int, layout: Layout, cache_header: bytes
         layout, cache_header: layout of the member, and header of its cache file as `cache_file_header` returns it.
         name_in_archive: checked name of the member's file in its archive; "" outside archives.
     """
-    etag_text = etag if re.fullmatch("[0-9a-f]{40,64}", etag) else hashlib.sha256(etag.encode()).hexdigest()
     identifying_bytes = (cache_header or json.dumps(layout.to_json()).encode()) + name_in_archive.encode(
         "utf-8", "surrogateescape"
     )
-    return f"{etag_text}-{offset}-{layout.nbytes}-{hashlib.sha256(identifying_bytes).hexdigest()[:8]}.safetensors"
+    return f"{etag_name(etag)}-{offset}-{layout.nbytes}-{hashlib.sha256(identifying_bytes).hexdigest()[:8]}.safetensors"
 
 
 def find_member(repo: str, file_name: str, nbytes: int) -> Path | None:
@@ -294,7 +300,7 @@ def delete_members(repo: str | None = None) -> int:
             path.unlink(missing_ok=True)
             freed_nbytes += member_nbytes
         delete_stale(repo_folder)
-        for path in (repo_folder / "unpacked").glob("*.tar"):
+        for path in (*(repo_folder / "unpacked").glob("*.tar"), *(repo_folder / "parts").glob("*.*")):
             freed_nbytes += path.stat().st_size
             path.unlink(missing_ok=True)
         for subfolder_name in ("files", "folders", "indexes", "records"):

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -45,6 +46,7 @@ from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
 LIBRARY_NAME = "checkpoints_zoo"
 CONNECTION_SECONDS = 10
+LARGE_NBYTES = 4 * 2**20  # Number of bytes from which a manifest is read by ranges.
 ADDRESS_SCHEME = "hf://"
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 READ_ONLY_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -60,6 +62,8 @@ _ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
 _fallback_folders: list[Path] = []
 _reached_addresses: set[str] = set()
 _late_settings: set[str] = set()  # settings for which a warning was shown
+# Number of bytes from which `fetch_small_file` does not fetch a file; None while other functions fetch files.
+_large_nbytes: ContextVar[int | None] = ContextVar("_large_nbytes", default=None)
 
 
 @dataclass(frozen=True)
@@ -364,7 +368,7 @@ def has_file(repo: Repo, repo_path: str) -> bool:
     if cached_path is not None or is_offline_mode():
         return isinstance(cached_path, str) and cached_path is not _CACHED_NO_EXIST
     try:
-        fetch_file(repo, repo_path)
+        fetch_small_file(repo, repo_path)
     except SourceNotFound as error:
         if error.path != repo_path:  # The repo or the commit is missing, not only the file.
             raise
@@ -461,6 +465,26 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
             path=repo_path,
         )
     return path
+
+
+class _LargeFile(Exception):
+    """Raised when the Hub announces a file that `fetch_small_file` does not fetch."""
+
+
+def fetch_small_file(repo: Repo, repo_path: str) -> Path | None:
+    """Get a file as `fetch_file` does if it has less than LARGE_NBYTES; return its path. Of a larger file nothing is
+    fetched, unless it is cached; None is returned.
+
+    Raises:
+        ZooError: for the same reasons as in `fetch_file`.
+    """
+    limit = _large_nbytes.set(LARGE_NBYTES)
+    try:
+        return fetch_file(repo, repo_path)
+    except _LargeFile:
+        return None
+    finally:
+        _large_nbytes.reset(limit)
 
 
 def _limited_progress_bar(repo_path: str, subject: str) -> type[Any]:
@@ -564,15 +588,17 @@ def _guard_client() -> None:
 
     session = get_session()
     hooks = session.event_hooks
-    if _check_cache_names not in hooks["response"]:
-        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_cache_names]}
+    if _check_answer not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
 
 
-def _check_cache_names(response: Any) -> None:
-    """Check the commit and the ETag in an answer's headers, after which the client names files of its cache.
+def _check_answer(response: Any) -> None:
+    """Check the commit and the ETag in an answer's headers, after which the client names files of its cache; and for
+    `fetch_small_file` the size of the file.
 
     Raises:
         DamagedError: the commit or the ETag is not a plain word.
+        _LargeFile: the file is too large for `fetch_small_file`.
     """
     headers = response.headers
     if "x-repo-commit" not in headers:  # the client uses no other answers for names
@@ -586,6 +612,10 @@ def _check_cache_names(response: Any) -> None:
                 found=repr(header_value[:80]),
                 do=f"Nothing was written. {PROXY_ADVICE}",
             )
+    size_text = headers.get("X-Linked-Size") or headers.get("Content-Length") or ""
+    limit = _large_nbytes.get() if response.request.method == "HEAD" and response.status_code < 400 else None
+    if limit is not None and size_text.isascii() and size_text.isdigit() and int(size_text[:20]) >= limit:
+        raise _LargeFile
 
 
 def _check_token() -> None:

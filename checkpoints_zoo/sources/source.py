@@ -16,11 +16,11 @@ import json
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import numpy as np
@@ -37,6 +37,9 @@ from checkpoints_zoo.formats.text import first_few, one_line
 from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
+from checkpoints_zoo.sources.parts import PartialFile
+
+T = TypeVar("T")
 
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
@@ -353,9 +356,30 @@ class HubSource(Source):
         local_paths = [self._fetch_path(source_path, name) for source_path in source_paths]
         return _read_collection_files(name, local_paths[0], local_paths[1])
 
+    def open_collection(self, name: str) -> tuple[Description, selection.Rows]:
+        """Fetch a collection's description, and the manifest if it is small; return the description, and the manifest's
+        rows to select from."""
+        source_paths = [f"manifests/{catalog.check_name(name)}.{x}" for x in ("parquet", "json")]
+        parts = self._found(source_paths[0], name, lambda path: PartialFile.of(self.repo, path))
+        description_path = self._fetch_path(source_paths[1], name)
+        if parts is not None:
+            return _open_parts_once(name, parts, description_path, file_stamp(description_path))
+        manifest_path = self._fetch_path(source_paths[0], name)
+        if all(hub.has_announced_hash(path) for path in (manifest_path, description_path)):
+            return _open_collection_files(name, manifest_path, description_path)
+        return super().open_collection(name)
+
     def _fetch_path(self, source_path: str, collection: str) -> Path:
+        return self._found(source_path, collection, self.local_path)
+
+    def _found(self, source_path: str, collection: str, find: Callable[[str], T]) -> T:
+        """Find a manifest or description; return the result of `find`.
+
+        Raises:
+            CollectionNotFound, SourceNotFound: the repo has no such file.
+        """
         try:
-            return self.local_path(source_path)
+            return find(source_path)
         except SourceNotFound as error:
             if error.path != source_path:  # The repo or the commit is missing, not the file.
                 raise
@@ -461,6 +485,16 @@ def _open_large_files_once(
 
     description = _read_description(name, description_path)
     return description, manifest.ManifestFile(open_manifest, manifest_path, description=description)
+
+
+@lru_cache(maxsize=32)
+def _open_parts_once(
+    name: str, parts: PartialFile, description_path: Path, stamp: tuple[int, ...]
+) -> tuple[Description, manifest.ManifestFile]:
+    """Read a description, and the footer of a large manifest on the Hub; return the description and the manifest."""
+    description = _read_description(name, description_path)
+    parts.fetch_footer()
+    return description, manifest.ManifestFile(parts.open, parts.path, description=description, parts=parts)
 
 
 @lru_cache(maxsize=64)

@@ -25,28 +25,28 @@ class Augmentation:
     flip: bool = False
 
     @property
-    def views(self) -> int:
+    def view_count(self) -> int:
         """Return the number of views; all are equally likely."""
         return (2 * self.padding + 1) ** 2 * (2 if self.flip else 1)
 
-    def offsets(self, choices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def offsets(self, view_numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Decode numbers of views; return the first row and first column of each crop, and whether it is flipped,
         (input,).
 
         Args:
-            choices: number of the view of each image, in [0, views), (input,).
+            view_numbers: number of the view of each image, in [0, view_count), (input,).
 
         >>> Augmentation(padding=1).offsets(torch.tensor([0, 4, 5]))[:2]
         (tensor([0, 1, 1]), tensor([0, 1, 2]))
         """
         positions_per_axis = 2 * self.padding + 1
         return (
-            choices // positions_per_axis % positions_per_axis,
-            choices % positions_per_axis,
-            choices >= positions_per_axis * positions_per_axis,
+            view_numbers // positions_per_axis % positions_per_axis,
+            view_numbers % positions_per_axis,
+            view_numbers >= positions_per_axis * positions_per_axis,
         )
 
-    def __call__(self, images: Tensor, choices: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, view_numbers: Tensor) -> Tensor:
         """Take one view of each image; return the pixels in the same shape and dtype.
 
         The image is padded with black, cropped and then flipped, as by torchvision's RandomCrop(size, padding) and
@@ -54,18 +54,18 @@ class Augmentation:
 
         Args:
             images: pixels, (input, channel, height, width).
-            choices: number of the view of each image, in [0, views), on the images' device, (input,).
+            view_numbers: number of the view of each image, in [0, view_count), on the images' device, (input,).
 
         >>> Augmentation(flip=True)(torch.tensor([[[[1, 2, 3]]]]), torch.tensor([1]))
         tensor([[[[3, 2, 1]]]])
         """
-        if self.views == 1:
+        if self.view_count == 1:
             return images
         image_count, channels, height, width = images.shape
-        first_row, first_column, is_flipped = self.offsets(choices)
+        first_rows, first_columns, is_flipped = self.offsets(view_numbers)
         column_numbers = torch.arange(width, device=images.device)
-        rows = first_row[:, None] + torch.arange(height, device=images.device)
-        columns = first_column[:, None] + torch.where(is_flipped[:, None], width - 1 - column_numbers, column_numbers)
+        rows = first_rows[:, None] + torch.arange(height, device=images.device)
+        columns = first_columns[:, None] + torch.where(is_flipped[:, None], width - 1 - column_numbers, column_numbers)
         padded = F.pad(images, (self.padding,) * 4)
         return padded[
             torch.arange(image_count, device=images.device)[:, None, None, None],

@@ -19,7 +19,7 @@ from checkpoints_zoo.training.shards import (
     NewSnapshot,
     Staging,
     folder_source,
-    lost_members,
+    lost_member_ids,
     read_rows,
     remove_unnamed_shards,
     write_shards,
@@ -46,7 +46,7 @@ class Export:
         self.recipe, self.source = recipe, folder_source(out)
         self.layout = layout_of(recipe)
         existing_rows = _existing_rows(recipe, out)
-        self.lost = lost_members(self.source, existing_rows)
+        self.lost = lost_member_ids(self.source, existing_rows)
         self.members_in_shards = {row["member"] for row in existing_rows} - self.lost
         self.description = description_of(recipe, self.layout)
         self.staging = Staging(runs_folder(out, recipe.name) / "finished", self.layout, recipe.hash)
@@ -57,17 +57,17 @@ class Export:
         """Return the ids of the finished members, in shards or staged."""
         return self.members_in_shards | self.staging.members
 
-    def claim_runs_folder(self, ids: Collection[int]) -> Path:
+    def claim_runs_folder(self, member_ids: Collection[int]) -> Path:
         """Record the recipe and the description in the folder of runs; return that folder.
 
         Args:
-            ids: ids of the members to be trained.
+            member_ids: ids of the members to be trained.
 
         Raises:
             DamagedError: the source has lost the bytes of other members.
         """
-        if others := sorted(self.lost.difference(ids)):
-            ids_text = format_ids([(member, None) for member in others])
+        if lost_ids := sorted(self.lost.difference(member_ids)):
+            ids_text = format_ids([(member, None) for member in lost_ids])
             raise DamagedError(
                 f"members {ids_text} of {self.recipe.name} in folder {self.source.root}",
                 expected="their bytes in shards",
@@ -97,15 +97,15 @@ class Export:
                     do="Give another folder or name, or change the file in manifests/ once all members are trained",
                 )
 
-    def stage(self, finished: Sequence[PackedSnapshot]) -> None:
+    def stage(self, finished_snapshots: Sequence[PackedSnapshot]) -> None:
         """Stage finished snapshots on disk, so that a kill from now on loses none of them."""
         with disk.translate_write_errors(self.source.root):
-            self.staging.stage(finished)
+            self.staging.stage(finished_snapshots)
 
-    def write_complete_shards(self, finished: Sequence[PackedSnapshot]) -> None:
+    def write_complete_shards(self, finished_snapshots: Sequence[PackedSnapshot]) -> None:
         """Write the shards that the finished snapshots have completed."""
         finished_ids = self.members
-        for number in {f.row["member"] // self.size for f in finished}:
+        for number in {f.row["member"] // self.size for f in finished_snapshots}:
             if all(member in finished_ids for member in range(number * self.size, (number + 1) * self.size)):
                 self.write_shards(complete_only=True)
                 return
@@ -116,11 +116,11 @@ class Export:
             key: NewSnapshot(row, self.staging.location(key) if row["status"] == "ok" else None)
             for key, row in self.staging.rows.items()
         }
-        snapshots = len(self.recipe.snapshots) + 1
+        snapshots_per_member = len(self.recipe.snapshots) + 1
         try:
             with disk.translate_write_errors(self.source.root):
                 for keys in write_shards(
-                    self.source, self.description, new_snapshots, snapshots, complete_only=complete_only
+                    self.source, self.description, new_snapshots, snapshots_per_member, complete_only=complete_only
                 ):
                     self.members_in_shards |= {member for member, _ in keys}
                     self.staging.drop(keys)
@@ -195,23 +195,23 @@ def train_into(
         if export.lost:
             say(f"{recipe.name}: the bytes of {len(export.lost)} members are gone; these are trained again")
         if missing_ids:
-            not_full = len(missing_ids) % recipe.stack_width
-            cost = "; a stack that is not full takes as long as a full one" if not_full else ""
-            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time{cost}")
+            partial_stack_size = len(missing_ids) % recipe.stack_width
+            cost_note = "; a stack that is not full takes as long as a full one" if partial_stack_size else ""
+            say(f"{recipe.name}: {len(missing_ids):,} members to train, {recipe.stack_width:,} at a time{cost_note}")
         export.write_shards(complete_only=True)
         start_time, accuracies, done_count = time.monotonic(), list[float](), 0
 
         def finish(finished: list[PackedSnapshot]) -> None:
             nonlocal done_count
-            finished_members = [
+            newly_finished = [
                 f for f in finished if f.row["member"] not in stored_ids
             ]  # A resumed stack may hold members that are stored already.
-            export.stage(finished_members)
-            stored_ids.update(f.row["member"] for f in finished_members)
-            for line in member_log.add(f.row for f in finished_members):
+            export.stage(newly_finished)
+            stored_ids.update(f.row["member"] for f in newly_finished)
+            for line in member_log.add(f.row for f in newly_finished):
                 log(line)
-            export.write_complete_shards(finished_members)  # Later runs log only staged members.
-            final_rows = [f.row for f in finished_members if f.row["final"]]
+            export.write_complete_shards(newly_finished)  # Later runs log only staged members.
+            final_rows = [f.row for f in newly_finished if f.row["final"]]
             done_count += len(final_rows)
             accuracies.extend(row["test_accuracy"] for row in final_rows if row.get("test_accuracy") is not None)
             progress_text = _progress_text(done_count, len(missing_ids), time.monotonic() - start_time, accuracies)
@@ -222,12 +222,14 @@ def train_into(
     return len(missing_ids)
 
 
-def _progress_text(done_count: int, total: int, seconds: float, accuracies: Sequence[float]) -> str:
+def _progress_text(done_count: int, total_count: int, seconds: float, accuracies: Sequence[float]) -> str:
     """Return a line on the progress: members done, rate, time left, mean accuracy."""
     rate = done_count / max(seconds, 1e-3)
     mean = f", mean test accuracy {fmean(accuracies):.4f}" if accuracies else ""
-    time_left = (total - done_count) / rate if rate else 0.0
-    return f"{done_count:,} of {total:,} members, {rate * 60:.3g} a minute, {_duration_text(time_left)} left{mean}"
+    time_left = (total_count - done_count) / rate if rate else 0.0
+    return (
+        f"{done_count:,} of {total_count:,} members, {rate * 60:.3g} a minute, {_duration_text(time_left)} left{mean}"
+    )
 
 
 def _duration_text(seconds: float) -> str:

@@ -40,12 +40,12 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
     module = recipe.skeleton()
 
     def member_loss(
-        params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+        params: Tensors, buffers: Tensors, loss_scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
         with _autocast_context(recipe, device):
             logits = functional_call(module, (params, buffers), (images,))
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
-        return loss * scaling["scale"] if scaling else loss, (loss, buffers)
+        return loss * loss_scaling["scale"] if loss_scaling else loss, (loss, buffers)
 
     def compile_if_requested(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function) if recipe.compile else function
@@ -57,25 +57,25 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
             norm.register_forward_pre_hook(_convert_to_float32)  # Under vmap the inputs need the weights' dtype.
 
     def pure_loss(
-        params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+        params: Tensors, buffers: Tensors, loss_scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensors]]:
         # Batch norm writes into the buffers; a function under vmap must not change its arguments.
-        copies = {name: buffer.clone() for name, buffer in buffers.items()}
-        return member_loss(params, copies, scaling, images, labels)
+        buffer_copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        return member_loss(params, buffer_copies, loss_scaling, images, labels)
 
     mapped_gradient = compile_if_requested(vmap(grad(pure_loss, has_aux=True)))
     # A backward pass of the summed losses is faster than a mapped backward pass, and bit-equal for nets without batch
     # norm.
     if not recipe.compile and not has_statistics(module):
-        mapped_gradient = _summed_backward(vmap(pure_loss))
+        mapped_gradient = _gradient_by_summed_backward(vmap(pure_loss))
 
     def stacked_gradient(
-        step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+        step: int, params: Tensors, buffers: Tensors, loss_scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
         with explain_vmap_errors(
             recipe.architecture, "a stack", "Set stack_width=1, and members are trained one after another"
         ):
-            gradients, (loss, new_buffers) = mapped_gradient(params, buffers, scaling, images, labels)
+            gradients, (loss, new_buffers) = mapped_gradient(params, buffers, loss_scaling, images, labels)
         gradients = {name: _with_strides_of(params[name], gradient) for name, gradient in gradients.items()}
         return gradients, loss, {name: buffer.contiguous() for name, buffer in new_buffers.items()}
 
@@ -107,7 +107,7 @@ def explain_vmap_errors(architecture: str, axis_name: str, advice: str) -> Itera
         ) from error
 
 
-def _summed_backward(mapped_loss: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
+def _gradient_by_summed_backward(mapped_loss: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[Tensors, Any]]:
     """Return the function `vmap(grad(…, has_aux=True))`, computed by one backward pass of the summed losses."""
 
     def gradients_of(params: Tensors, *other_arguments: Any) -> tuple[Tensors, Any]:
@@ -124,17 +124,17 @@ def _single_gradient(
 ) -> Gradient:
     """Return the gradient function of a stack of one member; the function updates the buffers in place and returns
     them."""
-    weights_of, buffers_of = _SingleMember(trained=True), _SingleMember(trained=False)
+    weight_views, buffer_views = _SingleMemberViews(requires_grad=True), _SingleMemberViews(requires_grad=False)
     channels_last = uses_channels_last(recipe, device)
 
     def single_gradient(
-        step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
+        step: int, params: Tensors, buffers: Tensors, loss_scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        weights, scale = weights_of.views_of(params), {name: tensor[0] for name, tensor in scaling.items()}
+        weights, scale = weight_views.views_of(params), {name: tensor[0] for name, tensor in loss_scaling.items()}
         pixels = images[0].contiguous(memory_format=torch.channels_last) if channels_last else images[0]
         # Dropout draws from torch's own generator.
         with seed_torch(derive_seed(member, f"noise {step}"), device):
-            scaled_loss, (loss, _) = member_loss(weights, buffers_of.views_of(buffers), scale, pixels, labels[0])
+            scaled_loss, (loss, _) = member_loss(weights, buffer_views.views_of(buffers), scale, pixels, labels[0])
             gradient_list = torch.autograd.grad(
                 scaled_loss, list(weights.values()), allow_unused=True, materialize_grads=True
             )
@@ -146,25 +146,27 @@ def _single_gradient(
     return single_gradient
 
 
-class _SingleMember:
+class _SingleMemberViews:
     """Views of the tensors of a stack's only member, cached while the stack holds the same tensors.
 
     Making the views in each step would take as long as a GPU needs for the step of a small network.
 
     Args:
-        trained: whether gradients with respect to the tensors are computed.
+        requires_grad: whether gradients with respect to the tensors are computed.
     """
 
-    def __init__(self, trained: bool) -> None:
-        self.trained = trained
+    def __init__(self, requires_grad: bool) -> None:
+        self.requires_grad = requires_grad
         self.stacked: Tensors = {}
         self.views: Tensors = {}
 
-    def views_of(self, stacked: Tensors) -> Tensors:
+    def views_of(self, stacked_tensors: Tensors) -> Tensors:
         """Return the views by name."""
-        if len(stacked) != len(self.stacked) or any(self.stacked.get(n) is not t for n, t in stacked.items()):
-            self.stacked = dict(stacked)
-            self.views = {n: t.detach()[0].requires_grad_(self.trained) for n, t in stacked.items()}
+        if len(stacked_tensors) != len(self.stacked) or any(
+            self.stacked.get(n) is not t for n, t in stacked_tensors.items()
+        ):
+            self.stacked = dict(stacked_tensors)
+            self.views = {n: t.detach()[0].requires_grad_(self.requires_grad) for n, t in stacked_tensors.items()}
         return self.views
 
 

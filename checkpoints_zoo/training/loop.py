@@ -33,7 +33,7 @@ from checkpoints_zoo.training.optimizers import (
     stored_tensors,
     update_averages,
 )
-from checkpoints_zoo.training.recipe import Recipe, initial_seed, user_code
+from checkpoints_zoo.training.recipe import Recipe, initial_seed, user_code_errors
 from checkpoints_zoo.training.seeds import derive_seed, deterministic, epoch_order, epoch_views, seeded_generator
 
 
@@ -139,19 +139,21 @@ def train_epochs(
     gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
     if uses_channels_last(recipe, device):
         for tensors in (state.params, state.momentum, state.adam):
-            tensors.update({n: _use_channels_last(tensor) for n, tensor in tensors.items()})
+            tensors.update({n: _to_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = image_count // batch
     steps = steps_per_epoch * recipe.epochs
     if state.epoch == 0 and 0 in recipe.snapshots:
-        state.snapshots[0] = _copy_weights(recipe, state, data)
+        state.snapshots[0] = _copy_stored_tensors(recipe, state, data)
 
     with ThreadPoolExecutor(1) as executor:
-        next_epoch_draws = executor.submit(_draw_epoch, members, state.epoch, image_count, augmentation.views)
+        draws_future = executor.submit(
+            _draw_orders_and_views, members, state.epoch, image_count, augmentation.view_count
+        )
         while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
-            order, view_numbers = (draws.to(device) for draws in next_epoch_draws.result())
+            order, view_numbers = (draws.to(device) for draws in draws_future.result())
             if state.epoch + 1 < recipe.epochs:
-                next_epoch_draws = executor.submit(
-                    _draw_epoch, members, state.epoch + 1, image_count, augmentation.views
+                draws_future = executor.submit(
+                    _draw_orders_and_views, members, state.epoch + 1, image_count, augmentation.view_count
                 )
             state.loss = torch.zeros_like(state.loss)
 
@@ -173,16 +175,18 @@ def train_epochs(
                         optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
                     state.loss += loss / steps_per_epoch
-                    has_failed = (state.failed_step < 0) & ~loss.isfinite()
-                    state.failed_step = torch.where(has_failed, step, state.failed_step)
+                    fails_now = (state.failed_step < 0) & ~loss.isfinite()
+                    state.failed_step = torch.where(fails_now, step, state.failed_step)
 
             state.epoch += 1
             if state.epoch in recipe.snapshots:
-                state.snapshots[state.epoch] = _copy_weights(recipe, state, data)
+                state.snapshots[state.epoch] = _copy_stored_tensors(recipe, state, data)
             yield state.epoch
 
 
-def _draw_epoch(members: Sequence[int], epoch: int, image_count: int, views: int) -> tuple[Tensor, Tensor]:
+def _draw_orders_and_views(
+    members: Sequence[int], epoch: int, image_count: int, view_count: int
+) -> tuple[Tensor, Tensor]:
     """Draw the order of the images and their views for an epoch, on the CPU, whose generator is the same everywhere.
 
     Returns:
@@ -190,43 +194,43 @@ def _draw_epoch(members: Sequence[int], epoch: int, image_count: int, views: int
         orders and views takes as long as training an epoch, so a second thread draws both.
     """
     order = torch.stack([epoch_order(member, epoch, image_count) for member in members])
-    return order, torch.stack([epoch_views(member, epoch, image_count, views) for member in members])
+    return order, torch.stack([epoch_views(member, epoch, image_count, view_count) for member in members])
 
 
-def _use_channels_last(tensor: Tensor) -> Tensor:
+def _to_channels_last(tensor: Tensor) -> Tensor:
     """Return the stacked tensor of a single member; in the memory format channels_last if the tensor is a kernel."""
     return tensor[0].contiguous(memory_format=torch.channels_last)[None] if tensor.ndim == 5 else tensor
 
 
-def _copy_weights(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
+def _copy_stored_tensors(recipe: Recipe, state: StackState, data: ImageData) -> Tensors:
     """Return a copy on the CPU of the weights that would be stored if training ended now."""
     tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
-def measure_accuracies(recipe: Recipe, state: StackState, data: ImageData, test: ImageData) -> Tensor:
+def measure_accuracies(recipe: Recipe, state: StackState, training_images: ImageData, test_images: ImageData) -> Tensor:
     """Measure the weights that would be stored if training ended now, in float32; return accuracies (member,) in 0..1.
 
     Args:
         recipe: recipe by which the members are trained.
         state: training state of the stacked members.
-        data: images of the training split.
-        test: labelled images of the test split.
+        training_images: images of the training split.
+        test_images: labelled images of the test split.
 
     Raises:
         UsageError: the images have no labels.
     """
-    if test.labels is None:
-        raise UsageError(f"data set {test.name!r}", expected="labels", found="none")
-    tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
+    if test_images.labels is None:
+        raise UsageError(f"data set {test_images.name!r}", expected="labels", found="none")
+    tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, training_images)
     members, device = len(state.loss), state.loss.device
     ensemble = Ensemble(recipe.skeleton().eval(), tensors, range(members))
     correct = torch.zeros(members, device=device)
     with deterministic(device), torch.inference_mode():
-        for start in range(0, len(test), 500):
-            logits = ensemble(recipe.preprocess(test.images[start : start + 500].to(device)))
-            correct += (logits.argmax(-1) == test.labels[start : start + 500].to(device)).sum(1)
-    return correct / len(test)
+        for start in range(0, len(test_images), 500):
+            logits = ensemble(recipe.preprocess(test_images.images[start : start + 500].to(device)))
+            correct += (logits.argmax(-1) == test_images.labels[start : start + 500].to(device)).sum(1)
+    return correct / len(test_images)
 
 
 def check_network(recipe: Recipe) -> None:
@@ -242,7 +246,7 @@ def check_network(recipe: Recipe) -> None:
     network_label = f"architecture {recipe.architecture!r} of recipe {recipe.name!r}"
     expected = f"float32 logits ({batch}, {len(split.classes)}) for images {shape}"
     module = recipe.skeleton()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code(network_label, expected):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), user_code_errors(network_label, expected):
         logits: Any = module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
     is_float32 = isinstance(logits, Tensor) and logits.dtype == torch.float32
     if not is_float32 or tuple(logits.shape) != (batch, len(split.classes)):

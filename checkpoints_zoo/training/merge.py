@@ -24,12 +24,18 @@ from checkpoints_zoo.training.shards import (
     NewSnapshot,
     Staging,
     folder_source,
-    lost_members,
+    lost_member_ids,
     read_rows,
     remove_unnamed_shards,
     write_shards,
 )
-from checkpoints_zoo.training.state import read_description, reading_lock, recorded_hash, runs_folder, training_lock
+from checkpoints_zoo.training.state import (
+    read_description,
+    reading_lock,
+    recorded_recipe_hash,
+    runs_folder,
+    training_lock,
+)
 
 # Columns of the manifest about the run that trained a member. Two runs that train the same member may write different
 # values into these columns.
@@ -147,7 +153,7 @@ def _read_piece(collection: str, folder: Path) -> CollectionPiece:
             collection=collection,
             path=folder,
         )
-    if missing := sorted(lost_members(source, rows.values())):
+    if missing := sorted(lost_member_ids(source, rows.values())):
         raise DamagedError(
             f"members {format_ids([(member, None) for member in missing])} of {collection} in folder {folder}",
             expected="their bytes in shards",
@@ -160,9 +166,9 @@ def _read_piece(collection: str, folder: Path) -> CollectionPiece:
     table = manifest.build_manifest([rows[key] for key in stored_keys])
     locations = source.locate(description, table) if stored_keys else []
     shard_files.check_against_files(locations)
-    location_of = dict(zip(stored_keys, locations, strict=True))
-    snapshots = {key: NewSnapshot(row, location_of.get(key)) for key, row in rows.items()}
-    staging, recipe_hash = None, recorded_hash(runs)
+    location_of_key = dict(zip(stored_keys, locations, strict=True))
+    snapshots = {key: NewSnapshot(row, location_of_key.get(key)) for key, row in rows.items()}
+    staging, recipe_hash = None, recorded_recipe_hash(runs)
     if recipe_hash is not None and (runs / "finished").is_dir():
         staging = Staging(runs / "finished", next(iter(description.layouts.values())), recipe_hash, readonly=True)
         for key, row in staging.rows.items():
@@ -198,12 +204,12 @@ def _check_recipes(collection: str, pieces: Sequence[CollectionPiece]) -> None:
     Raises:
         UsageError: there are several recipes, or some rows lack a recipe hash.
     """
-    hashes = {
+    folder_of_hash = {
         snapshot.row["recipe_hash"]: piece.folder for piece in reversed(pieces) for snapshot in piece.snapshots.values()
     }
-    if len(hashes) > 1 or None in hashes:
+    if len(folder_of_hash) > 1 or None in folder_of_hash:
         recipes_text = ", ".join(
-            f"{recipe or 'none'} in {folder}" for recipe, folder in sorted(hashes.items(), key=str)
+            f"{recipe_hash or 'none'} in {folder}" for recipe_hash, folder in sorted(folder_of_hash.items(), key=str)
         )
         raise UsageError(
             f"members of {collection}",
@@ -220,18 +226,21 @@ def _choose_snapshots(collection: str, pieces: Sequence[CollectionPiece]) -> dic
     Raises:
         UsageError: a member has different bytes in two pieces, or failed in only one of them.
     """
-    oldest_snapshots: dict[SnapshotKey, tuple[NewSnapshot, Path]] = {}
+    oldest_snapshot_and_folder: dict[SnapshotKey, tuple[NewSnapshot, Path]] = {}
     for piece in pieces:
         for key, snapshot in piece.snapshots.items():
-            if key not in oldest_snapshots:
-                oldest_snapshots[key] = (snapshot, piece.folder)
+            if key not in oldest_snapshot_and_folder:
+                oldest_snapshot_and_folder[key] = (snapshot, piece.folder)
                 continue
-            earlier, earlier_folder = oldest_snapshots[key]
+            earlier_snapshot, earlier_folder = oldest_snapshot_and_folder[key]
             descriptions = [
                 f"sha256 {x.row['sha256'][:16]}…" if x.row["status"] == "ok" else x.row["status"]
-                for x in (earlier, snapshot)
+                for x in (earlier_snapshot, snapshot)
             ]
-            if (earlier.row["status"], earlier.row["sha256"]) != (snapshot.row["status"], snapshot.row["sha256"]):
+            if (earlier_snapshot.row["status"], earlier_snapshot.row["sha256"]) != (
+                snapshot.row["status"],
+                snapshot.row["sha256"],
+            ):
                 raise UsageError(
                     f"member {format_ids([(key[0], None if snapshot.row['final'] else key[1])])} of {collection}",
                     expected=f"the weights that it has in {earlier_folder}, {descriptions[0]}",
@@ -240,9 +249,9 @@ def _choose_snapshots(collection: str, pieces: Sequence[CollectionPiece]) -> dic
                     collection=collection,
                     member=key[0],
                 )
-            if _age_key(snapshot.row) < _age_key(earlier.row):
-                oldest_snapshots[key] = (snapshot, piece.folder)
-    return {key: snapshot for key, (snapshot, _) in oldest_snapshots.items()}
+            if _age_key(snapshot.row) < _age_key(earlier_snapshot.row):
+                oldest_snapshot_and_folder[key] = (snapshot, piece.folder)
+    return {key: snapshot for key, (snapshot, _) in oldest_snapshot_and_folder.items()}
 
 
 def _age_key(row: ManifestRow) -> tuple[Any, str]:

@@ -16,7 +16,7 @@ from checkpoints_zoo.training.recipe import Recipe
 # Loss scaling as in torch.amp.GradScaler's defaults.
 FIRST_SCALE, GROWTH_FACTOR, BACKOFF_FACTOR, GROWTH_STEPS = 65536.0, 2.0, 0.5, 2000
 # The one-cycle schedule: share of the steps that rise; highest rate / first rate; first rate / last rate.
-ONE_CYCLE_RISE, ONE_CYCLE_START, ONE_CYCLE_END = 0.3, 25.0, 1e4
+ONE_CYCLE_RISE_SHARE, ONE_CYCLE_PEAK_TO_FIRST, ONE_CYCLE_FIRST_TO_LAST = 0.3, 25.0, 1e4
 
 
 def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, gradients: Tensors) -> None:
@@ -25,16 +25,16 @@ def sgd_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, grad
     Sums and products are separate operations. A GPU kernel that fuses a sum and a product only at some positions would
     make a member's last bits depend on the member's position in the stack.
     """
-    weights, velocity = list(params.values()), [momentum[name] for name in params]
+    weights, velocities = list(params.values()), [momentum[name] for name in params]
     decayed_gradients = torch._foreach_add(
         [gradients[name] for name in params], torch._foreach_mul(weights, recipe.weight_decay)
     )
-    torch._foreach_mul_(velocity, recipe.momentum)
-    torch._foreach_add_(velocity, decayed_gradients)
-    update: list[Tensor] = velocity
+    torch._foreach_mul_(velocities, recipe.momentum)
+    torch._foreach_add_(velocities, decayed_gradients)
+    updates: list[Tensor] = velocities
     if recipe.nesterov:
-        update = list(torch._foreach_add(decayed_gradients, torch._foreach_mul(velocity, recipe.momentum)))
-    torch._foreach_sub_(weights, torch._foreach_mul(update, lr))
+        updates = list(torch._foreach_add(decayed_gradients, torch._foreach_mul(velocities, recipe.momentum)))
+    torch._foreach_sub_(weights, torch._foreach_mul(updates, lr))
 
 
 def first_adam_state(recipe: Recipe, params: Tensors) -> Tensors:
@@ -74,31 +74,33 @@ def adam_step(recipe: Recipe, lr: float, params: Tensors, momentum: Tensors, ada
     fuses a product and a sum.
     """
     weights, means = list(params.values()), [momentum[name] for name in params]
-    squares, used_gradients = [adam[f"square/{name}"] for name in params], [gradients[name] for name in params]
+    squared_means, used_gradients = [adam[f"square/{name}"] for name in params], [gradients[name] for name in params]
     if recipe.optimizer == "adamw":
         torch._foreach_mul_(weights, 1 - lr * recipe.weight_decay)
     else:
         used_gradients = list(torch._foreach_add(used_gradients, torch._foreach_mul(weights, recipe.weight_decay)))
     torch._foreach_mul_(means, recipe.momentum)
     torch._foreach_add_(means, torch._foreach_mul(used_gradients, 1 - recipe.momentum))
-    torch._foreach_mul_(squares, recipe.beta2)
+    torch._foreach_mul_(squared_means, recipe.beta2)
     torch._foreach_add_(
-        squares, torch._foreach_mul(torch._foreach_mul(used_gradients, used_gradients), 1 - recipe.beta2)
+        squared_means, torch._foreach_mul(torch._foreach_mul(used_gradients, used_gradients), 1 - recipe.beta2)
     )
     adam["beta1"].mul_(recipe.momentum)
     adam["beta2"].mul_(recipe.beta2)
     rate, root = (lr / (1 - adam["beta1"])).float(), (1 - adam["beta2"]).sqrt().float()  # Bias corrections, (member,).
-    divisors = list(torch._foreach_div(torch._foreach_sqrt(squares), [_per_member(root, t) for t in squares]))
+    divisors = list(
+        torch._foreach_div(torch._foreach_sqrt(squared_means), [_broadcast_to_stack(root, t) for t in squared_means])
+    )
     torch._foreach_add_(divisors, recipe.epsilon)
-    update = torch._foreach_mul(means, [_per_member(rate, t) for t in means])
-    torch._foreach_sub_(weights, torch._foreach_div(update, divisors))
+    updates = torch._foreach_mul(means, [_broadcast_to_stack(rate, t) for t in means])
+    torch._foreach_sub_(weights, torch._foreach_div(updates, divisors))
 
 
-def first_scaling(recipe: Recipe, members: int) -> Tensors:
+def first_scaling(recipe: Recipe, member_count: int) -> Tensors:
     """Return the initial loss scaling: with float16, each member's factor and the steps since it changed."""
     if recipe.precision != "float16":
         return {}
-    return {"scale": torch.full((members,), FIRST_SCALE), "steps": torch.zeros(members, dtype=torch.int64)}
+    return {"scale": torch.full((member_count,), FIRST_SCALE), "steps": torch.zeros(member_count, dtype=torch.int64)}
 
 
 def scaled_step(
@@ -108,35 +110,35 @@ def scaled_step(
     momentum: Tensors,
     adam: Tensors,
     gradients: Tensors,
-    scaling: Tensors,
+    loss_scaling: Tensors,
 ) -> None:
     """Take one step in place with gradients of a scaled loss; members whose gradients overflow skip the step.
 
     An overflow halves the member's factor; 2,000 steps without overflow double it. torch.amp.GradScaler has the same
     rule; here each member has its own factor.
     """
-    factor = scaling["scale"].double().reciprocal().float()
-    gradients = {name: gradient * _per_member(factor, gradient) for name, gradient in gradients.items()}
+    factor = loss_scaling["scale"].double().reciprocal().float()
+    gradients = {name: gradient * _broadcast_to_stack(factor, gradient) for name, gradient in gradients.items()}
     is_finite = torch.stack([g.isfinite().flatten(1).all(1) for g in gradients.values()]).all(0)
     changed_tensors = [tensor for tensors in (params, momentum, adam) for tensor in tensors.values()]
     old_tensors = [tensor.clone() for tensor in changed_tensors]
     optimizer_step(recipe, lr, params, momentum, adam, gradients)
     for tensor, old_tensor in zip(changed_tensors, old_tensors, strict=True):
-        tensor.copy_(torch.where(_per_member(is_finite, tensor), tensor, old_tensor))
-    steps = (scaling["steps"] + 1) * is_finite
-    is_grown = steps == GROWTH_STEPS
-    scaling["scale"] = scaling["scale"] * torch.where(
-        is_finite, torch.where(is_grown, GROWTH_FACTOR, 1.0), BACKOFF_FACTOR
+        tensor.copy_(torch.where(_broadcast_to_stack(is_finite, tensor), tensor, old_tensor))
+    steps = (loss_scaling["steps"] + 1) * is_finite
+    grows_now = steps == GROWTH_STEPS
+    loss_scaling["scale"] = loss_scaling["scale"] * torch.where(
+        is_finite, torch.where(grows_now, GROWTH_FACTOR, 1.0), BACKOFF_FACTOR
     )
-    scaling["steps"] = steps * ~is_grown
+    loss_scaling["steps"] = steps * ~grows_now
 
 
-def _per_member(member_values: Tensor, stacked_tensor: Tensor) -> Tensor:
+def _broadcast_to_stack(member_values: Tensor, stacked_tensor: Tensor) -> Tensor:
     """Reshape values (member,) to broadcast against a stacked tensor."""
     return member_values.view(-1, *[1] * (stacked_tensor.ndim - 1))
 
 
-def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+def learning_rate(recipe: Recipe, step: int, step_count: int) -> float:
     """Return the learning rate of a step.
 
     Sources: cosine annealing, without and with restarts, Loshchilov & Hutter 2017, equation 5; one cycle, Smith & Topin
@@ -146,29 +148,29 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
 
     Args:
         recipe: recipe with the schedule of learning rates.
-        step: number of the step, in [0, steps).
-        steps: number of steps of the whole training; each epoch has the same number.
+        step: number of the step, in [0, step_count).
+        step_count: number of steps of the whole training; each epoch has the same number.
 
     >>> from checkpoints_zoo.training.recipes import RECIPES
     >>> [round(learning_rate(RECIPES["resnet18-cifar10"](), epoch * 390, 75 * 390), 6) for epoch in (0, 24, 25)]
     [0.05, 0.05, 0.005]
     """
-    steps_per_epoch = max(1, steps // recipe.epochs)
+    steps_per_epoch = max(1, step_count // recipe.epochs)
     epoch = step // steps_per_epoch
-    unit, units = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, steps)
+    unit, unit_count = (epoch, recipe.epochs) if recipe.schedule_unit == "epoch" else (step, step_count)
     warmup_units = recipe.warmup_epochs * (1 if recipe.schedule_unit == "epoch" else steps_per_epoch)
     if unit < warmup_units:
         return recipe.lr * (unit + 1) / warmup_units
     if recipe.schedule == "cosine":
-        return recipe.lr * (1 + math.cos(math.pi * (unit - warmup_units) / (units - warmup_units))) / 2
+        return recipe.lr * (1 + math.cos(math.pi * (unit - warmup_units) / (unit_count - warmup_units))) / 2
     if recipe.schedule == "cosine-restarts":
-        cycle_start, cycle_end = (bound * units // recipe.epochs for bound in _cycle_bounds(recipe, epoch))
+        cycle_start, cycle_end = (bound * unit_count // recipe.epochs for bound in _cycle_bounds(recipe, epoch))
         cycle_start = max(cycle_start, warmup_units)
         return recipe.lr * (1 + math.cos(math.pi * (unit - cycle_start) / (cycle_end - cycle_start))) / 2
     if recipe.schedule == "multistep":
         return recipe.lr * recipe.gamma ** bisect_right(recipe.milestones, epoch)
     if recipe.schedule == "one-cycle":
-        return _one_cycle_rate(recipe.lr, unit, units)
+        return _one_cycle_rate(recipe.lr, unit, unit_count)
     return recipe.lr
 
 
@@ -179,14 +181,16 @@ def _cycle_bounds(recipe: Recipe, epoch: int) -> tuple[int, int]:
     return bounds[index], bounds[index + 1] if index < len(recipe.milestones) else recipe.epochs
 
 
-def _one_cycle_rate(highest_rate: float, unit: int, units: int) -> float:
-    """Return the rate of a step or epoch: the rate rises from `highest_rate / ONE_CYCLE_START`, then falls to almost
-    zero."""
-    peak_unit = ONE_CYCLE_RISE * units - 1
+def _one_cycle_rate(highest_rate: float, unit: int, unit_count: int) -> float:
+    """Return the rate of a step or epoch, which rises from `highest_rate / ONE_CYCLE_PEAK_TO_FIRST`, then falls to
+    almost zero."""
+    peak_unit = ONE_CYCLE_RISE_SHARE * unit_count - 1
     if unit <= peak_unit:
-        return _interpolate_by_cosine(highest_rate / ONE_CYCLE_START, highest_rate, unit / peak_unit)
+        return _interpolate_by_cosine(highest_rate / ONE_CYCLE_PEAK_TO_FIRST, highest_rate, unit / peak_unit)
     return _interpolate_by_cosine(
-        highest_rate, highest_rate / ONE_CYCLE_START / ONE_CYCLE_END, (unit - peak_unit) / (units - 1 - peak_unit)
+        highest_rate,
+        highest_rate / ONE_CYCLE_PEAK_TO_FIRST / ONE_CYCLE_FIRST_TO_LAST,
+        (unit - peak_unit) / (unit_count - 1 - peak_unit),
     )
 
 
@@ -224,13 +228,17 @@ def update_averages(
 
 def _move_averages(tensors: Tensors, share: float, averages: Tensors) -> None:
     """Move averages a share of the way to tensors; copy integer tensors, such as counters."""
-    fractional = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
-    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in fractional})
-    if fractional:
-        torch._foreach_lerp_([averages[name] for name in fractional], [tensors[name] for name in fractional], share)
+    averaged_names = [name for name, tensor in tensors.items() if share < 1.0 and tensor.is_floating_point()]
+    averages.update({name: tensor.clone() for name, tensor in tensors.items() if name not in averaged_names})
+    if averaged_names:
+        torch._foreach_lerp_(
+            [averages[name] for name in averaged_names], [tensors[name] for name in averaged_names], share
+        )
 
 
-def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, data: ImageData) -> Tensors:
+def stored_tensors(
+    recipe: Recipe, params: Tensors, buffers: Tensors, averages: Tensors, training_images: ImageData
+) -> Tensors:
     """Return the stacked weights and buffers to be stored: the averages, if the recipe has any.
 
     After "swa" no member's running statistics fit the averaged weights, so running statistics are estimated again on
@@ -239,7 +247,7 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
     Args:
         recipe: recipe of the members.
         params, buffers, averages: stacked tensors by name.
-        data: images of the training split.
+        training_images: images of the training split.
     """
     tensors = params | buffers | averages
     module = recipe.skeleton().eval()
@@ -247,7 +255,9 @@ def stored_tensors(recipe: Recipe, params: Tensors, buffers: Tensors, averages: 
         return tensors
     device = next(iter(params.values())).device
     size = recipe.batch_size
-    batches = (data.images[first : first + size] for first in range(0, len(data) // size * size, size))
+    batches = (
+        training_images.images[first : first + size] for first in range(0, len(training_images) // size * size, size)
+    )
     return tensors | reestimate_statistics(
         module, tensors, (recipe.preprocess(pixels.to(device)) for pixels in batches)
     )

@@ -58,12 +58,12 @@ def tensor_prefix(row: Mapping[str, Any]) -> str:
     return shard_files.tensor_prefix(row["member"], None if row["final"] else row["epoch"])
 
 
-def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) -> list[PackedSnapshot]:
+def pack_members(recipe: Recipe, trained_members: Sequence[TrainedMember], device: str) -> list[PackedSnapshot]:
     """Pack and measure trained members; return their snapshots in order.
 
     Args:
         recipe: recipe by which the members were trained.
-        trained: members after their training.
+        trained_members: members after their training.
         device: torch device on which the stored weights are evaluated, in float32.
     """
     layout = layout_of(recipe)
@@ -73,7 +73,7 @@ def pack_members(recipe: Recipe, trained: Sequence[TrainedMember], device: str) 
             _manifest_row(recipe, t, epoch, fingerprint),
             modules.pack_member(state, layout) if t.status == "ok" else None,
         )
-        for t in trained
+        for t in trained_members
         for epoch, state in {**t.snapshots, recipe.epochs: t.state}.items()
     }
     sorted_snapshots = [snapshots[key] for key in sorted(snapshots)]
@@ -137,37 +137,39 @@ def _measure_temporary_shard(
     return figures
 
 
-def _manifest_row(recipe: Recipe, trained: TrainedMember, epoch: int, fingerprint: str) -> dict[str, Any]:
+def _manifest_row(
+    recipe: Recipe, trained_member: TrainedMember, epoch: int, training_fingerprint: str
+) -> dict[str, Any]:
     """Return the manifest row of a snapshot, without figures, hash and location.
 
     Args:
-        recipe, trained: the recipe and its trained member.
+        recipe, trained_member: the recipe and its trained member.
         epoch: number of epochs trained.
-        fingerprint: fingerprint of the images of the training split.
+        training_fingerprint: fingerprint of the images of the training split.
     """
-    run_id = hashlib.sha256(f"{recipe.hash}|{trained.seed}".encode()).hexdigest()[:16]
-    member_recipe = recipe.of_member(trained.member)
+    run_id = hashlib.sha256(f"{recipe.hash}|{trained_member.seed}".encode()).hexdigest()[:16]
+    member_recipe = recipe.of_member(trained_member.member)
     return {
         **dict.fromkeys(SCHEMA.names),
-        "member": trained.member,
+        "member": trained_member.member,
         "epoch": epoch,
         "final": epoch == recipe.epochs,
-        "status": trained.status,
-        "reason": trained.reason or None,
+        "status": trained_member.status,
+        "reason": trained_member.reason or None,
         "method": "independent",
-        "seed": trained.seed,
-        "seed_init": initial_seed(recipe, trained.seed),
-        **{f"seed_{purpose}": derive_seed(trained.seed, purpose) for purpose in ("order", "augment")},
+        "seed": trained_member.seed,
+        "seed_init": initial_seed(recipe, trained_member.seed),
+        **{f"seed_{purpose}": derive_seed(trained_member.seed, purpose) for purpose in ("order", "augment")},
         "run_id": run_id,
         "split": split_of_run(run_id),
         **{n: getattr(member_recipe, n) for n in ("epochs", *VARIABLE_FIELDS, "precision", "stack_width")},
         "recipe": recipe.made_from or recipe.name,
         "recipe_hash": recipe.hash,
-        "data_fingerprint": fingerprint,
+        "data_fingerprint": training_fingerprint,
         "code_version": version("checkpoints-zoo"),
         "torch_version": str(torch.__version__),
-        "device": device_and_threads(trained.device),
-        "wall_time_s": round(trained.wall_time_s, 3),
+        "device": device_and_threads(trained_member.device),
+        "wall_time_s": round(trained_member.wall_time_s, 3),
         "created": datetime.now(UTC).replace(microsecond=0),
     }  # fmt: skip
 
@@ -185,14 +187,14 @@ def device_and_threads(device: torch.device) -> str:
     return name if device.type != "cpu" else f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def split_threads(device: str) -> tuple[str, str]:
+def split_threads(device_text: str) -> tuple[str, str]:
     """Split the text of `device_and_threads`; return the device and the threads, "" if there are none in the text.
 
     >>> split_threads("Some CPU, AVX512, 2 threads"), split_threads("Some GPU")
     (('Some CPU, AVX512', '2 threads'), ('Some GPU', ''))
     """
-    name, _, threads = device.rpartition(", ")
-    return (name, threads) if re.fullmatch(r"[0-9]+ threads?", threads) else (device, "")
+    name, _, threads = device_text.rpartition(", ")
+    return (name, threads) if re.fullmatch(r"[0-9]+ threads?", threads) else (device_text, "")
 
 
 def device_name(device: torch.device = torch.device("cpu")) -> str:  # noqa: B008 (it can't be changed)

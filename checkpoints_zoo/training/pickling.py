@@ -65,49 +65,49 @@ class Skeleton:
         return _rebuild_skeleton, (serialize_recipe(self.recipe),)
 
 
-def _rebuild_skeleton(recipe: SentRecipe) -> Skeleton:
-    return Skeleton(rebuild_recipe(recipe))
+def _rebuild_skeleton(sent_recipe: SentRecipe) -> Skeleton:
+    return Skeleton(rebuild_recipe(sent_recipe))
 
 
-def _locate_function(recipe: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
+def _locate_function(recipe_name: str, field: str, function: Callable[..., Any]) -> tuple[str, str, str]:
     """Return the file, the module and the name of a function."""
     module, name = function.__module__, function.__qualname__
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or "<" in name:
         raise UsageError(
-            f"{field} of recipe {recipe!r}",
+            f"{field} of recipe {recipe_name!r}",
             expected="a function or class at the top of a Python file, to be found by other processes",
             found=f"{name} of {module}",
         )
     return path, module, name
 
 
-def rebuild_recipe(serialized: SentRecipe) -> Recipe:
+def rebuild_recipe(sent_recipe: SentRecipe) -> Recipe:
     """Rebuild a recipe from its plain values; return it.
 
     Raises:
         UsageError: the file of a function is missing or differs from the sender's, or the images differ.
     """
-    paths = [path for path, _, _ in serialized.functions.values()]
+    paths = [path for path, _, _ in sent_recipe.functions.values()]
     recipe = None
     if all(Path(path).is_file() for path in paths):
-        functions = {field: _find_function(*place) for field, place in serialized.functions.items()}
-        recipe = Recipe(**serialized.values, **functions)
-    if recipe is None or recipe.hash != serialized.hash:
-        missing_files = f"the same file {paths[0]}" if paths else "the same package"
-        missing_files += ", and the images that it gives," if "images" in serialized.functions else ""
+        functions = {field: _find_function(*place) for field, place in sent_recipe.functions.items()}
+        recipe = Recipe(**sent_recipe.values, **functions)
+    if recipe is None or recipe.hash != sent_recipe.hash:
+        needed_text = f"the same file {paths[0]}" if paths else "the same package"
+        needed_text += ", and the images that it gives," if "images" in sent_recipe.functions else ""
         raise UsageError(
-            f"recipe {serialized.values['name']!r}",
-            expected=f"hash {serialized.hash}, as on the sending machine",
+            f"recipe {sent_recipe.values['name']!r}",
+            expected=f"hash {sent_recipe.hash}, as on the sending machine",
             found="no such file" if recipe is None else f"hash {recipe.hash}",
-            do=f"Put {missing_files} onto every node",
+            do=f"Put {needed_text} onto every node",
         )
     return recipe
 
 
-def _find_function(path: str, module: str, function_name: str) -> Any:
+def _find_function(path: str, module_name: str, function_name: str) -> Any:
     """Return a function of a file."""
-    value: Any = _import_file(Path(path), module)
+    value: Any = _import_file(Path(path), module_name)
     for part in function_name.split("."):
         value = getattr(value, part, None)
     return value

@@ -32,8 +32,8 @@ from checkpoints_zoo.training.state import (
     clean_folder,
     divide_into_stacks,
     read_state,
-    recorded_hash,
-    state_name,
+    recorded_recipe_hash,
+    state_file_name,
     training_lock,
     write_state,
 )
@@ -87,7 +87,7 @@ def train_members(
     finish: Callable[[list[Any]], None],
     progress: Callable[[Progress], None] | None = None,
     engine: Engine = InProcess(),  # noqa: B008 (it can't be changed)
-    prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None,
+    convert_members: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None,
 ) -> None:
     """Train members, and pass each finished stack to `finish`.
 
@@ -101,8 +101,8 @@ def train_members(
         finish: function that gets a stack's members and writes them to disk before it returns.
         progress: function that is called after every epoch of a stack that this process trains.
         engine: engine that runs the stacks, each as a job.
-        prepare: function that is called by the worker with the trained members of a stack; `finish` gets its result.
-            None passes the members unchanged.
+        convert_members: function that is called by the worker with the trained members of a stack; `finish` gets its
+            result. None passes the members unchanged.
 
     Raises:
         UsageError: some ids are invalid, or the folder holds members of another recipe of this name.
@@ -115,12 +115,12 @@ def train_members(
         clean_folder(folder, set(ids), recipe.epochs)
         stacks = divide_into_stacks(folder, recipe, ids)
         jobs = [Job(f"member {s[0]}" if len(s) == 1 else f"members {s[0]} to {s[-1]}", s) for s in stacks]
-        trainer = StackTrainer(recipe, folder, prepare, progress)
+        trainer = StackTrainer(recipe, folder, convert_members, progress)
         with closing(engine.run(trainer, jobs)) as results:
             for job, finished in results:
                 finish(finished)
                 with translate_write_errors(folder):
-                    (folder / state_name(job.argument)).unlink(missing_ok=True)
+                    (folder / state_file_name(job.argument)).unlink(missing_ok=True)
                     sync_folder(folder)
 
 
@@ -131,24 +131,24 @@ class StackTrainer:
     Args:
         recipe: recipe by which the members are trained.
         folder: folder of the recipe's runs. Workers that see this folder save states in it; None saves no states.
-        prepare: function called with the trained members and the device; None returns the members unchanged.
+        convert_members: function called with the trained members and the device; None returns the members unchanged.
         progress: function called after every epoch; it is not sent to other processes.
     """
 
     recipe: Recipe
     folder: Path | None
-    prepare: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None
+    convert_members: Callable[[Recipe, list[TrainedMember], str], list[Any]] | None = None
     progress: Callable[[Progress], None] | None = None
 
     def __call__(self, stack: tuple[int, ...], device: str) -> list[Any]:
-        """Train the stack on a device; return its members, or the result of `prepare`."""
+        """Train the stack on a device; return its members, or the result of `convert_members`."""
         path = None
-        if self.folder is not None and recorded_hash(self.folder) == self.recipe.hash:
-            path = self.folder / state_name(stack)
+        if self.folder is not None and recorded_recipe_hash(self.folder) == self.recipe.hash:
+            path = self.folder / state_file_name(stack)
         data = self.recipe.split("train")
         try:
             trained = train_stack(self.recipe, stack, data, path, self.progress, torch.device(device))
-            return trained if self.prepare is None else self.prepare(self.recipe, trained, device)
+            return trained if self.convert_members is None else self.convert_members(self.recipe, trained, device)
         except torch.OutOfMemoryError as error:
             raise TooLargeError(
                 f"a stack of {self.recipe.stack_width} members on {device}",
@@ -158,11 +158,11 @@ class StackTrainer:
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_trainer, (serialize_recipe(self.recipe), self.folder, self.prepare)
+        return _rebuild_trainer, (serialize_recipe(self.recipe), self.folder, self.convert_members)
 
 
-def _rebuild_trainer(recipe: SentRecipe, folder: Path | None, prepare: Any) -> StackTrainer:
-    return StackTrainer(rebuild_recipe(recipe), folder, prepare)
+def _rebuild_trainer(sent_recipe: SentRecipe, folder: Path | None, convert_members: Any) -> StackTrainer:
+    return StackTrainer(rebuild_recipe(sent_recipe), folder, convert_members)
 
 
 def train_stack(
@@ -188,21 +188,21 @@ def train_stack(
     test_data = recipe.split("test") if recipe.eval_every else None  # A member's own recipe would load images again.
     recipe = recipe.of_member(stack[0])
     _check_memory(recipe, stack)
-    state, earlier_s = initial_state(recipe, members).to(device), 0.0
+    state, earlier_seconds = initial_state(recipe, members).to(device), 0.0
     if state_path is not None and state_path.exists():
-        earlier_s = _resume_state(state_path, key, state)
+        earlier_seconds = _resume_state(state_path, key, state)
     start_time = time.monotonic()
     for epoch in train_epochs(recipe, members, state, data):
         if state_path is not None and (epoch % recipe.save_every == 0 or epoch == recipe.epochs):
             with translate_write_errors(state_path.parent):
-                write_state(state_path, state, key, earlier_s + time.monotonic() - start_time)
+                write_state(state_path, state, key, earlier_seconds + time.monotonic() - start_time)
         if progress is not None:
             loss, accuracy = state.loss[: len(stack)].mean().item(), None
             if test_data is not None and epoch % recipe.eval_every == 0:
                 accuracies = measure_accuracies(recipe, state, data, test_data)
                 accuracy = accuracies[: len(stack)].mean().item()
             progress(Progress(stack, epoch, recipe.epochs, loss, accuracy))
-    seconds_per_member = (earlier_s + time.monotonic() - start_time) / len(stack)
+    seconds_per_member = (earlier_seconds + time.monotonic() - start_time) / len(stack)
     return _split_stack(recipe, stack, state, seconds_per_member, data)
 
 
@@ -214,10 +214,11 @@ def _check_memory(recipe: Recipe, stack: tuple[int, ...]) -> None:
     """
     bytes_per_member = sum(tensor.numel() * tensor.element_size() for tensor in recipe.skeleton().parameters())
     needed = (3 if recipe.optimizer == "sgd" else 4) * bytes_per_member * recipe.stack_width
-    if (free_size := free_if_short(needed)) is not None:
+    if (free_bytes := free_if_short(needed)) is not None:
         raise TooLargeError(
             f"a stack of {recipe.stack_width:,} members, from member {stack[0]}",
-            expected=f"at most {free_size:,} bytes for weights, optimizer state and gradients, the memory that is free",
+            expected=f"at most {free_bytes:,} bytes for weights, optimizer state and gradients, the memory that is "
+            "free",
             found=f"{needed:,}",
             do="Set a smaller stack_width: that is another recipe",
         )
@@ -227,8 +228,8 @@ def _resume_state(state_path: Path, run_key: RunKey, new_state: StackState) -> f
     """Load a saved state into a new state; return the seconds of training so far, and print why a state can't be
     used."""
     try:
-        state, found_key, earlier_s = read_state(state_path)
-        if found_key != run_key or not adopt_state(new_state, state):
+        saved_state, found_key, earlier_seconds = read_state(state_path)
+        if found_key != run_key or not adopt_state(new_state, saved_state):
             raise DamagedError(
                 f"training state {state_path.name}", expected=f"a state of {run_key}", found=f"one of {found_key}"
             )
@@ -236,35 +237,35 @@ def _resume_state(state_path: Path, run_key: RunKey, new_state: StackState) -> f
         print(f"{error} The state is deleted, and its members are trained from the start.", file=sys.stderr)
         state_path.unlink()
         return 0.0
-    return earlier_s
+    return earlier_seconds
 
 
 def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, seconds_per_member: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
-    trained_names = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
+    trained_name_of = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
     final_tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors, reason = _member_tensors(trained_names, final_tensors, position), ""
+        tensors, reason = _member_tensors(trained_name_of, final_tensors, position), ""
         snapshots = {
-            epoch: _member_tensors(trained_names, tensors_of_epoch, position)
+            epoch: _member_tensors(trained_name_of, tensors_of_epoch, position)
             for epoch, tensors_of_epoch in state.snapshots.items()
         }
         step = int(state.failed_step[position])
-        not_finite = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-        too_large = (
+        not_finite_names = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        too_large_names = (
             []
-            if not_finite
+            if not_finite_names
             else [name for name, tensor in tensors.items() if not _is_finite_when_stored(recipe, name, tensor)]
         )
         if step >= 0:
             reason = f"the loss was not finite at step {step} (epoch {step // (len(data) // recipe.batch_size)})"
-        elif not_finite:
-            reason = f"{not_finite[0]} was not finite at the end"
-        elif too_large:
-            reason = f"{too_large[0]} was beyond {recipe.storage} at the end"
+        elif not_finite_names:
+            reason = f"{not_finite_names[0]} was not finite at the end"
+        elif too_large_names:
+            reason = f"{too_large_names[0]} was beyond {recipe.storage} at the end"
         trained.append(
             TrainedMember(
                 member=member,
@@ -287,11 +288,11 @@ def _is_finite_when_stored(recipe: Recipe, tensor_name: str, tensor: Tensor) -> 
     return bool((tensor.to(STORAGE_DTYPES[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
-def _member_tensors(trained_names: Mapping[str, str], stacked_tensors: Tensors, position: int) -> dict[str, Tensor]:
+def _member_tensors(trained_name_of: Mapping[str, str], stacked_tensors: Tensors, position: int) -> dict[str, Tensor]:
     """Return copies on the CPU of a member's tensors in a stack, except counters."""
     return {
         name: stacked_tensors[trained_name][position].detach().cpu().contiguous().clone()
-        for name, trained_name in trained_names.items()
+        for name, trained_name in trained_name_of.items()
         if name.rpartition(".")[2] != "num_batches_tracked"
     }
 

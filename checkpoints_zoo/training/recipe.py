@@ -37,8 +37,8 @@ from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.seeds import derive_seed
 
-_PACKAGE = Path(__file__).parents[1]
-_NOT_USER_CODE = ("<", str(_PACKAGE), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
+_PACKAGE_FOLDER = Path(__file__).parents[1]
+_NOT_USER_CODE_PREFIXES = ("<", str(_PACKAGE_FOLDER), *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib")))
 SPLITS = ("train", "test")
 # Fields that do not change a byte of a member.
 UNHASHED_FIELDS = ("name", "title", "licence", "save_every", "members", "eval_every", "made_from")
@@ -197,11 +197,11 @@ class Recipe:
         for field, choices in _ALLOWED_VALUES.items():
             is_allowed = any(type(getattr(self, field)) is type(c) and getattr(self, field) == c for c in choices)
             self._check(field, is_allowed, f"one of {', '.join(map(str, choices))}")
-        for field, (least, most) in _WHOLE_NUMBER_RANGES.items():
-            expected = f"a whole number from {least} to {most:,}"
-            self._check(field, _is_whole(getattr(self, field), least, most), expected)
-        is_seed = self.init_seed is None or _is_whole(self.init_seed, 0, 2**31 - 1)
-        self._check("init_seed", is_seed, "None, or a whole number in [0, 2^31)")
+        for field, (smallest, largest) in _WHOLE_NUMBER_RANGES.items():
+            expected = f"a whole number from {smallest} to {largest:,}"
+            self._check(field, _is_whole_in_range(getattr(self, field), smallest, largest), expected)
+        is_valid_seed = self.init_seed is None or _is_whole_in_range(self.init_seed, 0, 2**31 - 1)
+        self._check("init_seed", is_valid_seed, "None, or a whole number in [0, 2^31)")
         for field, low, high in (
             ("lr", 0.0, math.inf),
             ("momentum", 0.0, 1.0),
@@ -222,14 +222,14 @@ class Recipe:
                 field, is_used, f"{_LATER_DEFAULTS[field]:g} with sgd: it belongs to the optimizers adam and adamw"
             )
         self._check("milestones", _are_epochs(self.milestones, 1, 1_000_001), "epochs from 1, in order")
-        is_consistent = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
-        self._check("milestones", is_consistent, "epochs with cosine-restarts and multistep alone")
-        has_both = self.schedule == "one-cycle" and self.warmup_epochs > 0
-        self._check("warmup_epochs", not has_both, "0: the schedule one-cycle has a warm-up")
+        milestones_fit = bool(self.milestones) == (self.schedule in ("cosine-restarts", "multistep"))
+        self._check("milestones", milestones_fit, "epochs with cosine-restarts and multistep alone")
+        has_two_warmups = self.schedule == "one-cycle" and self.warmup_epochs > 0
+        self._check("warmup_epochs", not has_two_warmups, "0: the schedule one-cycle has a warm-up")
         expected = f"epochs from 0, in order and below the last, {self.epochs}"
         self._check("snapshots", _are_epochs(self.snapshots, 0, self.epochs), expected)
-        is_reachable = self.averaging == "none" or self.averaging_start < self.epochs
-        self._check("averaging_start", is_reachable, f"less than the {self.epochs} epochs of the recipe")
+        averaging_can_start = self.averaging == "none" or self.averaging_start < self.epochs
+        self._check("averaging_start", averaging_can_start, f"less than the {self.epochs} epochs of the recipe")
         self._check(
             "channels_last", not self.channels_last or self.stack_width == 1, "a stack_width of 1 to go with it"
         )
@@ -243,16 +243,16 @@ class Recipe:
         for name, values in self.varied.items():
             self._check_varied(name, values)
 
-    def _check_varied(self, name: str, values: object) -> None:
+    def _check_varied(self, field_name: str, field_values: object) -> None:
         """Check that a field can be varied, and that its values are values that the field may have."""
-        label = f"varied.{name} of recipe {self.name!r}"
-        if name not in VARIABLE_FIELDS:
-            raise UsageError(label, expected=f"one of the fields {', '.join(VARIABLE_FIELDS)}", found=repr(name))
-        if not isinstance(values, tuple) or not values:
-            raise UsageError(label, expected="a tuple of one or more values", found=repr(values))
-        for value in values:
+        label = f"varied.{field_name} of recipe {self.name!r}"
+        if field_name not in VARIABLE_FIELDS:
+            raise UsageError(label, expected=f"one of the fields {', '.join(VARIABLE_FIELDS)}", found=repr(field_name))
+        if not isinstance(field_values, tuple) or not field_values:
+            raise UsageError(label, expected="a tuple of one or more values", found=repr(field_values))
+        for value in field_values:
             try:
-                replace(self, varied={}, **{name: value})
+                replace(self, varied={}, **{field_name: value})
             except UsageError as error:
                 raise UsageError(label, expected="values for this field", found=f"{value!r}: {error}") from error
 
@@ -295,13 +295,13 @@ class Recipe:
                 expected=f"what {self.build.__qualname__}{inspect.signature(self.build)} takes",
                 found=f"{dict(self.arguments)!r}: {error}",
             ) from error
-        with user_code(f"build of recipe {self.name!r}", "a module"):
+        with user_code_errors(f"function `build` of recipe {self.name!r}", "a module"):
             network: Any = self.build(**self.arguments)
         is_module = isinstance(network, nn.Module)
         frozen_parameters = [n for n, p in network.named_parameters() if not p.requires_grad] if is_module else []
         if not is_module or frozen_parameters:
             raise UsageError(
-                f"build of recipe {self.name!r}",
+                f"function `build` of recipe {self.name!r}",
                 expected="a function that returns a torch.nn.Module whose parameters are all trained",
                 found=f"parameter {frozen_parameters[0]!r} without requires_grad"
                 if frozen_parameters
@@ -343,7 +343,7 @@ class Recipe:
             if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
         }
         if self.build is not None:
-            values["build"] = _code_hash(self.name, self.build)
+            values["build"] = _name_and_code_hash(self.name, self.build)
         if self.images is not None:
             values["images"] = {name: data.fingerprint for name, data in self._custom_images.items()}
         values |= {name: dict(values[name]) for name in MAPPING_FIELDS if name in values}
@@ -360,24 +360,26 @@ class Recipe:
         return hashlib.sha256(canonical_json.encode()).hexdigest()[:16]
 
 
-def _is_whole(value: object, smallest: int, largest: float = math.inf) -> bool:
+def _is_whole_in_range(value: object, smallest: int, largest: float = math.inf) -> bool:
     return type(value) is int and smallest <= value <= largest
 
 
 def _are_epochs(epochs: object, smallest: int, end_epoch: float) -> bool:
     """Return whether a value is a tuple of whole numbers in [smallest, end), each larger than the one before."""
-    if not isinstance(epochs, tuple) or not all(_is_whole(epoch, smallest) and epoch < end_epoch for epoch in epochs):
+    if not isinstance(epochs, tuple) or not all(
+        _is_whole_in_range(epoch, smallest) and epoch < end_epoch for epoch in epochs
+    ):
         return False
     return all(one < other for one, other in itertools.pairwise(epochs))
 
 
-def _code_hash(recipe_name: str, build: Callable[..., nn.Module]) -> str:
+def _name_and_code_hash(recipe_name: str, build: Callable[..., nn.Module]) -> str:
     """Return a function's name and the hash of its file."""
     code = getattr(getattr(build, "__init__", None) if isinstance(build, type) else build, "__code__", None)
     path = Path(code.co_filename) if code is not None else None
     if path is None or not path.is_file():
         raise UsageError(
-            f"build of recipe {recipe_name!r}",
+            f"function `build` of recipe {recipe_name!r}",
             expected="a function or class written in Python, in a file",
             found=repr(build)[:80],
             do="Write it into a file: the recipe's hash covers its text",
@@ -403,23 +405,26 @@ def is_image_name(name: str) -> bool:
 
 
 def load_images(
-    images: Callable[[], tuple[ImageData, ImageData]], recipe: str, dataset: str, preprocess: Preprocess
+    images_function: Callable[[], tuple[ImageData, ImageData]],
+    recipe_name: str,
+    dataset_name: str,
+    preprocess: Preprocess,
 ) -> dict[str, ImageData]:
-    """Call a recipe's function `images`; return both splits by name, with the recipe's name of the data set.
+    """Call a recipe's function `images_function`; return both splits by name, with the recipe's name of the data set.
 
     Args:
-        images: function that returns the images for training and for testing.
-        recipe: name of the recipe, for error texts.
-        dataset: name of the images.
+        images_function: function that returns the images for training and for testing.
+        recipe_name: name of the recipe, for error texts.
+        dataset_name: name of the images.
         preprocess: preprocessing whose input shape the images must have.
 
     Raises:
         UsageError: the function returns no two splits; or images lack labels or class names, or have another shape; or
             the splits have different classes.
     """
-    images_label = f"images of recipe {recipe!r}"
-    with user_code(images_label, "a function that returns (train, test)"):
-        splits: Any = images()
+    images_label = f"images of recipe {recipe_name!r}"
+    with user_code_errors(images_label, "a function that returns (train, test)"):
+        splits: Any = images_function()
     if not (isinstance(splits, tuple) and len(splits) == 2 and all(_is_image_data(data) for data in splits)):
         raise UsageError(
             images_label,
@@ -450,15 +455,15 @@ def load_images(
             found=", ".join(test.classes[:12]),
             do="`zoo.images.in_order(test, train.classes)` puts them in order",
         )
-    return {name: replace(data, name=dataset, split=name) for name, data in zip(SPLITS, splits, strict=True)}
+    return {name: replace(data, name=dataset_name, split=name) for name, data in zip(SPLITS, splits, strict=True)}
 
 
-def _is_image_data(result: object) -> bool:
-    return isinstance(result, ImageData) and not isinstance(result, Prepared)
+def _is_image_data(candidate: object) -> bool:
+    return isinstance(candidate, ImageData) and not isinstance(candidate, Prepared)
 
 
 @contextmanager
-def user_code(label: str, expected: str) -> Iterator[None]:
+def user_code_errors(label: str, expected: str) -> Iterator[None]:
     """Turn any exception of the user's code in the block into a UsageError.
 
     Args:
@@ -504,8 +509,8 @@ def error_line(error: Exception) -> str:
     >>> error_line(ValueError("too few"))
     'ValueError: too few'
     """
-    frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_USER_CODE)]
+    traceback_frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [frame for frame in traceback_frames if not frame.filename.startswith(_NOT_USER_CODE_PREFIXES)]
     line_text = f" (in line {user_frames[-1].lineno} of {user_frames[-1].filename})" if user_frames else ""
     if isinstance(error, SyntaxError):
         line_text = f" (in line {error.lineno} of {error.filename})"

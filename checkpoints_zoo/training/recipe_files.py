@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.text import nearest_name
-from checkpoints_zoo.training.recipe import MAPPING_FIELDS, UNHASHED_FIELDS, Recipe, run_module, user_code
+from checkpoints_zoo.training.recipe import MAPPING_FIELDS, UNHASHED_FIELDS, Recipe, run_module, user_code_errors
 
 _FILE_CONTENTS = "RECIPE, a Recipe or a function that returns one; or RECIPES, a dict of these by name"
 _TYPE_DESCRIPTIONS = {
@@ -65,7 +65,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
     if not path.is_file():
         raise UsageError(f"recipe file {path}", expected="a Python file", found="no such file")
     module_name = f"recipe_file_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    with user_code(f"recipe file {path}", "Python that runs"):
+    with user_code_errors(f"recipe file {path}", "Python that runs"):
         module = run_module(path.resolve(), module_name)
     recipes_by_name: Any = getattr(module, "RECIPES", None)
     if recipes_by_name is None and hasattr(module, "RECIPE"):
@@ -76,7 +76,7 @@ def read_recipes(path: Path) -> dict[str, Recipe]:
             expected=_FILE_CONTENTS,
             found=repr(recipes_by_name)[:80] if recipes_by_name else "neither",
         )
-    with user_code(f"recipe file {path}", "recipes"):
+    with user_code_errors(f"recipe file {path}", "recipes"):
         recipes = [value() if callable(value) else value for value in recipes_by_name.values()]
     for recipe in recipes:
         if not isinstance(recipe, Recipe):
@@ -103,9 +103,9 @@ def vary_recipe(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     values: dict[str, Any] = {}
     for change in changes:
         field, value = _parse_change(change)
-        mapping, dot, key = field.partition(".")
+        mapping_field, dot, key = field.partition(".")
         if dot:
-            values[mapping] = {**values.get(mapping, getattr(recipe, mapping)), key: value}
+            values[mapping_field] = {**values.get(mapping_field, getattr(recipe, mapping_field)), key: value}
         elif field in recipe.varied:
             raise UsageError(
                 f"field {field!r} of recipe {recipe.name!r}",
@@ -138,8 +138,8 @@ recipe 'convnet-digits' has. Leave it out.
         if field in seen_fields:
             raise UsageError(f"--set {change}", expected="each field once", found=f"{field} twice")
         seen_fields.add(field)
-        mapping, dot, key = field.partition(".")
-        current_value = getattr(recipe, mapping).get(key) if dot else getattr(recipe, field)
+        mapping_field, dot, key = field.partition(".")
+        current_value = getattr(recipe, mapping_field).get(key) if dot else getattr(recipe, field)
         if type(value) is type(current_value) and value == current_value:
             raise UsageError(
                 f"--set {change}",
@@ -154,19 +154,19 @@ def _parse_change(change: str) -> tuple[str, Any]:
     field, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"change {change!r}", expected="FIELD=VALUE, as in lr=0.05", found="no '='")
-    mapping, dot, _ = field.partition(".")
-    return field, _parse_json(field, text) if dot and mapping in MAPPING_FIELDS else _parse_field(field, text)
+    mapping_field, dot, _ = field.partition(".")
+    return field, _parse_json(field, text) if dot and mapping_field in MAPPING_FIELDS else _parse_field(field, text)
 
 
 def _parse_field(field: str, value_text: str) -> Any:
     """Parse the text of a field by the field's type; return the value."""
-    field_types = {
+    type_of_field = {
         f.name: str(f.type)
         for f in dataclasses.fields(Recipe)
         if f.type in _TYPE_DESCRIPTIONS and f.name not in _FIXED_FIELDS
     }
-    if field not in field_types:
-        known_fields = [*field_types, "arguments.NAME", "varied.FIELD"]
+    if field not in type_of_field:
+        known_fields = [*type_of_field, "arguments.NAME", "varied.FIELD"]
         # Other common names of fields: "learning_rate" means lr, and "wd" means weight_decay.
         suggestions = [
             name for name in known_fields if _initials_of_words(field) == name or _initials_of_words(name) == field
@@ -178,7 +178,7 @@ def _parse_field(field: str, value_text: str) -> Any:
             found="no such field",
             do=f"Did you mean {suggestions[0]}?",
         )
-    field_type = field_types[field]
+    field_type = type_of_field[field]
     try:
         if field_type == "str":
             return value_text

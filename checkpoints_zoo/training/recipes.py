@@ -292,7 +292,7 @@ def recipe_by_name(name: str) -> Recipe:
     return make_recipe()
 
 
-def choose_recipe(
+def recipe_from_options(
     recipe_option: str, changes: tuple[str, ...] = (), name: str | None = None, init_permutation: int = 0,
     init_seed: int | None = None,
 ) -> Recipe:  # fmt: skip

@@ -106,7 +106,7 @@ def _recipe_of_row(collection: str, row: ManifestRow) -> Recipe:
     return vary_recipe(recipe_by_name(base), changes)
 
 
-def _compare_rows(row: ManifestRow, new_row: ManifestRow, inputs: int) -> RetrainResult:
+def _compare_rows(row: ManifestRow, new_row: ManifestRow, input_count: int) -> RetrainResult:
     """Compare a row with the row of the retrained member; return the result."""
     member = row["member"]
     if new_row["status"] != "ok":
@@ -115,10 +115,10 @@ def _compare_rows(row: ManifestRow, new_row: ManifestRow, inputs: int) -> Retrai
         )
     device, threads = split_threads(row["device"] or "")
     new_device, new_threads = split_threads(new_row["device"])
-    on_same_machine = (row["torch_version"], device) == (new_row["torch_version"], new_device)
-    if on_same_machine and row["sha256"] is not None:
-        is_same = row["sha256"] == new_row["sha256"]
-        if is_same:
+    is_same_machine = (row["torch_version"], device) == (new_row["torch_version"], new_device)
+    if is_same_machine and row["sha256"] is not None:
+        agrees = row["sha256"] == new_row["sha256"]
+        if agrees:
             return RetrainResult(member, "bytes", True, f"sha256 {new_row['sha256'][:16]}…")
         if threads == new_threads:
             text = f"expected sha256 {row['sha256'][:16]}…; found {new_row['sha256'][:16]}…"
@@ -126,28 +126,28 @@ def _compare_rows(row: ManifestRow, new_row: ManifestRow, inputs: int) -> Retrai
     if row["test_accuracy"] is None:
         raise UsageError(f"test accuracy of member {member}", expected="one in its row", found="none", member=member)
     stored_accuracy, new_accuracy = row["test_accuracy"], new_row["test_accuracy"]
-    half_width = difference_interval(stored_accuracy, new_accuracy, inputs)
-    is_same = abs(new_accuracy - stored_accuracy) <= half_width
+    half_width = difference_half_width(stored_accuracy, new_accuracy, input_count)
+    agrees = abs(new_accuracy - stored_accuracy) <= half_width
     machines_text = f"trained by torch {row['torch_version']} on {row['device']}, "
     machines_text += f"here {new_row['torch_version']} on {new_row['device']}"
-    if on_same_machine:
+    if is_same_machine:
         threads_note = "" if threads else "; the number of threads is not in its row"
         machines_text += f"; last bits depend on the number of threads{threads_note}"
     return RetrainResult(
         member,
         "accuracy",
-        is_same,
+        agrees,
         f"{stored_accuracy:.4f} before, {new_accuracy:.4f} now, ± {half_width:.4f} ({machines_text})",
     )
 
 
-def difference_interval(first_figure: float, second_figure: float, inputs: int) -> float:
-    """Return the half width of the 99 % interval of the difference between two shares of `inputs` inputs.
+def difference_half_width(first_share: float, second_share: float, input_count: int) -> float:
+    """Return the half width of the 99 % interval of the difference between two shares of `input_count` inputs.
 
     Source: Agresti and Caffo 2000; one success and one failure are added to each share.
 
-    >>> round(difference_interval(0.9, 0.9, 100), 3)
+    >>> round(difference_half_width(0.9, 0.9, 100), 3)
     0.112
     """
-    shares = [(share * inputs + 1) / (inputs + 2) for share in (first_figure, second_figure)]
-    return NORMAL_QUANTILE_99 * math.sqrt(sum(p * (1 - p) for p in shares) / (inputs + 2))
+    shares = [(share * input_count + 1) / (input_count + 2) for share in (first_share, second_share)]
+    return NORMAL_QUANTILE_99 * math.sqrt(sum(p * (1 - p) for p in shares) / (input_count + 2))

@@ -33,15 +33,15 @@ def epoch_generator(seed: int, epoch: int) -> torch.Generator:
     return seeded_generator(derive_seed(seed, f"epoch {epoch}"))
 
 
-def epoch_order(member: int, epoch: int, inputs: int) -> Tensor:
+def epoch_order(member: int, epoch: int, input_count: int) -> Tensor:
     """Return the order (input,) of the inputs for a member in an epoch."""
-    return torch.randperm(inputs, generator=epoch_generator(derive_seed(member, "order"), epoch))
+    return torch.randperm(input_count, generator=epoch_generator(derive_seed(member, "order"), epoch))
 
 
-def epoch_views(member: int, epoch: int, inputs: int, views: int) -> Tensor:
+def epoch_views(member: int, epoch: int, input_count: int, view_count: int) -> Tensor:
     """Return the numbers (input,) of the views of the inputs for a member in an epoch."""
     view_generator = epoch_generator(derive_seed(member, "augment"), epoch)
-    return torch.randint(views, (inputs,), generator=view_generator)
+    return torch.randint(view_count, (input_count,), generator=view_generator)
 
 
 @contextmanager

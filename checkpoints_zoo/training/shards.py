@@ -38,7 +38,7 @@ def write_shards(
     source: FolderSource,
     description: Description,
     new_snapshots: Mapping[SnapshotKey, NewSnapshot],
-    snapshots: int,
+    snapshots_per_member: int,
     *,
     complete_only: bool = False,
 ) -> Iterator[list[SnapshotKey]]:
@@ -53,7 +53,7 @@ def write_shards(
         source: source in a folder.
         description: description of the collection, with one layout.
         new_snapshots: snapshots to add; all snapshots of a member come together.
-        snapshots: number of snapshots of a member, which determines how many members share a shard.
+        snapshots_per_member: number of snapshots of a member, which determines how many members share a shard.
         complete_only: whether to write only shards whose members are all finished.
 
     Raises:
@@ -61,11 +61,11 @@ def write_shards(
     """
     name, ((key, layout),) = description.name, description.layouts.items()
     existing_rows = read_rows(source, name)
-    lost_ids = lost_members(source, existing_rows.values())
+    lost_ids = lost_member_ids(source, existing_rows.values())
     existing_rows = {
         snapshot_key: row for snapshot_key, row in existing_rows.items() if snapshot_key[0] not in lost_ids
     }
-    size = shard_files.members_per_shard(layout, snapshots)
+    size = shard_files.members_per_shard(layout, snapshots_per_member)
     for number in sorted({member // size for member, _ in new_snapshots}):
         shard_rows = {
             snapshot_key: row for snapshot_key, row in existing_rows.items() if snapshot_key[0] // size == number
@@ -123,7 +123,7 @@ def read_rows(source: FolderSource, collection: str) -> dict[SnapshotKey, Manife
     return {member_and_epoch(row): row for row in source.read_collection(collection)[1].to_pylist()}
 
 
-def lost_members(source: FolderSource, rows: Iterable[ManifestRow]) -> set[int]:
+def lost_member_ids(source: FolderSource, rows: Iterable[ManifestRow]) -> set[int]:
     """Return the ids of members whose bytes are lost: the file is missing or too short."""
     sizes: dict[str, int] = {}
     lost_ids = set()
@@ -195,10 +195,10 @@ class Staging:
         if digest is not None:
             try:
                 check_against_files([self.location(key)])
-                is_whole = hashlib.sha256(next(read_members([self.location(key)]))[1]).hexdigest() == digest
+                is_undamaged = hashlib.sha256(next(read_members([self.location(key)]))[1]).hexdigest() == digest
             except (DamagedError, OSError):
-                is_whole = False
-            if not is_whole:
+                is_undamaged = False
+            if not is_undamaged:
                 del self.rows[key], self._digests[key]
 
     @property

@@ -65,7 +65,7 @@ def write_state(path: Path, state: StackState, run_key: RunKey, wall_time_s: flo
         "torch_version": run_key.torch_version,
         "epoch": state.epoch,
         "wall_time_s": wall_time_s,
-        "sha256": _digest(tensors),
+        "sha256": _tensors_digest(tensors),
     }
     with replace_file(path, "wb", sync=True) as file:  # A worker declared dead by mistake may still write.
         file.write(save(tensors, {name: json.dumps(fact) for name, fact in metadata.items()}))
@@ -83,7 +83,7 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
             metadata = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
             # Tensors are copied, because a mapped file is aligned differently and kernels may round by alignment.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        if metadata["format"] != _FORMAT_VERSION or metadata["sha256"] != _digest(tensors):
+        if metadata["format"] != _FORMAT_VERSION or metadata["sha256"] != _tensors_digest(tensors):
             raise ValueError("the content has another hash, or the file has another format")
         key = _key_from_json(metadata)
         groups: dict[str, Tensors] = {group: {} for group in _TENSOR_GROUPS}
@@ -103,7 +103,7 @@ def read_state(path: Path) -> tuple[StackState, RunKey, float]:
         ) from error
 
 
-def read_key(path: Path) -> tuple[RunKey, int] | None:
+def read_key_and_epoch(path: Path) -> tuple[RunKey, int] | None:
     """Return the key and the number of epochs of a state file, without reading tensors; None if it is unreadable."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -113,24 +113,27 @@ def read_key(path: Path) -> tuple[RunKey, int] | None:
         return None
 
 
-def adopt_state(new_state: StackState, saved: StackState) -> bool:
+def adopt_state(new_state: StackState, saved_state: StackState) -> bool:
     """Copy a saved state into a new state, which keeps its own memory format and device.
 
     Returns:
         Whether both states have tensors of the same names, shapes and dtypes. If names, shapes or dtypes differ,
         nothing is copied.
     """
-    new_tensors, saved_tensors = _named_tensors(new_state, initial_only=True), _named_tensors(saved, initial_only=True)
+    new_tensors, saved_tensors = (
+        _named_tensors(new_state, initial_only=True),
+        _named_tensors(saved_state, initial_only=True),
+    )
     if new_tensors.keys() != saved_tensors.keys() or any(
         (t.shape, t.dtype) != (saved_tensors[name].shape, saved_tensors[name].dtype) for name, t in new_tensors.items()
     ):
         return False
     for name, tensor in new_tensors.items():
         tensor.copy_(saved_tensors[name])
-    new_state.epoch, new_state.snapshots = saved.epoch, saved.snapshots
+    new_state.epoch, new_state.snapshots = saved_state.epoch, saved_state.snapshots
     stacked = new_state.params | new_state.buffers
     new_state.averages = {
-        name: torch.empty_like(stacked[name]).copy_(tensor) for name, tensor in saved.averages.items()
+        name: torch.empty_like(stacked[name]).copy_(tensor) for name, tensor in saved_state.averages.items()
     }
     return True
 
@@ -149,7 +152,7 @@ def _named_tensors(state: StackState, initial_only: bool = False) -> Tensors:
     return {**tensors, "loss": state.loss, "failed_step": state.failed_step}
 
 
-def _digest(tensors: Tensors) -> str:
+def _tensors_digest(tensors: Tensors) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {list(tensors[name].shape)} {tensors[name].dtype}\n".encode())
@@ -182,11 +185,11 @@ def reading_lock(folder: Path) -> Iterator[None]:
     Raises:
         LockedError: a run is training into the folder.
     """
-    lock = folder / ".training" / "lock"
-    if not lock.is_file():
+    lock_path = folder / ".training" / "lock"
+    if not lock_path.is_file():
         yield
         return
-    with lock.open("rb") as file:
+    with lock_path.open("rb") as file:
         _try_lock(file, fcntl.LOCK_SH, folder, "Wait until that run ends")
         yield
 
@@ -199,14 +202,14 @@ def training_lock(out: Path) -> Iterator[None]:
         LockedError: another process holds the lock; the lock ends with its process.
         StorageError: the folder can't be written to.
     """
-    lock = out / ".training" / "lock"
-    with disk.translate_write_errors(lock.parent):
-        lock.touch()
+    lock_path = out / ".training" / "lock"
+    with disk.translate_write_errors(lock_path.parent):
+        lock_path.touch()
     held_paths: set[Path] = _held_locks.__dict__.setdefault("paths", set())
-    if (path := lock.resolve()) in held_paths:
+    if (path := lock_path.resolve()) in held_paths:
         yield
         return
-    with lock.open("w") as file:
+    with lock_path.open("w") as file:
         _try_lock(file, fcntl.LOCK_EX, out, "Wait until the other run ends, or give another folder")
         held_paths.add(path)
         try:
@@ -231,16 +234,16 @@ def claim_folder(out: Path, recipe: Recipe) -> Path:
     """
     folder = runs_folder(out, recipe.name)
     folder.mkdir(parents=True, exist_ok=True)
-    recorded_recipe = recorded_hash(folder)
+    earlier_recipe_hash = recorded_recipe_hash(folder)
     has_members = any(folder.glob("*.safetensors")) or (folder / "finished").is_dir()
-    if recorded_recipe not in (None, recipe.hash) and has_members:
+    if earlier_recipe_hash not in (None, recipe.hash) and has_members:
         raise UsageError(
             f"folder {out}",
             expected=f"members of recipe {recipe.name!r} with hash {recipe.hash}",
-            found=f"hash {recorded_recipe}: the recipe has changed since it was trained here",
+            found=f"hash {earlier_recipe_hash}: the recipe has changed since it was trained here",
             do="Give another folder, or name the changed recipe differently",
         )
-    if recorded_recipe != recipe.hash:
+    if earlier_recipe_hash != recipe.hash:
         catalog.write_json({"hash": recipe.hash, **recipe.to_json()}, folder / "recipe.json")
     return folder
 
@@ -262,7 +265,7 @@ def read_description(folder: Path) -> Description:
     return Description.from_json(catalog.read_json(path), path)
 
 
-def recorded_hash(folder: Path) -> str | None:
+def recorded_recipe_hash(folder: Path) -> str | None:
     """Return the recipe hash recorded in a folder of runs, None if there is none."""
     try:
         return str(json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["hash"])
@@ -270,19 +273,19 @@ def recorded_hash(folder: Path) -> str | None:
         return None
 
 
-def clean_folder(folder: Path, unfinished: set[int], epochs: int) -> None:
+def clean_folder(folder: Path, unfinished_ids: set[int], epoch_count: int) -> None:
     """Remove files of killed runs: half-written files, and states of members that are finished.
 
     Args:
         folder: folder of the recipe's runs.
-        unfinished: ids of the members still to be trained.
-        epochs: number of epochs of the recipe.
+        unfinished_ids: ids of the members still to be trained.
+        epoch_count: number of epochs of the recipe.
     """
     for temporary_path in (*folder.glob("*.partial"), *folder.glob(".*.tmp")):
         temporary_path.unlink()
     for path in folder.glob("*.safetensors"):
-        key = read_key(path)  # `train_stack` deletes unreadable states and prints a message.
-        if key is not None and key[1] == epochs and unfinished.isdisjoint(key[0].members):
+        key = read_key_and_epoch(path)  # `train_stack` deletes unreadable states and prints a message.
+        if key is not None and key[1] == epoch_count and unfinished_ids.isdisjoint(key[0].members):
             path.unlink()
 
 
@@ -298,11 +301,11 @@ def divide_into_stacks(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list
     """
     stacks, remaining = [], dict.fromkeys(ids)
     for path in sorted(folder.glob("*.safetensors")):
-        key = read_key(path)
+        key = read_key_and_epoch(path)
         if key is None or (key[0].recipe_hash, key[0].torch_version) != (recipe.hash, str(torch.__version__)):
             continue
         members = key[0].members
-        if path.name == state_name(members) and any(member in remaining for member in members):
+        if path.name == state_file_name(members) and any(member in remaining for member in members):
             stacks.append(members)
             for member in members:
                 remaining.pop(member, None)
@@ -315,7 +318,7 @@ def divide_into_stacks(folder: Path, recipe: Recipe, ids: Sequence[int]) -> list
     return sorted(stacks, key=lambda stack: min(position[member] for member in stack if member in position))
 
 
-def state_name(stack: tuple[int, ...]) -> str:
+def state_file_name(stack: tuple[int, ...]) -> str:
     """Return the file name of a stack's state."""
     ids_hash = hashlib.sha256(",".join(map(str, stack)).encode()).hexdigest()[:8]
     return f"{stack[0]:06d}-{stack[-1]:06d}-{ids_hash}.safetensors"

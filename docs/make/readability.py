@@ -74,7 +74,7 @@ def error_text(argument: ast.expr) -> str:
 
 
 def names(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield each name that a file gives, as the line that gives it: kind, name, line number."""
+    """Yield each name that a file gives: kind, name, number of the line that gives it."""
     yield "file", str(path.relative_to(ROOT)), 1
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef):
@@ -123,9 +123,14 @@ def _place(path: Path, line: int) -> str:
 
 
 def _code(path: Path, line: int) -> str:
-    """Return a line's code, cut after 110 characters."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return textwrap.shorten(lines[line - 1], 110) if lines else ""
+    """Return the statement or the signature that a line belongs to, on one line, cut after 250 characters."""
+    code = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.stmt):
+            last = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno or node.lineno
+            if node.lineno <= line <= last:
+                return textwrap.shorten(" ".join(code.splitlines()[node.lineno - 1 : last]), 250)
+    return "".join(code.splitlines()[line - 1 : line])
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.populations.mass import along_training, last_snapshots, select_masses
+from checkpoints_zoo.populations.mass import along_training, last_snapshot_positions, select_masses
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from checkpoints_zoo.training.recipes import RECIPES
 from tests.hub import Hub
@@ -156,7 +156,7 @@ def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
     epochs = [epoch for _, epoch in members._snapshot_keys]
-    last = select_masses(masses, last_snapshots(masses, epochs))
+    last = select_masses(masses, last_snapshot_positions(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)
     assert torch.equal(last.before, alone.before)
@@ -164,7 +164,7 @@ def test_snapshots_by_the_library(trained: Path) -> None:
     assert {n: s.shape for n, s in last.scales.items()} == {n: s.shape for n, s in alone.scales.items()}
     assert last.history.shape[1] == 3
     assert [step.epoch for step in along_training(masses, epochs)] == [0, 1, 2]
-    for function in (along_training, last_snapshots):
+    for function in (along_training, last_snapshot_positions):
         with pytest.raises(UsageError, match=r"^epochs: expected 9, one of each snapshot; found 2\.$"):
             function(masses, [1, 2])
 

@@ -42,6 +42,18 @@ def test_sentences_of_docstrings_comments_and_errors_are_drawn(tmp_path: Path) -
     }
 
 
+def test_a_name_stands_in_its_whole_statement(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "def add(\n    first: int,\n    second: int,\n) -> int:\n    total = (\n        first\n        + second)\n"
+    )
+    assert [readability._code(path, line) for line in (1, 3, 5)] == [
+        "def add( first: int, second: int, ) -> int:",
+        "def add( first: int, second: int, ) -> int:",
+        "total = ( first + second)",
+    ]
+
+
 @pytest.mark.slow
 def test_a_seed_draws_the_same_lines_again() -> None:
     assert readability.draw(20, seed=0) == readability.draw(20, seed=0)

@@ -44,7 +44,7 @@ COUNT = 12
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold few members, so that there are several."""
     monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 20)
-    monkeypatch.setattr(measuring, "BATCH_MEMBERS", 5)
+    monkeypatch.setattr(measuring, "MOST_BATCH_MEMBERS", 5)
 
 
 @pytest.mark.parametrize("kind", ["tar", "files"])

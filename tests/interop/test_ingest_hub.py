@@ -28,7 +28,7 @@ NETS = "models/mnist-optunet"
 def nets(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[State]:
     """Commit thirty OptuNets in two raw tars and a gzipped one, and as safetensors files; return them all."""
     forget()
-    monkeypatch.setattr(measuring, "BATCH_MEMBERS", 5)
+    monkeypatch.setattr(measuring, "MOST_BATCH_MEMBERS", 5)
     made = states(30)
     parts = {"a": (tar(tmp_path / "a", made[:12]), "optunet-0-11.tgz"),
              "b": (tar(tmp_path / "b", made[12:24]), "optunet-12-23.tgz")}  # fmt: skip
@@ -159,7 +159,7 @@ def test_every_header_of_a_true_sized_archive_is_read(hub: Hub, tmp_path: Path) 
 @pytest.mark.slow
 def test_measured_where_they_lie(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
-    monkeypatch.setattr(measuring, "BATCH_MEMBERS", 3)
+    monkeypatch.setattr(measuring, "MOST_BATCH_MEMBERS", 3)
     known = zoo.load("convnet-digits", n=7)
     states_of = [{n: t.clone() for n, t in m.state_dict().items()} for m in known]
     hub.commit("alice/nets", {f"runs/seed-{i}.safetensors": save(s) for i, s in enumerate(states_of)}, lfs=True)

@@ -21,7 +21,7 @@ COUNT = 12
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shards and batches hold five members, so that there are several."""
     monkeypatch.setattr(shard_files, "LARGEST_TENSOR_COUNT", 20)
-    monkeypatch.setattr(measuring, "BATCH_MEMBERS", 5)
+    monkeypatch.setattr(measuring, "MOST_BATCH_MEMBERS", 5)
 
 
 class Stop(Exception):
@@ -91,7 +91,7 @@ def contents(out: Path) -> dict[str, bytes]:
 
 def import_all(folder: str, out: str, copied: bool) -> None:
     """What each child does, in small steps."""
-    shard_files.LARGEST_TENSOR_COUNT, measuring.BATCH_MEMBERS = 20, 5
+    shard_files.LARGEST_TENSOR_COUNT, measuring.MOST_BATCH_MEMBERS = 20, 5
     if copied:
         ingest([folder], "nets", reshard=out)
     else:

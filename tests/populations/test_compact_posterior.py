@@ -63,7 +63,7 @@ def test_subsets_in_batches_are_fits_of_their_own() -> None:
             np.testing.assert_allclose(found.mean[name], exact.mean(0), rtol=1e-6, atol=1e-7)
             np.testing.assert_allclose(found.std[name], exact.std(0, ddof=1), rtol=1e-6)
         assert found.fixed["n"].tolist() == [1, 1]
-    left = fit_subsets(parts, subsets, excluded={"b"})[0]
+    left = fit_subsets(parts, subsets, excluded_names={"b"})[0]
     assert list(left.mean) == ["a"]
     assert list(left.fixed) == ["n"]
 

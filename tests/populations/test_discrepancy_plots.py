@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import BLUE, MATPLOTLIB_STYLE, RED, _make_printable
+from checkpoints_zoo.evaluation.drawing import BLUE, MATPLOTLIB_STYLE, RED, _make_texts_printable
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.discrepancy import MMD, NS, Discrepancy
 
@@ -86,7 +86,7 @@ def test_no_text_covers_another(layers: int) -> None:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(MATPLOTLIB_STYLE)
-        figure = _make_printable(discrepancy.draw_mmd(found(layers).mmd, found(layers).ns))
+        figure = _make_texts_printable(discrepancy.draw_mmd(found(layers).mmd, found(layers).ns))
         figure.draw_without_rendering()
     hidden = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):

@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.columns import SCHEMA as COLUMNS
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.population import train_stack
-from checkpoints_zoo.training.recipes import choose_recipe, convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits, recipe_from_options
 from tests.formats.test_text import cells, tokens
 from tests.publishing.test_cards import ABOUT, ALL, REPO, body, some
 from tests.support.commands import run
@@ -123,7 +123,7 @@ def test_a_name_on_a_figure_is_drawn_as_it_is(name: str, tmp_path: Path) -> None
 def test_counts_of_a_recipe_have_bounds(change: str, text: str) -> None:
     """Case 47: numbers that no machine trains are refused before anything is built."""
     with pytest.raises(UsageError, match=f"^{change.partition('=')[0]} of recipe .* a whole number {text}"):
-        choose_recipe("convnet-digits", (change,))
+        recipe_from_options("convnet-digits", (change,))
 
 
 def test_a_stack_beyond_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,14 +141,14 @@ def test_a_stack_beyond_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_change_without_an_effect(change: str) -> None:
     """Case 47: a field that is set to the value that it has is a slip, and is named."""
     with pytest.raises(UsageError) as error:
-        choose_recipe("convnet-digits", ("momentum=0.8", change))
+        recipe_from_options("convnet-digits", ("momentum=0.8", change))
     assert str(error.value) == (
         f"--set {change}: expected another value than the recipe's; found the value that recipe 'convnet-digits' has. "
         "Leave it out."
     )
     with pytest.raises(UsageError, match="expected each field once; found lr twice"):
-        choose_recipe("convnet-digits", ("lr=0.1", "lr=0.2"))
-    assert choose_recipe("convnet-digits", ("arguments.classes=11", "lr=0.1")).arguments["classes"] == 11
+        recipe_from_options("convnet-digits", ("lr=0.1", "lr=0.2"))
+    assert recipe_from_options("convnet-digits", ("arguments.classes=11", "lr=0.1")).arguments["classes"] == 11
 
 
 @pytest.mark.parametrize("changes", [{"lr": 0.06}, {"title": "Another"}, {"licence": "MIT"}])

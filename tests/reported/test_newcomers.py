@@ -27,7 +27,7 @@ from checkpoints_zoo.sources import hub as hub_room
 from checkpoints_zoo.training.optimizers import first_adam_state, scaled_step
 from checkpoints_zoo.training.population import Progress, train_stack
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipes import choose_recipe, convnet_digits
+from checkpoints_zoo.training.recipes import convnet_digits, recipe_from_options
 from checkpoints_zoo.training.retrain import retrain
 from checkpoints_zoo.training.seeds import derive_seed, epoch_order
 from tests.hub import Hub
@@ -72,7 +72,7 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(
         raise AssertionError("the command began its work")
 
     for function in (
-        "collection.collection.load", "sources.source.select_members", "training.recipes.choose_recipe",
+        "collection.collection.load", "sources.source.select_members", "training.recipes.recipe_from_options",
         "cli.importing.ingest",
     ):  # fmt: skip
         monkeypatch.setattr(f"checkpoints_zoo.{function}", work)
@@ -579,23 +579,23 @@ def test_a_run_of_adam_that_was_killed_goes_on(precision: str, tmp_path: Path) -
 
 def test_recipes_of_adam() -> None:
     """Case 40: settings of Adam are no settings of SGD, and recipes of SGD keep their hashes."""
-    recipe = choose_recipe("convnet-digits", ("optimizer=adamw", "lr=0.001", "beta2=0.99"))
+    recipe = recipe_from_options("convnet-digits", ("optimizer=adamw", "lr=0.001", "beta2=0.99"))
     assert (recipe.optimizer, recipe.beta2, recipe.epsilon) == ("adamw", 0.99, 1e-8)
     assert recipe.made_from == "convnet-digits beta2=0.99 lr=0.001 optimizer=adamw"
     assert len({recipe.hash, replace(recipe, beta2=0.999).hash, replace(recipe, optimizer="adam").hash}) == 3
     assert not {"beta2", "epsilon"} & set(convnet_digits().to_json())
     with pytest.raises(UsageError, match=r"optimizer of .*: expected one of sgd, adam, adamw; found 'rmsprop'"):
-        choose_recipe("convnet-digits", ("optimizer=rmsprop",))
+        recipe_from_options("convnet-digits", ("optimizer=rmsprop",))
     for change, expected in (
         ("beta2=0.9", "0.999 with sgd: it belongs to the optimizers adam and adamw; found 0.9"),
         ("epsilon=1e-6", "1e-08 with sgd: it belongs to the optimizers adam and adamw; found 1e-06"),
     ):
         with pytest.raises(UsageError, match=expected):
-            choose_recipe("convnet-digits", (change,))
+            recipe_from_options("convnet-digits", (change,))
     with pytest.raises(
         UsageError, match=r"nesterov of .*: expected False: it belongs to the optimizer sgd; found True"
     ):
-        choose_recipe("convnet-digits", ("optimizer=adam", "nesterov=true"))
+        recipe_from_options("convnet-digits", ("optimizer=adam", "nesterov=true"))
 
 
 def test_a_collection_trained_by_adam(tmp_path: Path) -> None:

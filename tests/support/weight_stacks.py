@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from checkpoints_zoo.populations.discrepancy import MMD, TensorGroups, compare_blocks
 from checkpoints_zoo.populations.independent_units import Exchange
-from checkpoints_zoo.populations.kernels import BandwidthGrid, StackedTensors, choose_groups
+from checkpoints_zoo.populations.kernels import BandwidthGrid, StackedTensors, tensor_groups_from_argument
 
 
 def mmd_of_stacks(
@@ -31,5 +31,5 @@ def mmd_of_stacks(
             start = max(0, start - count)
 
     exchange = Exchange.of_units(range(counts[0]), range(counts[0], sum(counts)), seed)
-    tensors = choose_groups(groups, names)
+    tensors = tensor_groups_from_argument(groups, names)
     return compare_blocks(blocks, counts, exchange, tensors, ("", ""), permutations, grid, widths, device, seed)

@@ -21,7 +21,7 @@ def test_views_are_torchvisions(padding: int, flip: bool, seed: int, channels: i
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (7, channels, *size), dtype=torch.uint8, generator=generator)
     augmentation = Augmentation(padding, flip)
-    choices = torch.randint(augmentation.views, (7,), generator=generator)
+    choices = torch.randint(augmentation.view_count, (7,), generator=generator)
     got = augmentation(images, choices)
     assert (got.dtype, got.shape) == (images.dtype, images.shape)
     for image, choice, view in zip(images, choices.tolist(), got, strict=True):
@@ -39,13 +39,13 @@ def test_views_are_all_of_torchvisions_and_no_others(name: str) -> None:
     padding, side = augmentation.padding, 2 * augmentation.padding + 1
     crops = [tv.crop(tv.pad(images[0], [padding] * 4), y, x, 12, 12) for y in range(side) for x in range(side)]
     wanted = crops + ([tv.horizontal_flip(crop) for crop in crops] if augmentation.flip else [])
-    got = augmentation(images.expand(augmentation.views, -1, -1, -1), torch.arange(augmentation.views))
+    got = augmentation(images.expand(augmentation.view_count, -1, -1, -1), torch.arange(augmentation.view_count))
     assert {bytes(v.numpy()) for v in got} == {bytes(w.contiguous().numpy()) for w in wanted}
-    assert len({bytes(v.numpy()) for v in got}) == augmentation.views
+    assert len({bytes(v.numpy()) for v in got}) == augmentation.view_count
 
 
 def test_the_named_ones() -> None:
-    views = {name: (a.padding, a.flip, a.views) for name, a in AUGMENTATIONS.items()}
+    views = {name: (a.padding, a.flip, a.view_count) for name, a in AUGMENTATIONS.items()}
     assert views == {
         "none": (0, False, 1), "shift1": (1, False, 9), "crop4": (4, False, 81), "crop4-flip": (4, True, 162),
     }  # fmt: skip
@@ -62,7 +62,7 @@ def test_shift1_is_black_outside() -> None:
 def test_offsets_and_flips_are_uniform_and_independent() -> None:
     """Chi-squared at 0.1 %: of each offset, of flips, and of all views together, over members and epochs."""
     augmentation = AUGMENTATIONS["crop4-flip"]
-    drawn = torch.cat([epoch_views(m, e, 5000, augmentation.views) for m in (0, 7) for e in (0, 1, 2)])
+    drawn = torch.cat([epoch_views(m, e, 5000, augmentation.view_count) for m in (0, 7) for e in (0, 1, 2)])
     top, left, flipped = augmentation.offsets(drawn)
     for values, kinds in ((top, 9), (left, 9), (flipped.long(), 2), (drawn, 162)):
         assert int(values.min()) == 0

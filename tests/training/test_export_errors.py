@@ -53,7 +53,7 @@ def build():
 """
 LOGITS = "expected float32 logits (2, 10) for images (2, 1, 8, 8)"
 MISTAKES = {  # what build() does -> what is said
-    "return nn.Linear(64, 'ten')": "build of recipe 'mine': expected a module; found TypeError: empty(): argument",
+    "return nn.Linear(64, 'ten')": "function `build` of recipe 'mine': expected a module; found TypeError: empty()",
     "return nn.Sequential(nn.Flatten(), nn.Linear(65, 10))": f"{LOGITS}; found RuntimeError: ",
     "return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))": f"{LOGITS}; found torch.float32 (2, 9).",
     "return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half()": f"{LOGITS}; found RuntimeError: ",

@@ -62,7 +62,7 @@ def script(recipe: Recipe, member: int, data: ImageData) -> dict[str, Tensor]:
     assert data.labels is not None
     for epoch in range(recipe.epochs):
         order = epoch_order(member, epoch, len(data))
-        choices = epoch_views(member, epoch, len(data), augmentation.views)
+        choices = epoch_views(member, epoch, len(data), augmentation.view_count)
         for step in range(len(data) // 32):
             slots = range(step * 32, step * 32 + 32)
             pixels = []

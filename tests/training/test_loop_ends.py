@@ -110,8 +110,8 @@ def test_an_architecture_that_is_not_all_trained_is_refused() -> None:
     with pytest.raises(UsageError) as error:
         initial_state(dataclasses.replace(DROPPING, build=frozen), [0])
     assert str(error.value) == (
-        "build of recipe 'small': expected a function that returns a torch.nn.Module whose parameters are all trained;"
-        " found parameter '1.bias' without requires_grad."
+        "function `build` of recipe 'small': expected a function that returns a torch.nn.Module whose parameters are "
+        "all trained; found parameter '1.bias' without requires_grad."
     )
 
 

@@ -18,7 +18,7 @@ from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import is_recipe_file, read_recipe, read_recipes, vary_recipe
-from checkpoints_zoo.training.recipes import RECIPES, choose_recipe, convnet_digits, resnet8_digits
+from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, recipe_from_options, resnet8_digits
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_variants_are_made_again_from_what_was_written_down(lr: float, epochs: i
     "recipe",
     [
         vary_recipe(resnet8_digits(), ["arguments.widths=[4,8,8]", "snapshots=0,3"]),
-        choose_recipe("convnet-digits", ("lr=0.1",), "mine", 9, 5),
-        choose_recipe("convnet-digits", (), None, 9),
+        recipe_from_options("convnet-digits", ("lr=0.1",), "mine", 9, 5),
+        recipe_from_options("convnet-digits", (), None, 9),
     ],
 )
 def test_what_a_row_says_makes_the_recipe_again(recipe: Recipe) -> None:
     name, *settings = recipe.made_from.split(" ")
-    assert choose_recipe(name, tuple(settings)).hash == recipe.hash
+    assert recipe_from_options(name, tuple(settings)).hash == recipe.hash
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,9 @@ def test_a_build_without_a_file_is_refused() -> None:
     scope: dict[str, Any] = {}
     exec(compile("def build(): return None", "<typed in>", "exec"), scope)
     recipe = dataclasses.replace(convnet_digits(), build=scope["build"], architecture="typed")
-    with pytest.raises(UsageError, match=r"build of recipe 'convnet-digits': expected a function or class written in"):
+    with pytest.raises(
+        UsageError, match=r"function `build` of recipe 'convnet-digits': expected a function or class written in"
+    ):
         recipe.to_json()
     with pytest.raises(UsageError) as error:
         recipe.module()
@@ -213,11 +215,11 @@ def test_a_build_without_a_file_is_refused() -> None:
 
 def test_names_and_variants_from_the_command_line(tmp_path: Path) -> None:
     path = written(tmp_path, "RECIPE = MINE")
-    made = choose_recipe(str(path), ("lr=0.2",), "theirs")
+    made = recipe_from_options(str(path), ("lr=0.2",), "theirs")
     assert (made.name, made.made_from, made.lr) == ("theirs", "mine lr=0.2", 0.2)
-    assert choose_recipe("convnet-digits").made_from == ""
-    assert choose_recipe("convnet-digits", (), "other").made_from == "convnet-digits"
-    permuted = choose_recipe("convnet-digits", (), None, 9, 5)
+    assert recipe_from_options("convnet-digits").made_from == ""
+    assert recipe_from_options("convnet-digits", (), "other").made_from == "convnet-digits"
+    permuted = recipe_from_options("convnet-digits", (), None, 9, 5)
     assert (permuted.name, permuted.init_permutation, permuted.init_seed) == ("convnet-digits-from-5-permuted-9", 9, 5)
 
 

@@ -13,7 +13,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SelectionError, UsageError
 from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.training.retrain import difference_interval, retrain
+from checkpoints_zoo.training.retrain import difference_half_width, retrain
 from tests.support.commands import run
 from tests.support.tiny import TINY, no_waiting_for_the_disk, stored  # noqa: F401 (a fixture)
 
@@ -94,6 +94,6 @@ def test_the_interval_covers_99_of_100(share: float, inputs: int) -> None:
         weights[one] * weights[other]
         for one in near
         for other in near
-        if abs(one - other) / inputs <= difference_interval(one / inputs, other / inputs, inputs)
+        if abs(one - other) / inputs <= difference_half_width(one / inputs, other / inputs, inputs)
     )
     assert 0.985 < covered < 0.999

@@ -20,7 +20,7 @@ from checkpoints_zoo.training import population, recipe_files
 from checkpoints_zoo.training.export import Export, train_into
 from checkpoints_zoo.training.packing import PackedSnapshot, layout_of
 from checkpoints_zoo.training.shards import MemberLog, Staging
-from checkpoints_zoo.training.state import divide_into_stacks, state_name, training_lock
+from checkpoints_zoo.training.state import divide_into_stacks, state_file_name, training_lock
 from checkpoints_zoo.workers import InProcess, Processes
 from tests.support import tiny
 from tests.support.tiny import (  # noqa: F401 (fixtures)
@@ -176,7 +176,7 @@ def test_members_that_wait_for_their_shard_are_not_trained_again(tmp_path: Path)
 
 def test_stacks_that_were_begun_go_on_as_they_were(tmp_path: Path) -> None:
     for stack in ((0, 1, 2), (6, 7, 8)):
-        train_state(tmp_path / state_name(stack), stack)
+        train_state(tmp_path / state_file_name(stack), stack)
     assert divide_into_stacks(tmp_path, TINY, [2, 3, 4, 5, 6]) == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
     assert divide_into_stacks(tmp_path, TINY, [3, 4, 5, 9]) == [(3, 4, 5), (9,)]
 

@@ -21,7 +21,7 @@ from checkpoints_zoo.training.pickling import rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.population import Progress, train_stack
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import check_changes, vary_recipe
-from checkpoints_zoo.training.recipes import choose_recipe, convnet_digits, convnet_digits_varied
+from checkpoints_zoo.training.recipes import convnet_digits, convnet_digits_varied, recipe_from_options
 from checkpoints_zoo.training.retrain import retrain
 from tests.support.tiny import TINY, contents, no_waiting_for_the_disk  # noqa: F401 (a fixture)
 
@@ -115,7 +115,7 @@ def test_a_killed_run_ends_like_a_whole_one_and_rows_hold_the_values(tmp_path: P
 
 def test_lists_from_the_command_line() -> None:
     changes = ["stack_width=1", "varied.lr=[0.1, 0.2]", 'varied.optimizer=["sgd","adam"]']
-    made = choose_recipe("convnet-digits", tuple(changes), "mine")
+    made = recipe_from_options("convnet-digits", tuple(changes), "mine")
     assert made.varied == {"lr": (0.1, 0.2), "optimizer": ("sgd", "adam")}
     assert made.made_from == 'convnet-digits stack_width=1 varied.lr=[0.1,0.2] varied.optimizer=["sgd","adam"]'
     assert vary_recipe(convnet_digits(), made.made_from.split(" ")[1:]).hash == made.hash

@@ -18,7 +18,7 @@ from checkpoints_zoo.evaluation.metrics.diversity import (
     mutual_information,
 )
 from checkpoints_zoo.evaluation.metrics.intervals import (
-    FEWEST_SKEWED,
+    FEWEST_MEMBERS_IF_SKEWED,
     Interval,
     Plan,
     band_plan,
@@ -31,7 +31,7 @@ from checkpoints_zoo.evaluation.metrics.scaling import temperature, tempered
 from checkpoints_zoo.evaluation.metrics.selective import aurc
 
 __all__ = [
-    "FEWEST_SKEWED",
+    "FEWEST_MEMBERS_IF_SKEWED",
     "Interval",
     "Plan",
     "Reliability",

@@ -34,8 +34,8 @@ def check_floats(argument_name: str, tensor: Tensor, axes: tuple[str, ...] | Non
     """
     shape = f"shape {tuple(tensor.shape)}"
     if axes is not None and tensor.ndim != len(axes):
-        axis_names = ", ".join(axes) + ("," if len(axes) == 1 else "")
-        raise argument_error(argument_name, f"axes ({axis_names})", shape, "Reshape it, one axis for each name")
+        axes_text = ", ".join(axes) + ("," if len(axes) == 1 else "")
+        raise argument_error(argument_name, f"axes ({axes_text})", shape, "Reshape it, one axis for each name")
     _check_dense(argument_name, tensor)
     if tensor.ndim == 0:
         raise argument_error(argument_name, "an axis of classes", shape, "Give a tensor with a class axis")
@@ -68,8 +68,8 @@ def check_probabilities(probs: Tensor, axes: tuple[str, ...] | None = INPUT_CLAS
         raise argument_error("probs", "no negative value", f"{lowest_value:.4g}", "Logits need a softmax")
     low, high = (float(bound) for bound in probs.sum(-1).aminmax())
     if low < 1 - SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
-        worst = high if high - 1 > 1 - low else low
-        raise argument_error("probs", "a sum of 1 over the classes", f"{worst:.4g}", "Give all classes, normalised")
+        worst_sum = high if high - 1 > 1 - low else low
+        raise argument_error("probs", "a sum of 1 over the classes", f"{worst_sum:.4g}", "Give all classes, normalised")
 
 
 def check_log_probabilities(log_probs: Tensor) -> None:
@@ -142,11 +142,11 @@ def check_at_least(argument_name: str, fewest: int, number: int) -> None:
         raise argument_error(argument_name, f"at least {fewest}", str(number), f"Give more {argument_name}")
 
 
-def _check_one_per_input(argument_name: str, tensor: Tensor, inputs: int) -> None:
+def _check_one_per_input(argument_name: str, tensor: Tensor, input_count: int) -> None:
     _check_dense(argument_name, tensor)
-    if tensor.shape != (inputs,):
+    if tensor.shape != (input_count,):
         raise argument_error(
-            argument_name, f"shape ({inputs},)", f"shape {tuple(tensor.shape)}", "Give one value an input"
+            argument_name, f"shape ({input_count},)", f"shape {tuple(tensor.shape)}", "Give one value an input"
         )
 
 

@@ -20,7 +20,7 @@ def tie_means(scores: Tensor, values: Tensor) -> Tensor:
     is_new_score = scores[:, 1:] != scores[:, :-1]
     if bool(is_new_score.all()):
         return values
-    tie_number = F.pad(is_new_score.cumsum(-1), (1, 0))
-    sums = torch.zeros_like(values).scatter_add_(-1, tie_number, values)
-    sizes = torch.zeros_like(values).scatter_add_(-1, tie_number, torch.ones_like(values))
-    return (sums / sizes).gather(-1, tie_number)
+    tie_index = F.pad(is_new_score.cumsum(-1), (1, 0))
+    tie_sums = torch.zeros_like(values).scatter_add_(-1, tie_index, values)
+    sizes = torch.zeros_like(values).scatter_add_(-1, tie_index, torch.ones_like(values))
+    return (tie_sums / sizes).gather(-1, tie_index)

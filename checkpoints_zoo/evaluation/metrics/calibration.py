@@ -45,11 +45,11 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     confidence, top_class = probs.max(-1)
     # The mean of probabilities over members may be rounded to a number above 1.
     confidence = confidence.clamp(0, 1).float()
-    bin_of_input, correct = _bin_numbers(confidence, bins), (top_class == labels).float()
+    bin_of_input, is_correct = _bin_numbers(confidence, bins), (top_class == labels).float()
     # The sum is in float32 and in torchmetrics' order, so that the ECE equals the values in manifests bit for bit.
     counts, confidence_sums, accuracy_sums = (
         confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
-        for values in (torch.ones_like(confidence), confidence, correct)
+        for values in (torch.ones_like(confidence), confidence, is_correct)
     )
     gaps = (accuracy_sums / counts).nan_to_num() - (confidence_sums / counts).nan_to_num()
     return (gaps.abs() * (counts / counts.sum())).sum().to(probs.dtype)
@@ -165,11 +165,11 @@ def _equal_mass_errors(probabilities: Tensor, outcomes: Tensor, bins: int) -> Te
         bins: number of bins.
     """
     sorted_probs, order = _sort_probabilities(probabilities)
-    gap = tie_means(sorted_probs, outcomes.gather(-1, order).double()) - sorted_probs.double()
+    gaps = tie_means(sorted_probs, outcomes.gather(-1, order).double()) - sorted_probs.double()
     inputs = probabilities.shape[-1]
-    ends = [inputs // bins * bin + min(bin, inputs % bins) for bin in range(bins + 1)]
+    bin_bounds = [inputs // bins * bin_number + min(bin_number, inputs % bins) for bin_number in range(bins + 1)]
     # The absolute sum of the gaps of a bin is its number of inputs * |accuracy - confidence|; an empty bin sums to 0.
-    sums = F.pad(gap.cumsum(-1), (1, 0))[:, ends].diff(dim=-1)
+    sums = F.pad(gaps.cumsum(-1), (1, 0))[:, bin_bounds].diff(dim=-1)
     return sums.abs().sum(-1) / inputs
 
 

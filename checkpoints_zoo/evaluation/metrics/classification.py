@@ -76,5 +76,5 @@ def brier(probs: Tensor, labels: Tensor, *, check: bool = True) -> Tensor:
     if check:
         _check.check_probabilities(probs)
         _check.check_labels(labels, probs)
-    indicator = F.one_hot(labels, probs.shape[-1]).to(probs.dtype)
-    return (probs - indicator).square().sum(-1).mean()
+    one_hot_labels = F.one_hot(labels, probs.shape[-1]).to(probs.dtype)
+    return (probs - one_hot_labels).square().sum(-1).mean()

@@ -36,9 +36,9 @@ def ood_score(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_probabilities(probs)
-    largest, top = probs.max(-1, keepdim=True)
-    others = probs.scatter(-1, top, 0.0).sum(-1)
-    return torch.where(largest.squeeze(-1) > CLOSE_TO_1, others, 1 - largest.squeeze(-1))
+    largest_probs, top_class = probs.max(-1, keepdim=True)
+    sum_of_other_probs = probs.scatter(-1, top_class, 0.0).sum(-1)
+    return torch.where(largest_probs.squeeze(-1) > CLOSE_TO_1, sum_of_other_probs, 1 - largest_probs.squeeze(-1))
 
 
 def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
@@ -58,11 +58,13 @@ def auroc(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_ood_scores(is_ood, scores)
-    positive, negative = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
+    positive_scores, negative_scores = scores.masked_select(is_ood).sort().values, scores.masked_select(~is_ood)
     # An input in distribution counts once for each OOD input that scores lower, half for each that scores the same.
-    below = torch.searchsorted(positive, negative).sum()
-    not_above = torch.searchsorted(positive, negative, right=True).sum()
-    return (1 - (below + not_above).double() / (2 * len(positive) * len(negative))).to(scores.dtype)
+    lower_pair_count = torch.searchsorted(positive_scores, negative_scores).sum()
+    not_higher_pair_count = torch.searchsorted(positive_scores, negative_scores, right=True).sum()
+    return (
+        1 - (lower_pair_count + not_higher_pair_count).double() / (2 * len(positive_scores) * len(negative_scores))
+    ).to(scores.dtype)
 
 
 def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
@@ -85,12 +87,12 @@ def aupr(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_ood_scores(is_ood, scores)
-    positive = scores.masked_select(is_ood).sort().values
-    negative = scores.masked_select(~is_ood).sort().values
+    positive_scores = scores.masked_select(is_ood).sort().values
+    negative_scores = scores.masked_select(~is_ood).sort().values
     # Each OOD input is one step in recall, at the precision of a threshold equal to the input's score.
-    hits = len(positive) - torch.searchsorted(positive, positive)
-    false_alarms = len(negative) - torch.searchsorted(negative, positive)
-    return (hits.double() / (hits + false_alarms)).mean().to(scores.dtype)
+    hit_counts = len(positive_scores) - torch.searchsorted(positive_scores, positive_scores)
+    false_alarm_counts = len(negative_scores) - torch.searchsorted(negative_scores, positive_scores)
+    return (hit_counts.double() / (hit_counts + false_alarm_counts)).mean().to(scores.dtype)
 
 
 def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
@@ -114,7 +116,7 @@ def fpr95(scores: Tensor, is_ood: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_ood_scores(is_ood, scores)
-    positive = scores.masked_select(is_ood)
+    positive_scores = scores.masked_select(is_ood)
     # Leave out a twentieth of the OOD inputs, rounded down, so that recall is at least 95 %.
-    threshold = positive.kthvalue(len(positive) // 20 + 1).values
+    threshold = positive_scores.kthvalue(len(positive_scores) // 20 + 1).values
     return (scores.masked_select(~is_ood) >= threshold).to(scores.dtype).mean()

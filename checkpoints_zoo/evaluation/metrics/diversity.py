@@ -50,8 +50,8 @@ def mutual_information(probs: Tensor, *, check: bool = True) -> Tensor:
     """
     if check:
         _check.check_probabilities(probs, _check.MEMBER_INPUT_CLASS)
-    total = entropy(probs.mean(0), check=False)
-    return (total - entropy(probs, check=False).mean(0)).clamp_(min=0)
+    total_entropy = entropy(probs.mean(0), check=False)
+    return (total_entropy - entropy(probs, check=False).mean(0)).clamp_(min=0)
 
 
 def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
@@ -77,27 +77,27 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     return disagreement_of_votes(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
 
 
-def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
+def disagreement_of_votes(voted_classes: Tensor, class_count: int) -> Tensor:
     """Average, over pairs of members, the share of inputs to which both members give different classes; return the
     average, float64 in [0, 1].
 
     The result is NaN for a single member, which has no pair.
 
     Args:
-        voted: class that each member predicts for each input, (member, input).
-        classes: number of classes.
+        voted_classes: class that each member predicts for each input, (member, input).
+        class_count: number of classes.
 
     >>> import torch
     >>> disagreement_of_votes(torch.tensor([[0], [0], [1]]), classes=2)
     tensor(0.6667, dtype=torch.float64)
     """
-    members, inputs = voted.shape
-    votes = torch.zeros(inputs, classes, dtype=torch.int64, device=voted.device)
-    votes.scatter_add_(
+    members, inputs = voted_classes.shape
+    vote_counts = torch.zeros(inputs, class_count, dtype=torch.int64, device=voted_classes.device)
+    vote_counts.scatter_add_(
         -1,
-        voted.T,
-        torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape),
+        voted_classes.T,
+        torch.ones(1, 1, dtype=torch.int64, device=voted_classes.device).expand(voted_classes.T.shape),
     )
     # If m_c of m members vote for class c, m*m - sum of m_c*m_c of the m*(m - 1) ordered pairs differ.
-    differing_pairs = inputs * members**2 - votes.square().sum()
+    differing_pairs = inputs * members**2 - vote_counts.square().sum()
     return differing_pairs.double() / (inputs * members * (members - 1))

@@ -20,9 +20,10 @@ from checkpoints_zoo.evaluation.metrics._check import argument_error, check_at_l
 
 _CONFIDENCE_LEVEL = 0.95
 _FEWEST_MEMBERS = 3  # Smallest number of members for an interval.
-FEWEST_SKEWED = 32  # Smallest number of members for intervals of figures that a tenth of the members may decide.
+# Smallest number of members for intervals of figures that a tenth of the members may decide.
+FEWEST_MEMBERS_IF_SKEWED = 32
 # Largest number of members for which a jackknife measures skewness, by leaving out each member once.
-MOST_LEFT_OUT = 256
+MOST_MEMBERS_LEFT_OUT_SINGLY = 256
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,17 @@ class Interval:
     level: float = _CONFIDENCE_LEVEL
 
     def __str__(self) -> str:
-        bounds = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
-        return f"{self.value:.4g}{bounds}"
+        bounds_text = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
+        return f"{self.value:.4g}{bounds_text}"
 
-    def if_enough(self, members: int) -> Interval:
+    def if_enough(self, member_count: int) -> Interval:
         """Return the interval, without bounds for fewer than 32 members: so few members may lack the members that
         decide the figure.
 
         If a tenth of a population is far worse than the rest, 19 % of samples of 16 members, and 3 % of samples of 32
         members, contain no member of this tenth; then no interval covers the true value.
         """
-        return self if members >= FEWEST_SKEWED else replace(self, low=None, high=None)
+        return self if member_count >= FEWEST_MEMBERS_IF_SKEWED else replace(self, low=None, high=None)
 
 
 def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Interval:
@@ -75,14 +76,16 @@ def bootstrap_mean(values: Tensor, seed: int = 0, resamples: int = 2000) -> Inte
     mean = float(values.mean())
     if members < _FEWEST_MEMBERS or not math.isfinite(mean):
         return Interval(mean, None, None)
-    resampled = torch.randint(members, (resamples, members), generator=torch.Generator().manual_seed(seed))
-    offsets = values[resampled].mean(-1) - mean
+    resampled_positions = torch.randint(members, (resamples, members), generator=torch.Generator().manual_seed(seed))
+    mean_offsets = values[resampled_positions].mean(-1) - mean
     tail_share = (1 - _CONFIDENCE_LEVEL) / 2
-    low, high = torch.quantile(offsets, offsets.new_tensor([tail_share, 1 - tail_share])).tolist()
-    factor = math.sqrt(members / (members - 1)) * _quantile(members) / _quantile(1_000_000_000)
+    low, high = torch.quantile(mean_offsets, mean_offsets.new_tensor([tail_share, 1 - tail_share])).tolist()
+    factor = math.sqrt(members / (members - 1)) * _student_quantile(members) / _student_quantile(1_000_000_000)
     error = float(values.std()) / math.sqrt(members)
-    below, above = (float(x) for x in skewness_half_widths(_quantile(members), values[:, None]))
-    return Interval(mean, mean + min(factor * low, -below * error), mean + max(factor * high, above * error))
+    errors_below, errors_above = (float(x) for x in skewness_half_widths(_student_quantile(members), values[:, None]))
+    return Interval(
+        mean, mean + min(factor * low, -errors_below * error), mean + max(factor * high, errors_above * error)
+    )
 
 
 def subset_band(
@@ -124,22 +127,23 @@ class Plan:
         chosen: the subsets to measure; each is the (k,) positions of its members.
         is_complete: whether `chosen` contains all subsets of the size.
         widening: factor by which the standard deviation over subsets is multiplied.
-        whole: whether the first subset is of all members and its figures are the centres of the intervals.
-        left_out: number of subsets at the end of `chosen` that leave out one member each, to measure the skewness of
-            the members' influence.
+        starts_with_all_members: whether the first subset is of all members, and its figures are the centres of the
+            intervals.
+        leave_one_out_count: number of subsets at the end of `chosen` that leave out one member each, to measure the
+            skewness of the members' influence.
     """
 
     members: int
     chosen: Sequence[Tensor]
     is_complete: bool
     widening: float
-    whole: bool
-    left_out: int = 0
+    starts_with_all_members: bool
+    leave_one_out_count: int = 0
 
     @property
-    def random(self) -> slice:
+    def random_slice(self) -> slice:
         """The positions in `chosen` of the random subsets."""
-        return slice(int(self.whole), len(self.chosen) - self.left_out)
+        return slice(int(self.starts_with_all_members), len(self.chosen) - self.leave_one_out_count)
 
     def intervals(self, figures_of_subsets: Tensor) -> list[Interval]:
         """Compute an interval for each figure from the figures of the subsets; return the intervals.
@@ -147,14 +151,16 @@ class Plan:
         Args:
             figures_of_subsets: figures of each subset, (subset, figure) float64, in the order of `chosen`.
         """
-        random_values = figures_of_subsets[self.random]
+        random_values = figures_of_subsets[self.random_slice]
         spread = (
             random_values.std(0, correction=0 if self.is_complete else 1) if self.widening else figures_of_subsets[0]
         )
         influence = (
-            figures_of_subsets[0] - figures_of_subsets[len(self.chosen) - self.left_out :] if self.left_out else None
+            figures_of_subsets[0] - figures_of_subsets[len(self.chosen) - self.leave_one_out_count :]
+            if self.leave_one_out_count
+            else None
         )
-        centre = figures_of_subsets[0] if self.whole else random_values.mean(0)
+        centre = figures_of_subsets[0] if self.starts_with_all_members else random_values.mean(0)
         return _intervals_around_figures(centre, spread * self.widening, self.members, influence)
 
 
@@ -166,7 +172,7 @@ def band_plan(members: int, size: int, seed: int = 0, subsets: int = 200) -> Pla
         raise argument_error("size", f"1 to {members - 1} of {members} members", str(size), advice)
     chosen, is_complete = _draw_subsets(members, size, seed, subsets)
     widening = math.sqrt((1 + size / members) / (1 - size / members))
-    return Plan(members, list(chosen), is_complete, widening, whole=False)
+    return Plan(members, list(chosen), is_complete, widening, starts_with_all_members=False)
 
 
 def jackknife_plan(
@@ -179,20 +185,22 @@ def jackknife_plan(
         raise argument_error("delete", f"1 to {members - 1} of {members} members", str(delete), "Leave it out")
     all_members = torch.arange(members)
     if members < _FEWEST_MEMBERS:
-        return Plan(members, [all_members], True, 0.0, whole=True)
-    left_out = members // 2 if delete is None else delete
-    chosen, is_complete = _draw_subsets(members, members - left_out, seed, subsets)
-    widening = math.sqrt((members - left_out) / left_out)
-    single_left_out = (
-        [all_members[all_members != i] for i in range(members)] if skewness and members <= MOST_LEFT_OUT else []
+        return Plan(members, [all_members], True, 0.0, starts_with_all_members=True)
+    left_out_count = members // 2 if delete is None else delete
+    chosen, is_complete = _draw_subsets(members, members - left_out_count, seed, subsets)
+    widening = math.sqrt((members - left_out_count) / left_out_count)
+    leave_one_out_subsets = (
+        [all_members[all_members != i] for i in range(members)]
+        if skewness and members <= MOST_MEMBERS_LEFT_OUT_SINGLY
+        else []
     )
     return Plan(
         members,
-        [all_members, *chosen, *single_left_out],
+        [all_members, *chosen, *leave_one_out_subsets],
         is_complete,
         widening,
-        whole=True,
-        left_out=len(single_left_out),
+        starts_with_all_members=True,
+        leave_one_out_count=len(leave_one_out_subsets),
     )
 
 
@@ -261,11 +269,11 @@ def _measure_subsets(figure: Callable[[Tensor], Tensor], subsets: Sequence[Tenso
     return torch.stack(measured).to("cpu", torch.float64)
 
 
-def _quantile(members: int) -> float:
+def _student_quantile(member_count: int) -> float:
     """Return Student's quantile for a two-sided 95 % interval, given the number of members."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(members - 1, 1 - (1 - _CONFIDENCE_LEVEL) / 2))
+    return float(stdtrit(member_count - 1, 1 - (1 - _CONFIDENCE_LEVEL) / 2))
 
 
 def skewness_half_widths(quantile: float, influence: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,31 +296,31 @@ def skewness_half_widths(quantile: float, influence: Tensor) -> tuple[Tensor, Te
     shape_parameter = torch.where(shape_parameter.abs() < 1e-6, torch.full_like(shape_parameter, 1e-6), shape_parameter)
 
     def hall_transform(t: float) -> Tensor:
-        power = 1 + shape_parameter * (t - shape_parameter / 6)
-        return 3 / shape_parameter * (power.sign() * power.abs().pow(1 / 3) - 1)
+        radicand = 1 + shape_parameter * (t - shape_parameter / 6)
+        return 3 / shape_parameter * (radicand.sign() * radicand.abs().pow(1 / 3) - 1)
 
     return hall_transform(quantile).clamp_min(quantile), (-hall_transform(-quantile)).clamp_min(quantile)
 
 
 def _intervals_around_figures(
-    figures: Tensor, standard_errors: Tensor, members: int, influence: Tensor | None = None
+    figures: Tensor, standard_errors: Tensor, member_count: int, influence: Tensor | None = None
 ) -> list[Interval]:
     """Return an interval around each figure, without bounds if the spread isn't finite.
 
     Args:
         figures, standard_errors: the figures (figure,), and their standard errors (figure,).
-        members: number of members.
+        member_count: number of members.
         influence: contribution of each member to each figure, (member, figure); None for Student's interval.
     """
-    width = _quantile(members) if members >= _FEWEST_MEMBERS else math.nan
-    below = above = torch.full_like(figures, width)
-    if influence is not None and members >= _FEWEST_MEMBERS:
-        below, above = skewness_half_widths(width, influence)
+    student_quantile = _student_quantile(member_count) if member_count >= _FEWEST_MEMBERS else math.nan
+    errors_below = errors_above = torch.full_like(figures, student_quantile)
+    if influence is not None and member_count >= _FEWEST_MEMBERS:
+        errors_below, errors_above = skewness_half_widths(student_quantile, influence)
     intervals = []
-    columns = (figures.tolist(), (below * standard_errors).tolist(), (above * standard_errors).tolist())
-    for centre, left, right in zip(*columns, strict=True):
-        if members < _FEWEST_MEMBERS or not all(map(math.isfinite, (centre, left, right))):
+    columns = (figures.tolist(), (errors_below * standard_errors).tolist(), (errors_above * standard_errors).tolist())
+    for centre, half_width_below, half_width_above in zip(*columns, strict=True):
+        if member_count < _FEWEST_MEMBERS or not all(map(math.isfinite, (centre, half_width_below, half_width_above))):
             intervals.append(Interval(centre, None, None))
         else:
-            intervals.append(Interval(centre, centre - left, centre + right))
+            intervals.append(Interval(centre, centre - half_width_below, centre + half_width_above))
     return intervals

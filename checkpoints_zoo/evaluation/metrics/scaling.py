@@ -43,33 +43,35 @@ def temperature(log_probs: Tensor, labels: Tensor, *, check: bool = True) -> Ten
     # Subtract the largest log probability, so that no exponential overflows; log 0 becomes the log of the smallest
     # positive float64.
     values = (values - values.amax(-1, keepdim=True)).clamp_(min=-745.0)
-    label_values = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    label_log_probs = values.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
-    def derivatives(inverse_temperature: float) -> tuple[float, float]:
+    def nll_derivatives(inverse_temperature: float) -> tuple[float, float]:
         """Return the first and second derivative of the mean NLL at 1/T = b."""
-        powers = (values * inverse_temperature).exp_()
-        total = powers.sum(-1)
-        first_derivative = torch.linalg.vecdot(powers, values) / total
-        second_derivative = torch.linalg.vecdot(powers.mul_(values), values) / total - first_derivative.square()
-        return float((first_derivative - label_values).mean()), float(second_derivative.mean())
+        unnormalised_probs = (values * inverse_temperature).exp_()
+        total = unnormalised_probs.sum(-1)
+        first_derivative = torch.linalg.vecdot(unnormalised_probs, values) / total
+        second_derivative = (
+            torch.linalg.vecdot(unnormalised_probs.mul_(values), values) / total - first_derivative.square()
+        )
+        return float((first_derivative - label_log_probs).mean()), float(second_derivative.mean())
 
     low, high, inverse_temperature = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE, 1.0
-    slope, curvature = derivatives(inverse_temperature)
-    if slope < 0 and derivatives(high)[0] <= 0:
+    slope, curvature = nll_derivatives(inverse_temperature)
+    if slope < 0 and nll_derivatives(high)[0] <= 0:
         return values.new_tensor(LOWEST_TEMPERATURE)
-    if slope > 0 and derivatives(low)[0] >= 0:
+    if slope > 0 and nll_derivatives(low)[0] >= 0:
         return values.new_tensor(HIGHEST_TEMPERATURE)
     for _ in range(_MOST_STEPS):
         if slope == 0:
             break
         low, high = (inverse_temperature, high) if slope < 0 else (low, inverse_temperature)
-        newton_step = inverse_temperature - slope / curvature if curvature > 0 else 0.0
-        if not low < newton_step < high:
-            newton_step = (low * high) ** 0.5
-        previous, inverse_temperature = inverse_temperature, newton_step
-        if abs(inverse_temperature - previous) <= _STEP_TOLERANCE * inverse_temperature:
+        next_inverse = inverse_temperature - slope / curvature if curvature > 0 else 0.0
+        if not low < next_inverse < high:
+            next_inverse = (low * high) ** 0.5
+        previous_inverse, inverse_temperature = inverse_temperature, next_inverse
+        if abs(inverse_temperature - previous_inverse) <= _STEP_TOLERANCE * inverse_temperature:
             break
-        slope, curvature = derivatives(inverse_temperature)
+        slope, curvature = nll_derivatives(inverse_temperature)
     return values.new_tensor(1 / inverse_temperature)
 
 

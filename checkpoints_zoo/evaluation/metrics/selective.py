@@ -36,7 +36,7 @@ def aurc(probs: Tensor, labels: Tensor, *, uncertainty: Tensor | None = None, ch
     sorted_uncertainty, order = (ood_score(probs, check=False) if uncertainty is None else uncertainty).sort()
     errors = tie_means(sorted_uncertainty[None], (probs.argmax(-1) != labels)[order].double()[None])[0]
     inputs = len(errors)
-    risk = errors.cumsum(-1) / torch.arange(1, inputs + 1, device=probs.device)
+    risks = errors.cumsum(-1) / torch.arange(1, inputs + 1, device=probs.device)
     if inputs == 1:
-        return risk[0].to(probs.dtype)
-    return ((risk.sum() - (risk[0] + risk[-1]) / 2) / (inputs - 1)).to(probs.dtype)
+        return risks[0].to(probs.dtype)
+    return ((risks.sum() - (risks[0] + risks[-1]) / 2) / (inputs - 1)).to(probs.dtype)

@@ -3,8 +3,8 @@
 A gzipped archive can only be read from front to back. Each gzipped archive is streamed once, and its members are staged
 on disk until a shard has them:
 
-OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position: names in archives are never used as file
-names OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
+OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position, never by a name in the archive
+OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
 """
 
 from __future__ import annotations
@@ -33,47 +33,49 @@ from checkpoints_zoo.sources.ranges import RemoteFile
 MAX_LISTED = 5  # number of files that an error names.
 PARALLEL_ARCHIVES = 3  # number of archives that are read at once from a repo, each over several connections
 _SHARD_NAME = re.compile(r"[0-9]{6,}(@[0-9]+)?/")
-RANGE_BYTES = 2**23  # bytes
+RANGE_BYTES = 2**23  # number of bytes that a stream of a repo's file reads at once
 ReadRange = Callable[[int, int], bytes]
 
 
-def members_of_archives(origin: Origin, staged: Mapping[str, archives.Index], predicted: bool) -> list[MemberGroup]:
+def members_of_archives(
+    origin: Origin, staged_indexes: Mapping[str, archives.Index], may_predict: bool
+) -> list[MemberGroup]:
     """Index the archives of an origin; return the members of each.
 
     Args:
         origin: origin that has the archives.
-        staged: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
-        predicted: whether an index of a repo's archive may be predicted from some of its headers.
+        staged_indexes: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
+        may_predict: whether an index of a repo's archive may be predicted from some of its headers.
 
     Raises:
         DamagedError: a file is no archive, or is cut.
         NetworkError, AccessError: the repo can't be read.
     """
-    tars = [p for p in origin.archives if p not in origin.gzips]
+    tar_paths = [p for p in origin.archives if p not in origin.gzips]
     if origin.repo is None:
-        archive_indexes = indexing.open_local(origin.root, tars)
+        archive_indexes = indexing.open_local(origin.root, tar_paths)
     else:
-        if not predicted:
+        if not may_predict:
             with ThreadPoolExecutor(PARALLEL_ARCHIVES, thread_name_prefix="zoo-walk") as pool:
-                list(pool.map(partial(indexing.walk_remote, origin.repo), tars))
-        archive_indexes = indexing.open_remote(origin.repo, tars) if tars else []
-    indexes = {archive.source_path: archive.index for archive in archive_indexes}
+                list(pool.map(partial(indexing.walk_remote, origin.repo), tar_paths))
+        archive_indexes = indexing.open_remote(origin.repo, tar_paths) if tar_paths else []
+    index_by_path = {archive.source_path: archive.index for archive in archive_indexes}
     groups = []
     for path in origin.archives:
-        if path in indexes:
-            groups.append(archives.archive_group(path, indexes[path]))
-        elif path in staged:
-            groups.append(_members_of_staged(path, staged[path]))
+        if path in index_by_path:
+            groups.append(archives.archive_group(path, index_by_path[path]))
+        elif path in staged_indexes:
+            groups.append(_members_of_staged(path, staged_indexes[path]))
     return groups
 
 
 def _members_of_staged(archive_path: str, index: archives.Index) -> MemberGroup:
     # If entries have equal names, the last one counts.
-    heads, last_position = index.headers, {e.name: i for i, e in enumerate(index.entries)}
-    entries = [(i, e) for i, e in enumerate(index.entries) if last_position[e.name] == i]
+    headers, last_position_of_name = index.headers, {e.name: i for i, e in enumerate(index.entries)}
+    entries = [(i, e) for i, e in enumerate(index.entries) if last_position_of_name[e.name] == i]
     return MemberGroup(
         [
-            MemberRange(e.name, f"{archive_path}!{i}", heads[e.header_number].header_nbytes, heads[e.header_number])
+            MemberRange(e.name, f"{archive_path}!{i}", headers[e.header_number].header_nbytes, headers[e.header_number])
             for i, e in entries
         ]
     )
@@ -97,10 +99,10 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
     """
     contents, members = Contents(origin.label), list[MemberRange]()
     if origin.repo is None:
-        readers = [_open_local(origin.root / p) for p in origin.files]
+        readers = [_local_size_and_reader(origin.root / p) for p in origin.files]
     else:
         with ThreadPoolExecutor(fetching.CONNECTION_COUNT, thread_name_prefix="zoo-heads") as pool:
-            readers = list(pool.map(partial(_open_remote, origin.repo), origin.files))
+            readers = list(pool.map(partial(_remote_size_and_reader, origin.repo), origin.files))
     for path, (size, read_range) in zip(origin.files, readers, strict=True):
         entry = contents.add(TarHeader(path, 0, 0, size, ""), read_range)
         if entry:
@@ -120,7 +122,7 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
     return MemberGroup(members, [(other.name, other.reason) for other in contents.others if other.is_damaged_member])
 
 
-def _open_local(path: Path) -> tuple[int, ReadRange]:
+def _local_size_and_reader(path: Path) -> tuple[int, ReadRange]:
     def read_range(offset: int, length: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
@@ -129,15 +131,19 @@ def _open_local(path: Path) -> tuple[int, ReadRange]:
     return path.stat().st_size, read_range
 
 
-def _open_remote(repo: hub.Repo, repo_path: str) -> tuple[int, ReadRange]:
+def _remote_size_and_reader(repo: hub.Repo, repo_path: str) -> tuple[int, ReadRange]:
     """Read the first bytes of a repo's file, enough for most headers; return its size and its range reader."""
-    remote = fetching.remote_file(repo, repo_path)
-    first = remote.bytes_at(0, min(remote.size, archives.walking.FIRST_READ_BYTES))
+    remote_file = fetching.remote_file(repo, repo_path)
+    first_bytes = remote_file.bytes_at(0, min(remote_file.size, archives.walking.FIRST_READ_BYTES))
 
     def read_range(offset: int, length: int) -> bytes:
-        return first[offset : offset + length] if offset + length <= len(first) else remote.bytes_at(offset, length)
+        return (
+            first_bytes[offset : offset + length]
+            if offset + length <= len(first_bytes)
+            else remote_file.bytes_at(offset, length)
+        )
 
-    return remote.size, read_range
+    return remote_file.size, read_range
 
 
 def number_members(group: MemberGroup, file_paths: Sequence[str], earlier_ids: Mapping[str, int]) -> MemberGroup:
@@ -151,23 +157,27 @@ def number_members(group: MemberGroup, file_paths: Sequence[str], earlier_ids: M
     """
     names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
     present_names = set(names)
-    usable_paths = [path for path in file_paths if path in present_names]
-    ids = dict(zip(usable_paths, number_files(usable_paths), strict=True))
-    known_numbers = {path: member for path, member in earlier_ids.items() if path in ids}
-    if any(ids[path] != member for path, member in known_numbers.items()):
-        free_numbers = itertools.count(max(known_numbers.values()) + 1)
-        ids = {path: known_numbers[path] if path in known_numbers else next(free_numbers) for path in usable_paths}
-    return replace(group, numbers=[ids[name] for name in names])
+    member_paths = [path for path in file_paths if path in present_names]
+    id_of_path = dict(zip(member_paths, number_files(member_paths), strict=True))
+    kept_ids = {path: member for path, member in earlier_ids.items() if path in id_of_path}
+    if any(id_of_path[path] != member for path, member in kept_ids.items()):
+        free_ids = itertools.count(max(kept_ids.values()) + 1)
+        id_of_path = {path: kept_ids[path] if path in kept_ids else next(free_ids) for path in member_paths}
+    return replace(group, numbers=[id_of_path[name] for name in names])
 
 
-def members_by_file(groups: Sequence[MemberGroup]) -> dict[str, int]:
+def member_id_by_path(groups: Sequence[MemberGroup]) -> dict[str, int]:
     """Return path -> member of the members with their own files, in the order of the members."""
-    name_number_pairs = (
+    name_id_pairs = (
         zip((*(m.name for m in group.members), *(n for n, _ in group.damaged)), group.numbers, strict=True)
         for group in groups
         if group.numbers
     )
-    return dict(sorted((pair for pairs in name_number_pairs for pair in pairs), key=lambda pair: pair[1]))
+    return dict(
+        sorted(
+            (name_and_id for pairs in name_id_pairs for name_and_id in pairs), key=lambda name_and_id: name_and_id[1]
+        )
+    )
 
 
 def check_all_fit(label: str, groups: Sequence[MemberGroup], identify_net: IdentifyNet) -> None:
@@ -177,7 +187,7 @@ def check_all_fit(label: str, groups: Sequence[MemberGroup], identify_net: Ident
         DamagedError, LayoutError: some files hold no member of the net; the error names them and the reason.
     """
     problems: dict[int, str] = {}
-    damaged_members = [broken for group in groups for broken in group.damaged]
+    damaged_members = [name_and_problem for group in groups for name_and_problem in group.damaged]
     members_of_other_networks = []
     for member in (m for group in groups for m in group.members):
         if id(member.header) not in problems:
@@ -221,7 +231,9 @@ def stage_gzips(origin: Origin, folder: Path, say: Say) -> dict[str, Index]:
         NetworkError, AccessError: the repo can't be read.
     """
     return {
-        p: _stage_gzip(origin, p, folder / staging_key(origin, p), say) for p in origin.archives if p in origin.gzips
+        p: _stage_gzip(origin, p, folder / staging_folder_name(origin, p), say)
+        for p in origin.archives
+        if p in origin.gzips
     }
 
 
@@ -236,24 +248,24 @@ def _stage_gzip(origin: Origin, archive_path: str, folder: Path, say: Say) -> In
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     number_of_header: dict[tuple[Any, ...], int] = {}
-    kinds, entries, offset = list[MemberHeader](), list[Entry](), 0
+    distinct_headers, entries, offset = list[MemberHeader](), list[Entry](), 0
     with _open_archive(origin, archive_path) as file:
         for position, (name, header, raw) in enumerate(archives.stream_members(file, archive_path)):
             tensors = tuple((n, dtype, shape) for n, (dtype, shape, _, _) in header.tensors.items())
             key = (header.data_start, tensors)
             if key not in number_of_header:
-                number_of_header[key] = len(kinds)
-                kinds.append(MemberHeader(header.data_start, tensors))
+                number_of_header[key] = len(distinct_headers)
+                distinct_headers.append(MemberHeader(header.data_start, tensors))
             # Offsets in a gzipped archive can't be used for reading: the index has each member's position instead.
             entries.append(Entry(name, offset, offset + BLOCK_BYTES, number_of_header[key], True))
             offset += BLOCK_BYTES + len(raw)
             (folder / f"{position:06d}.safetensors").write_bytes(raw)
-    index = Index(archive_path, offset, "tar", tuple(kinds), tuple(entries))
+    index = Index(archive_path, offset, "tar", tuple(distinct_headers), tuple(entries))
     catalog.write_json(index.to_json(), index_path)
     return index
 
 
-def staging_key(origin: Origin, archive_path: str) -> str:
+def staging_folder_name(origin: Origin, archive_path: str) -> str:
     """Return the name of an archive's staging folder; a changed archive gets another folder."""
     if origin.repo is None:
         stat = (origin.root / archive_path).stat()
@@ -266,8 +278,8 @@ def staging_key(origin: Origin, archive_path: str) -> str:
 def _open_archive(origin: Origin, archive_path: str) -> IO[bytes]:
     if origin.repo is None:
         return (origin.root / archive_path).open("rb")
-    if cached := hub.cached_file(origin.repo, archive_path):
-        return cached.open("rb")
+    if cached_path := hub.cached_file(origin.repo, archive_path):
+        return cached_path.open("rb")
     return BufferedReader(_RemoteFile(fetching.remote_file(origin.repo, archive_path)), RANGE_BYTES)
 
 
@@ -289,12 +301,12 @@ class _RemoteFile(RawIOBase):
 
 def file_finder(origin: Origin, folder: Path) -> Callable[[str], Path]:
     """Return a function that maps the path in a row to a file on this disk."""
-    keys = {p: staging_key(origin, p) for p in origin.gzips}
+    folder_names = {p: staging_folder_name(origin, p) for p in origin.gzips}
 
     def find_file(row_path: str) -> Path:
         name, separator, position = row_path.rpartition("!")
-        if separator and name in keys:
-            return folder / keys[name] / f"{int(position):06d}.safetensors"
+        if separator and name in folder_names:
+            return folder / folder_names[name] / f"{int(position):06d}.safetensors"
         return origin.root / row_path
 
     return find_file

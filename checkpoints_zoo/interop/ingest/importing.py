@@ -11,7 +11,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog, disk
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import checkpoint_members, shards, user_columns
-from checkpoints_zoo.interop.ingest.measuring import fill_columns
+from checkpoints_zoo.interop.ingest.measuring import fill_hashes_and_figures
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
 from checkpoints_zoo.interop.ingest.origin import FileFilter, Origin, Say, find_origin
 from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, plan_of_gzips, status_counts, survey_origin
@@ -98,7 +98,9 @@ def ingest(
     origin = _find_origin(sources, name, out, reshard, say, FileFilter(files, strict))
     root = Path(reshard if reshard is not None else out if out is not None else origin.root).expanduser().absolute()
     target, copy_root = FolderSource(root, root.as_uri()), None if reshard is None else root.resolve()
-    options = ImportOptions(net, build, columns, strict, _earlier_members(target, name, copied=reshard is not None))
+    options = ImportOptions(
+        net, build, columns, strict, _earlier_member_ids(target, name, is_copied=reshard is not None)
+    )
     if dry_run and origin.gzips:
         return plan_of_gzips(name, origin, str(root))
     if dry_run:
@@ -109,20 +111,20 @@ def ingest(
     lock_folder = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
     with disk.translate_write_errors(root), cache.hold_key_lock(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
-        record = shards.ImportRecord.of(origin, net, build)
+        import_record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:
-            shards.check_same_import(target, name, record)
-        staging_folder, staged = shards.import_folder(root, name), dict[str, archives.Index]()
+            shards.check_same_import(target, name, import_record)
+        staging_folder, staged_indexes = shards.import_folder(root, name), dict[str, archives.Index]()
         if origin.gzips:
-            shards.record_import(target, name, record)
-            staged = checkpoint_members.stage_gzips(origin, staging_folder, say)
-        survey = survey_origin(origin, name, staged, False, user_facts, like, options, copy_root, say)
-        test_images = None if evaluate is None else images_for(evaluate, survey.description, build)
+            shards.record_import(target, name, import_record)
+            staged_indexes = checkpoint_members.stage_gzips(origin, staging_folder, say)
+        survey = survey_origin(origin, name, staged_indexes, False, user_facts, like, options, copy_root, say)
+        test_images = None if evaluate is None else load_test_images(evaluate, survey.description, build)
         if reshard is None:
             survey.write(target)
         else:
             description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
-            shards.record_import(target, name, record)
+            shards.record_import(target, name, import_record)
             origin = survey.origin  # safetensors files with more tensors than the net's are read as state dicts
             reader = shards.MemberReader(
                 origin,
@@ -134,15 +136,15 @@ def ingest(
             user_columns.write_original_files(root, name, survey.files)
         user_columns.write_columns(target, name, survey.user_columns)
         if hash or test_images is not None:
-            fill_columns(target, name, test_images, build, device, say)
+            fill_hashes_and_figures(target, name, test_images, build, device, say)
         return _import_summary(target, name)
 
 
-def _earlier_members(target: FolderSource, collection: str, copied: bool) -> dict[str, int]:
+def _earlier_member_ids(target: FolderSource, collection: str, is_copied: bool) -> dict[str, int]:
     """Return path -> member of the files that an earlier import into a folder has; {} for archives and without one."""
     if not target.manifest_path(collection).is_file():
         return {}
-    if copied:
+    if is_copied:
         return {path: member for member, path in user_columns.read_original_files(target.root, collection).items()}
     rows = target.read_collection(collection)[1].select(["member", "path"]).to_pylist()
     return {row["path"]: row["member"] for row in rows if row["path"] is not None and "!" not in row["path"]}
@@ -175,7 +177,7 @@ def _find_origin(
     return origin
 
 
-def images_for(evaluate: ImageInput, description: Description, build: Build | None) -> ImageData:
+def load_test_images(image_input: ImageInput, description: Description, build: Build | None) -> ImageData:
     """Load test images and check that the members can be measured on them; return them in the order of the classes.
 
     Raises:
@@ -195,7 +197,7 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
             found=repr(description.architecture),
             do="In Python, `ingest(..., build=...)` takes the function that builds it",
         )
-    images_name = evaluate if isinstance(evaluate, str) else "IMAGES"
+    images_name = image_input if isinstance(image_input, str) else "IMAGES"
     for fact_name, do in (
         ("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
         ("preprocessing", ""),
@@ -207,7 +209,7 @@ def images_for(evaluate: ImageInput, description: Description, build: Build | No
                 found="none in their description",
                 do=f"Give {do}--like NAME or --facts FILE",
             )
-    test_images, _ = arguments.require_labels(images.of(evaluate), description)
+    test_images, _ = arguments.require_labels(images.of(image_input), description)
     test_images.inputs(test_images.images[:1], images.Preprocess.from_json(description.preprocessing))
     return test_images
 

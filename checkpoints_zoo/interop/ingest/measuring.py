@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from checkpoints_zoo.images import ImageData
 
 
-BATCH_MEMBERS, BATCH_BYTES = 256, 2**28
+MOST_BATCH_MEMBERS, MOST_BATCH_BYTES = 256, 2**28
 FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
 PROGRESS_STEPS = 20  # number of progress messages in total
 Row = dict[str, Any]
 
 
-def fill_columns(
+def fill_hashes_and_figures(
     source: FolderSource,
     collection: str,
     test_images: ImageData | None,
@@ -60,11 +60,13 @@ def fill_columns(
     report, done = progress_reporter(say, collection, len(pending_rows)), 0
     for batch in batch_rows(sorted(pending_rows, key=lambda r: (r["path"], r["offset"]))):
         batch.sort(key=lambda r: (r["member"], r["epoch"]))
-        with _local_members(source, description, batch) as locations:
+        with _local_locations(source, description, batch) as locations:
             for row, location in zip(batch, locations, strict=True):
                 read_and_check(row, location)
             if test_images is not None:
-                _measure(source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device)
+                _measure_members(
+                    source, description, [r for r in batch if r["status"] == "ok"], test_images, build, device
+                )
         done += len(batch)
         manifest.write_manifest(manifest.build_manifest(rows), source.manifest_path(collection))
         report(done)
@@ -83,8 +85,8 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Yield rows in batches of limited members and bytes; each batch has at least one row."""
     batch: list[Row] = []
     for row in rows:
-        full = len(batch) == BATCH_MEMBERS or (len(batch) + 1) * row["nbytes"] > BATCH_BYTES
-        if batch and full:
+        is_full = len(batch) == MOST_BATCH_MEMBERS or (len(batch) + 1) * row["nbytes"] > MOST_BATCH_BYTES
+        if batch and is_full:
             yield batch
             batch = []
         batch.append(row)
@@ -93,7 +95,7 @@ def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 @contextmanager
-def _local_members(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+def _local_locations(source: FolderSource, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
     """Yield the locations of members on this disk; members of a repo are fetched for the `with` block."""
     if description.base:
         with borrow_members(hub.resolve_address(description.base), description, rows) as locations:
@@ -110,12 +112,12 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         repo, description: repo with the members' bytes, and their description.
         rows: manifest rows of the members, in the order of their ids.
     """
-    cached_before = cache.member_files(repo.id)
+    paths_cached_before = cache.member_files(repo.id)
     locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), allow_whole_files=False)
     try:
         yield locations
     finally:
-        for path in {x.path for x in locations} & (cache.member_files(repo.id) - cached_before):
+        for path in {x.path for x in locations} & (cache.member_files(repo.id) - paths_cached_before):
             delete_file(path, cache.hash_record_path(path))
 
 
@@ -152,7 +154,7 @@ def check_member(row: Row, location: Location, raw: bytes | bytearray | memoryvi
         row |= {"status": "failed", "reason": f"values that are not finite in {first_few(tensor_names, 3)}"}
 
 
-def _measure(
+def _measure_members(
     source: FolderSource,
     description: Description,
     rows: Sequence[Row],
@@ -174,7 +176,7 @@ def _measure(
             rows[0].update({"status": "failed", "reason": str(error)})
             return
         for row in rows:
-            _measure(source, description, [row], test_images, build, device)
+            _measure_members(source, description, [row], test_images, build, device)
         return
     for row in rows:
         row |= figures[row["member"]]
@@ -182,11 +184,11 @@ def _measure(
 
 def mark_duplicates(rows: Sequence[Row]) -> None:
     """Mark members as excluded if an earlier member has the same hash."""
-    first: dict[str, int] = {}
+    first_member_of_hash: dict[str, int] = {}
     for row in sorted(rows, key=lambda r: (r["member"], r["epoch"])):
         if row["status"] != "ok" or row["sha256"] is None or row["method"] in REPEATING_METHODS:
             continue
-        original_member = first.setdefault(row["sha256"], row["member"])
+        original_member = first_member_of_hash.setdefault(row["sha256"], row["member"])
         if original_member != row["member"]:
             row |= {"status": "excluded", "reason": f"the weights of member {original_member}"}
             row |= dict.fromkeys(FIGURES)
@@ -196,10 +198,10 @@ def progress_reporter(say: Say, collection: str, total: int) -> Callable[[int], 
     """Return a function that reports the number of finished members, in about twenty messages in all."""
     last_step = 0
 
-    def report(done: int) -> None:
+    def report(finished_count: int) -> None:
         nonlocal last_step
-        if done == total or PROGRESS_STEPS * done // total > last_step:
-            last_step = PROGRESS_STEPS * done // total
-            say(f"{collection}: {done:,} of {total:,}")
+        if finished_count == total or PROGRESS_STEPS * finished_count // total > last_step:
+            last_step = PROGRESS_STEPS * finished_count // total
+            say(f"{collection}: {finished_count:,} of {total:,}")
 
     return report

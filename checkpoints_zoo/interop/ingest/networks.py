@@ -16,8 +16,6 @@ from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, RecognisedNetwork
 if TYPE_CHECKING:
     from torch import nn
 
-Tensors = Mapping[str, tuple[str, Shape]]
-
 
 @dataclass(frozen=True)
 class NetSpec:
@@ -41,17 +39,17 @@ class NetSpec:
 Build = Callable[[], "nn.Module"]
 
 
-def recogniser_of_known(net: NetSpec, build: Build | None) -> IdentifyNet | None:
+def recogniser_of_user_net(net: NetSpec, build: Build | None) -> IdentifyNet | None:
     """Return the recogniser of the net that the user names; None if the user names none."""
     return None if net.architecture is None and build is None else make_recogniser(net, (), build)
 
 
-def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | None = None) -> IdentifyNet:
+def make_recogniser(net: NetSpec, member_groups: Sequence[MemberGroup], build: Build | None = None) -> IdentifyNet:
     """Return the function that maps a header to its net and layout.
 
     Args:
         net: the user's options.
-        groups: the members. For a custom net without `build`, the tensors that most members have are expected.
+        member_groups: the members. For a custom net without `build`, the tensors that most members have are expected.
         build: function that builds the user's net.
 
     Raises:
@@ -65,11 +63,11 @@ def make_recogniser(net: NetSpec, groups: Sequence[MemberGroup], build: Build | 
         )
     if net.custom_name is not None:
         _check_custom_name(net)
-        counts = Counter(id(m.header) for group in groups for m in group.members)
-        heads = {id(m.header): m.header for group in groups for m in group.members}
-        commonest_header = heads[counts.most_common(1)[0][0]] if counts else None
+        counts = Counter(id(m.header) for group in member_groups for m in group.members)
+        header_by_id = {id(m.header): m.header for group in member_groups for m in group.members}
+        commonest_header = header_by_id[counts.most_common(1)[0][0]] if counts else None
         expected = (
-            {name: shape for name, (_, shape) in _without_prefix(commonest_header, net.prefix).items()}
+            {name: shape for name, (_, shape) in _tensors_without_prefix(commonest_header, net.prefix).items()}
             if commonest_header
             else {}
         )
@@ -112,7 +110,7 @@ def tensor_shapes(net: NetSpec, build: Build | None) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Shape]]:
+def _tensors_without_prefix(head: MemberHeader, prefix: str) -> dict[str, tuple[str, Shape]]:
     """Remove a prefix from the names of a header's tensors; return bare name -> (dtype, shape).
 
     Raises:
@@ -137,7 +135,7 @@ def _recognise(head: MemberHeader, net: NetSpec) -> tuple[RecognisedNetwork, Lay
 
 
 def _recognise_or_match(
-    head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork
+    head: MemberHeader, net: NetSpec, network: RecognisedNetwork
 ) -> tuple[RecognisedNetwork, Layout]:
     """Recognise a net of torch-uncertainty by its tensor names; otherwise fit the tensors to the arguments."""
     try:
@@ -146,14 +144,16 @@ def _recognise_or_match(
         if not net.arguments:
             raise
         try:  # arguments that torch-uncertainty's nets do not have, such as channels
-            return _match_custom_network(head, net, recognised, tensor_shapes(net, None))
+            return _match_custom_network(head, net, network, tensor_shapes(net, None))
         except LayoutError:
             raise error from None
 
 
 def _head_without_prefix(head: MemberHeader, prefix: str) -> MemberHeader:
     return (
-        MemberHeader(head.header_nbytes, tuple((n, d, s) for n, (d, s) in _without_prefix(head, prefix).items()))
+        MemberHeader(
+            head.header_nbytes, tuple((n, d, s) for n, (d, s) in _tensors_without_prefix(head, prefix).items())
+        )
         if prefix
         else head
     )
@@ -169,22 +169,24 @@ def _layout_with_prefix(layout: Layout, prefix: str) -> Layout:
 
 
 def _match_custom_network(
-    head: MemberHeader, net: NetSpec, recognised: RecognisedNetwork, expected: Mapping[str, Shape]
+    head: MemberHeader, net: NetSpec, network: RecognisedNetwork, expected_shapes: Mapping[str, Shape]
 ) -> tuple[RecognisedNetwork, Layout]:
     """Fit a header's tensors to a net, removing prefixes of wrappers; return the net and the layout.
 
     Raises:
         LayoutError: tensors are missing, extra or misshapen.
     """
-    bare_header = _without_prefix(head, net.prefix)
-    names = unwrap_names({name: shape for name, (_, shape) in bare_header.items()}, expected)
-    shapes = {names[name]: shape for name, (_, shape) in bare_header.items()}
-    different, problem = compare_shapes(shapes, {n: s for n, s in expected.items() if n in shapes or not is_counter(n)})
-    if different:
+    bare_tensors = _tensors_without_prefix(head, net.prefix)
+    names = unwrap_names({name: shape for name, (_, shape) in bare_tensors.items()}, expected_shapes)
+    shapes = {names[name]: shape for name, (_, shape) in bare_tensors.items()}
+    differing_names, problem = compare_shapes(
+        shapes, {n: s for n, s in expected_shapes.items() if n in shapes or not is_counter(n)}
+    )
+    if differing_names:
         raise LayoutError(
-            "tensors of a member", expected=f"those of {recognised.architecture} by name and shape", found=problem,
-            tensor=different[0],
+            "tensors of a member", expected=f"those of {network.architecture} by name and shape", found=problem,
+            tensor=differing_names[0],
         )  # fmt: skip
-    tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare_header.items())
-    missing = [name for name in expected if is_counter(name) and name not in shapes]
-    return recognised, Layout.of_stored(tensors, missing, head.header_nbytes)
+    tensors = ((names[n], dtype, shape, net.prefix + n, shape) for n, (dtype, shape) in bare_tensors.items())
+    missing = [name for name in expected_shapes if is_counter(name) and name not in shapes]
+    return network, Layout.of_stored(tensors, missing, head.header_nbytes)

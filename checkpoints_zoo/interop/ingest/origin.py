@@ -63,15 +63,16 @@ class FileFilter:
 
     Args:
         pattern: pattern of file names or paths ("*.pt"); None for all files.
-        one_kind: whether files of several kinds are an error; otherwise only the first kind is taken, with a message.
+        requires_one_kind: whether files of several kinds are an error; otherwise only the first kind is taken, with a
+            message.
     """
 
     pattern: str | None = None
-    one_kind: bool = False
+    requires_one_kind: bool = False
 
 
 def find_origin(
-    sources: Sequence[str | Path], collection: str, root: Path | None, excluded: Path | None, say: Say,
+    sources: Sequence[str | Path], collection: str, root: Path | None, excluded_folder: Path | None, say: Say,
     file_filter: FileFilter = FileFilter(),
 ) -> Origin:  # fmt: skip
     """Find the files to be imported; return them as an origin.
@@ -80,7 +81,7 @@ def find_origin(
         sources: files or folders on this disk; or one place on the Hub, `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
         collection: name of the collection; the catalog may name the repo's folder that has the collection.
         root: folder that the paths are relative to; None for the folder of the sources.
-        excluded: folder that members are copied into, whose files are skipped; None if they are not copied.
+        excluded_folder: folder that members are copied into, whose files are skipped; None if they are not copied.
         say: function called with a line of text on files that are left out.
         file_filter: selects files of folders.
 
@@ -97,7 +98,12 @@ def find_origin(
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
         return _origin_on_hub(str(sources[0]), collection, say)
     return _origin_on_disk(
-        [_absolute_path(Path(source).expanduser()) for source in sources], collection, root, excluded, say, file_filter
+        [_absolute_path(Path(source).expanduser()) for source in sources],
+        collection,
+        root,
+        excluded_folder,
+        say,
+        file_filter,
     )
 
 
@@ -107,21 +113,26 @@ def _absolute_path(path: Path) -> Path:
 
 
 def _origin_on_disk(
-    paths: Sequence[Path], collection: str, root: Path | None, excluded: Path | None, say: Say, file_filter: FileFilter
+    paths: Sequence[Path],
+    collection: str,
+    root: Path | None,
+    excluded_folder: Path | None,
+    say: Say,
+    file_filter: FileFilter,
 ) -> Origin:
     for path in paths:
         if not path.exists():
             raise SourceNotFound(f"source {path}", expected="a file or a folder", found="nothing there", path=path)
-    paths_found = list[Path]()
+    file_paths = list[Path]()
     for path in paths:
-        paths_found += _files_in_folder(path, collection, excluded, say, file_filter) if path.is_dir() else [path]
+        file_paths += _files_in_folder(path, collection, excluded_folder, say, file_filter) if path.is_dir() else [path]
     base = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path(os.path.commonpath([p.parent for p in paths]))
     base = base if root is None else root.expanduser().resolve()
     kinds: dict[str, list[str]] = {"tar": [], "gzip": [], "safetensors": [], "pickle": []}
     ordered = []
-    for file in dict.fromkeys(paths_found):
+    for file in dict.fromkeys(file_paths):
         kind = _file_kind(_read_first_bytes(file), str(file))
-        relative_path = _relative_path(file, base) if excluded is None else file.relative_to(base).as_posix()
+        relative_path = _relative_path(file, base) if excluded_folder is None else file.relative_to(base).as_posix()
         _check_utf8(relative_path)
         kinds[kind].append(relative_path)
         ordered.append(relative_path)
@@ -188,14 +199,14 @@ def _relative_path(file: Path, root: Path) -> str:
 
 
 def _files_in_folder(
-    folder: Path, collection: str, excluded: Path | None, say: Say, file_filter: FileFilter
+    folder: Path, collection: str, excluded_folder: Path | None, say: Say, file_filter: FileFilter
 ) -> list[Path]:
     """List the files of a folder that may hold members: archives in it, or safetensors files or pickles below it."""
     listing = catalog.collections().get(collection)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
         return [folder / p for p in indexing.list_in_folder(folder, listing.archives)]
     candidates = [
-        p for p in _walk_files(folder, excluded) if _matches_pattern(p.relative_to(folder), file_filter.pattern)
+        p for p in _walk_files(folder, excluded_folder) if _matches_pattern(p.relative_to(folder), file_filter.pattern)
     ]
     pickles = [p for p in candidates if p.name.lower().endswith(PICKLE_SUFFIXES)]
     tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.ARCHIVE_SUFFIXES)]
@@ -216,7 +227,7 @@ def _files_in_folder(
     left_out_count = sum(map(len, kinds[1:]))
     if left_out_count:
         other_suffixes = ", ".join(sorted({p.suffix for kind in kinds[1:] for p in kind}))
-        if file_filter.one_kind:
+        if file_filter.requires_one_kind:
             raise UsageError(
                 f"source {folder}",
                 expected="checkpoints of one kind",
@@ -228,43 +239,43 @@ def _files_in_folder(
             f"{folder}: {left_out_count:,} files ({other_suffixes}) are left out: the {kinds[0][0].suffix} files are "
             "taken"
         )
-    return sorted(kinds[0], key=lambda p: _sort_key(p.relative_to(folder).as_posix()))
+    return sorted(kinds[0], key=lambda p: _numeric_sort_key(p.relative_to(folder).as_posix()))
 
 
 def _matches_pattern(path: Path, pattern: str | None) -> bool:
     return pattern is None or fnmatch(path.name, pattern) or fnmatch(path.as_posix(), pattern)
 
 
-def _sort_key(path: str) -> tuple[list[int], str]:
+def _numeric_sort_key(path: str) -> tuple[list[int], str]:
     return numbers_in(path), path
 
 
-def _walk_files(folder: Path, excluded: Path | None) -> Iterable[Path]:
+def _walk_files(folder: Path, excluded_folder: Path | None) -> Iterable[Path]:
     """Yield the files below a folder, links to folders included, except hidden files and files that an import wrote."""
-    excluded_path = None if excluded is None else excluded.resolve()
+    resolved_excluded = None if excluded_folder is None else excluded_folder.resolve()
     visited_folders, starts = set[Path](), [folder]
     while starts:
         # Links are followed after all real folders are known, so that each folder is listed under its own name.
-        links = list[Path]()
+        linked_folders = list[Path]()
         for start in starts:
             for folder_path, folders, names in os.walk(start):
-                current = Path(folder_path)
-                real = current.resolve()
-                if real in visited_folders:
+                current_folder = Path(folder_path)
+                real_folder = current_folder.resolve()
+                if real_folder in visited_folders:
                     folders.clear()
                     continue
-                visited_folders.add(real)
-                is_excluded = real == excluded_path
+                visited_folders.add(real_folder)
+                is_excluded = real_folder == resolved_excluded
                 folders[:] = sorted(
                     f
                     for f in folders
                     if not f.startswith(".")
-                    and (current / f).resolve() != excluded_path
+                    and (current_folder / f).resolve() != resolved_excluded
                     and not (is_excluded and f in IMPORT_FOLDERS)
                 )
-                links += [current / f for f in folders if (current / f).is_symlink()]
-                yield from (current / name for name in sorted(names) if not name.startswith("."))
-        starts = sorted(links)
+                linked_folders += [current_folder / f for f in folders if (current_folder / f).is_symlink()]
+                yield from (current_folder / name for name in sorted(names) if not name.startswith("."))
+        starts = sorted(linked_folders)
 
 
 def _file_kind(first_bytes: bytes, file_label: str) -> str:
@@ -321,11 +332,11 @@ def _origin_on_hub(address: str, collection: str, say: Say) -> Origin:
         )
     if left_out:
         say(f"{label}: {len(left_out):,} other files are left out")
-    archives = sorted(archives, key=_sort_key)
+    archives = sorted(archives, key=_numeric_sort_key)
     first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_READ_NBYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
-    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_sort_key)))
+    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_numeric_sort_key)))
 
 
 def number_files(paths: Sequence[str]) -> list[int]:
@@ -349,12 +360,13 @@ def number_files(paths: Sequence[str]) -> list[int]:
         return positions
     columns = list(zip(*([int(digits) for digits in part[1::2]] for part in parts), strict=True))
     texts = parts[0][::2]
-    varying_columns = [index for index, column in enumerate(columns) if len(set(column)) > 1 or len(paths) == 1]
-    if len(varying_columns) > 1 or len(paths) == 1:
-        varying_columns = [index for index in varying_columns if _ID_WORD_AT_END.search(texts[index])]
+    varying_column_indices = [index for index, column in enumerate(columns) if len(set(column)) > 1 or len(paths) == 1]
+    if len(varying_column_indices) > 1 or len(paths) == 1:
+        varying_column_indices = [index for index in varying_column_indices if _ID_WORD_AT_END.search(texts[index])]
     numbers = (
-        columns[varying_columns[0]]
-        if len(varying_columns) == 1 and not (varying_columns[0] and texts[varying_columns[0]] == ".")
+        columns[varying_column_indices[0]]
+        if len(varying_column_indices) == 1
+        and not (varying_column_indices[0] and texts[varying_column_indices[0]] == ".")
         else ()
     )
     return (

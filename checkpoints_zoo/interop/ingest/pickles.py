@@ -28,7 +28,7 @@ from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHea
 if TYPE_CHECKING:
     from torch import Tensor
 
-    State = dict[str, Tensor]
+    StateDict = dict[str, Tensor]
 
 # First bytes of files of torch.save: a zip archive, or before torch 1.6 a pickle of protocol 2.
 ZIP_FIRST_BYTES, PICKLE_FIRST_BYTES = b"PK\x03\x04", b"\x80\x02"
@@ -82,7 +82,8 @@ def members_of_pickles(origin: Origin, place: StateDictPlace) -> MemberGroup:
 def _choose_header(path: Path, place: StateDictPlace) -> MemberHeader:
     """Choose the state dict in a file that fits the network; return its header."""
     header_of_key = {
-        key: header_of_state_dict(state, f" of file {path}") for key, state in _read_state_dicts(path, place).items()
+        key: header_of_state_dict(state, f" of file {path}")
+        for key, state in _read_selected_state_dicts(path, place).items()
     }
     if place.recogniser is None or len(header_of_key) == 1:
         return next(iter(header_of_key.values()))
@@ -109,18 +110,18 @@ def _is_recognised(head: MemberHeader, identify_net: IdentifyNet) -> bool:
     return True
 
 
-def _read_state_dicts(path: Path, place: StateDictPlace) -> dict[str, State]:
+def _read_selected_state_dicts(path: Path, place: StateDictPlace) -> dict[str, StateDict]:
     """Read the state dicts in a file that may be the network's, reduced to the network's tensors; return key -> state
     dict.
 
     Raises:
-        UsageError, DamagedError: the same cases as in `_read_whole_state_dicts`; or several prefixes fit.
+        UsageError, DamagedError: the same cases as in `_read_candidate_state_dicts`; or several prefixes fit.
     """
-    state_dicts = _read_whole_state_dicts(path, place)
+    state_dicts = _read_candidate_state_dicts(path, place)
     return state_dicts if place.net is None else {key: place.net.select(s, str(path)) for key, s in state_dicts.items()}
 
 
-def _read_whole_state_dicts(path: Path, place: StateDictPlace) -> dict[str, State]:
+def _read_candidate_state_dicts(path: Path, place: StateDictPlace) -> dict[str, StateDict]:
     """Read the state dicts in a file of torch.save that may be the network's; return key -> state dict.
 
     Raises:
@@ -159,20 +160,20 @@ def _read_whole_state_dicts(path: Path, place: StateDictPlace) -> dict[str, Stat
     )
 
 
-def _find_state_dicts(loaded: Any) -> Iterator[tuple[str, State]]:
+def _find_state_dicts(loaded_object: Any) -> Iterator[tuple[str, StateDict]]:
     """Yield the state dicts in nested dicts with their keys; the same dict is yielded only once."""
-    level, visited_ids = [("", loaded)], set[int]()
+    level_entries, visited_ids = [("", loaded_object)], set[int]()
     for _ in range(MAX_DEPTH):
-        deeper = []
-        for key, value in level:
+        next_level_entries = []
+        for key, value in level_entries:
             if not isinstance(value, Mapping) or id(value) in visited_ids:
                 continue
             visited_ids.add(id(value))
             if value and all(_is_tensor_entry(n, t) for n, t in value.items()):
                 yield key, dict(value)
             else:
-                deeper += [(f"{key}/{n}" if key else n, v) for n, v in value.items() if type(n) is str]
-        level = deeper
+                next_level_entries += [(f"{key}/{n}" if key else n, v) for n, v in value.items() if type(n) is str]
+        level_entries = next_level_entries
 
 
 def _is_tensor_entry(name: object, value: object) -> bool:
@@ -216,7 +217,7 @@ def _load_file(path: Path) -> Any:
                 do="It was not opened. If you made it yourself, save it again without pickle_protocol",
                 path=path,
             ) from error
-        names = _unsafe_names(path, str(error))
+        names = _unsafe_names_text(path, str(error))
         raise UsageError(
             f"file {path}",
             expected="tensors alone, as torch.load(weights_only=True) reads them",
@@ -247,7 +248,7 @@ def _pickle_protocol(path: Path) -> int:
     return start[1] if len(start) == 2 and start[:1] == b"\x80" else 0
 
 
-def _unsafe_names(path: Path, error_text: str) -> str:
+def _unsafe_names_text(path: Path, error_text: str) -> str:
     """Return the names of the objects besides tensors that a pickle's opcodes ask for; nothing is executed."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
@@ -261,12 +262,12 @@ def _unsafe_names(path: Path, error_text: str) -> str:
     return first_few(names, 5) or "more"
 
 
-def header_of_state_dict(state: Mapping[str, Tensor], where: str = "") -> MemberHeader:
+def header_of_state_dict(state: Mapping[str, Tensor], error_suffix: str = "") -> MemberHeader:
     """Return the header of a state dict: names, dtypes and shapes.
 
     Args:
         state: tensors by name.
-        where: text after the tensor's name in errors, such as " of file …".
+        error_suffix: text after the tensor's name in errors, such as " of file …".
 
     Raises:
         DamagedError: safetensors can't store one of the tensors.
@@ -278,7 +279,7 @@ def header_of_state_dict(state: Mapping[str, Tensor], where: str = "") -> Member
     for name, t in state.items():
         if t.layout != torch.strided or t.is_quantized or t.dtype not in DTYPE_NAMES or t.is_meta:
             raise DamagedError(
-                f"tensor {name!r}{where}", expected=f"a plain one of {', '.join(DTYPE_NAMES.values())}",
+                f"tensor {name!r}{error_suffix}", expected=f"a plain one of {', '.join(DTYPE_NAMES.values())}",
                 found=f"{t.dtype}, {t.layout}{' without values' if t.is_meta else ''}", tensor=name,
             )  # fmt: skip
     return MemberHeader(0, tuple((name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in state.items()))
@@ -305,7 +306,7 @@ def read_member_bytes(path: Path, place: StateDictPlace, layout: Layout) -> byte
     tensors = [
         (t.stored or t.name, t.dtype, t.shape if t.stored_shape is None else t.stored_shape) for t in layout.tensors
     ]
-    for state in _read_state_dicts(path, place).values():
+    for state in _read_selected_state_dicts(path, place).values():
         if list(header_of_state_dict(state).tensors) == tensors:
             return state_bytes(state)
     raise DamagedError(f"file {path}", expected="the tensors that it had before", found="others", path=path)
@@ -315,11 +316,11 @@ def state_bytes(state: Mapping[str, Tensor]) -> bytearray:
     """Return the concatenated bytes of a state dict's tensors."""
     import torch
 
-    out = bytearray()
+    tensor_bytes = bytearray()
     for t in state.values():
         if t.numel():
-            out += t.detach().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return out
+            tensor_bytes += t.detach().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return tensor_bytes
 
 
 def checksum_problem(path: Path) -> str:
@@ -348,8 +349,8 @@ def _check_zip(path: Path) -> None:
     """
     try:
         with zipfile.ZipFile(path) as file:
-            is_script = any("/code/" in name for name in file.namelist())
-            unpacked_bytes = sum(entry.file_size for entry in file.infolist())
+            is_torchscript = any("/code/" in name for name in file.namelist())
+            unpacked_nbytes = sum(entry.file_size for entry in file.infolist())
             is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
     except (NotImplementedError, ValueError, OSError) as error:  # torch may read an archive that zipfile can't list
         found = f"one that can't be listed ({type(error).__name__}: {error})"[:200]
@@ -364,12 +365,12 @@ def _check_zip(path: Path) -> None:
             "a zip archive with one list of its files, at its end",
         )
         raise DamagedError(f"file {path}", expected=expected, found=found, path=path)
-    if is_script or is_compressed or unpacked_bytes > path.stat().st_size:
-        found = f"{unpacked_bytes:,} bytes packed into {path.stat().st_size:,}"
+    if is_torchscript or is_compressed or unpacked_nbytes > path.stat().st_size:
+        found = f"{unpacked_nbytes:,} bytes packed into {path.stat().st_size:,}"
         raise DamagedError(
             f"file {path}",
             expected="a zip archive as torch.save writes it, nothing compressed",
-            found="a TorchScript module, which is code" if is_script else found,
+            found="a TorchScript module, which is code" if is_torchscript else found,
             path=path,
         )
 
@@ -382,11 +383,11 @@ def _has_one_directory(path: Path) -> bool:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 98))
-        tail = file.read()
-    directory_end, (length, offset) = size - 22, struct.unpack("<2I", tail[-10:-2])
-    if tail[-42:-38] == b"PK\x06\x07":  # a zip64 archive of torch.save ends with this record of 56 bytes
+        tail_bytes = file.read()
+    directory_end, (length, offset) = size - 22, struct.unpack("<2I", tail_bytes[-10:-2])
+    if tail_bytes[-42:-38] == b"PK\x06\x07":  # a zip64 archive of torch.save ends with this record of 56 bytes
         directory_end = size - 98
-        if tail[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail[-34:-26])[0] != directory_end:
+        if tail_bytes[:4] != b"PK\x06\x06" or struct.unpack("<Q", tail_bytes[-34:-26])[0] != directory_end:
             return False
-        length, offset = struct.unpack("<2Q", tail[-58:-42])
-    return tail[-22:-18] == b"PK\x05\x06" and bool(offset + length == directory_end)
+        length, offset = struct.unpack("<2Q", tail_bytes[-58:-42])
+    return tail_bytes[-22:-18] == b"PK\x05\x06" and bool(offset + length == directory_end)

@@ -55,13 +55,13 @@ class MemberReader:
                 yield from self._read_batch(batch, {})
 
     def _read_batch(
-        self, rows: Sequence[Row], borrowed: Mapping[int, Location]
+        self, rows: Sequence[Row], borrowed_locations: Mapping[int, Location]
     ) -> Iterator[tuple[Row, Layout, shard_files.Bytes]]:
         for row in rows:
             layout = self.description.layouts[row["layout"]]
             path = self.find_file(row["path"])
-            local = Location(row["member"], tensor_prefix(row["member"]), path, row["offset"], layout)
-            location = borrowed.get(row["member"], local)
+            local_location = Location(row["member"], tensor_prefix(row["member"]), path, row["offset"], layout)
+            location = borrowed_locations.get(row["member"], local_location)
             if self.state_dict_place is None:
                 yield row, layout, measuring.read_and_check(row, location)
                 continue
@@ -91,7 +91,7 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         keys[key] = archives.layout_key(old_description.architecture, sharded_layout)
         layouts[keys[key]] = sharded_layout
     description = replace(old_description, layouts=layouts, base="")
-    finished_rows = _written_rows(target, name)
+    finished_rows = _rows_in_existing_files(target, name)
     for row in rows:
         if row["path"] is None:
             finished_rows[row["member"]] = row
@@ -121,22 +121,22 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
     shutil.rmtree(import_folder(target.root, name), ignore_errors=True)
 
 
-def _fill_from_earlier_row(row: Row, earlier: Row | None) -> Row:
+def _fill_from_earlier_row(row: Row, earlier_row: Row | None) -> Row:
     """Fill the missing values of a row, such as figures, from an earlier row of the same weights; return the row."""
-    if earlier is None or earlier["sha256"] != row["sha256"]:
+    if earlier_row is None or earlier_row["sha256"] != row["sha256"]:
         return row
-    return row | {name: value for name, value in earlier.items() if row.get(name) is None}
+    return row | {name: value for name, value in earlier_row.items() if row.get(name) is None}
 
 
 def _remove_old_shards(target: FolderSource, collection: str, shard_number: int, rows: Iterable[Row]) -> None:
     """Delete shards of a number that no row names: a shard that gets more members is written anew."""
-    named = {row["path"] for row in rows}
+    named_paths = {row["path"] for row in rows}
     for path in (target.root / "shards" / collection).glob(f"{shard_number:05d}-*.safetensors"):
-        if path.relative_to(target.root).as_posix() not in named:
+        if path.relative_to(target.root).as_posix() not in named_paths:
             path.unlink()
 
 
-def _written_rows(target: FolderSource, collection: str) -> dict[int, Row]:
+def _rows_in_existing_files(target: FolderSource, collection: str) -> dict[int, Row]:
     """Return member -> row of the members that were written before and whose files exist."""
     if not target.manifest_path(collection).is_file():
         return {}
@@ -151,15 +151,20 @@ def _write_shard(
     """Write a shard; return its members' rows with the new locations."""
     written_rows: list[Row] = []
 
-    def members() -> Iterator[shard_files.Bytes]:
+    def read_members() -> Iterator[shard_files.Bytes]:
         for row, stored, raw in reader.read(rows):
             written_rows.append(row)
             yield shard_files.repack(stored, raw, layout)
 
     name = reader.description.name
-    prefixes = [tensor_prefix(row["member"]) for row in rows]
-    path = shard_files.stream_shard(target.root / "shards" / name, shard_number, layout, prefixes, members())
-    relative_path, first_offset = path.relative_to(target.root).as_posix(), shard_files.first_offset(layout, prefixes)
+    tensor_prefixes = [tensor_prefix(row["member"]) for row in rows]
+    path = shard_files.stream_shard(
+        target.root / "shards" / name, shard_number, layout, tensor_prefixes, read_members()
+    )
+    relative_path, first_offset = (
+        path.relative_to(target.root).as_posix(),
+        shard_files.first_offset(layout, tensor_prefixes),
+    )
     return [
         row | {"path": relative_path, "offset": first_offset + i * layout.nbytes, "nbytes": layout.nbytes,
                "layout": layout_key, "dtype": layout.dtype}
@@ -182,18 +187,18 @@ def import_folder(out: Path, collection: str) -> Path:
 
 def remove_temporary_files(root: Path, collection: str) -> None:
     """Delete temporary files of a collection that a killed import left."""
-    temporary_names = f".{collection}.*.tmp"
+    temporary_pattern = f".{collection}.*.tmp"
     for folder, pattern in (
         (f"shards/{collection}", ".*.tmp"),
-        ("manifests", temporary_names),
-        ("files", temporary_names),
+        ("manifests", temporary_pattern),
+        ("files", temporary_pattern),
         (".import", ".*.tmp"),
     ):
         for path in (root / folder).glob(pattern):
             path.unlink()
 
 
-def check_same_import(target: FolderSource, collection: str, record: ImportRecord) -> None:
+def check_same_import(target: FolderSource, collection: str, import_record: ImportRecord) -> None:
     """Check that a folder has no collection of this name, except from this import; delete files that other imports
     staged.
 
@@ -208,7 +213,7 @@ def check_same_import(target: FolderSource, collection: str, record: ImportRecor
     except FormatError:
         earlier_record = None
     if isinstance(earlier_record, dict) and (
-        earlier_record.get("import") == record.fingerprint or record.extends(earlier_record)
+        earlier_record.get("import") == import_record.fingerprint or import_record.extends(earlier_record)
     ):
         return
     if target.manifest_path(collection).is_file():
@@ -225,9 +230,9 @@ def check_same_import(target: FolderSource, collection: str, record: ImportRecor
     shutil.rmtree(import_folder(target.root, collection), ignore_errors=True)
 
 
-def record_import(target: FolderSource, collection: str, record: ImportRecord) -> None:
+def record_import(target: FolderSource, collection: str, import_record: ImportRecord) -> None:
     """Record in a folder which import writes a collection."""
-    catalog.write_json(record.to_json(), _record_path(target, collection))
+    catalog.write_json(import_record.to_json(), _record_path(target, collection))
 
 
 def _record_path(target: FolderSource, collection: str) -> Path:

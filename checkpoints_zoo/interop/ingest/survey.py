@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import checkpoint_members, pickles
 from checkpoints_zoo.interop.ingest.measuring import Row, batch_rows
-from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogniser, recogniser_of_known
+from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogniser, recogniser_of_user_net
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
 from checkpoints_zoo.interop.ingest.selection import NetTensors
@@ -30,28 +30,28 @@ from checkpoints_zoo.sources.source import FolderSource
 class ImportOptions:
     """The user's options: net, function that builds the net, columns, and whether every file must fit.
 
-    `earlier`: path -> member of the files that an earlier import of the same folder has.
+    `earlier_ids`: path -> member of the files that an earlier import of the same folder has.
     """
 
     net: NetSpec
     build: Build | None
     columns: ColumnReader | None
     strict: bool
-    earlier: Mapping[str, int] = field(default_factory=dict)
+    earlier_ids: Mapping[str, int] = field(default_factory=dict)
 
     def state_dict_place(self, origin: Origin) -> StateDictPlace | None:
         """Return the place of the state dict in files of torch.save; None for other files."""
         if not origin.pickles:
             return None
-        recogniser = recogniser_of_known(self.net, self.build)
+        recogniser = recogniser_of_user_net(self.net, self.build)
         return StateDictPlace(self.net.key, recogniser, NetTensors.of(self.net, self.build))
 
 
 def survey_origin(
     origin: Origin,
     collection: str,
-    staged: Mapping[str, archives.Index],
-    predicted: bool,
+    staged_indexes: Mapping[str, archives.Index],
+    may_predict: bool,
     user_facts: Mapping[str, Any],
     like: str | None,
     options: ImportOptions,
@@ -63,8 +63,8 @@ def survey_origin(
     Args:
         origin: the origin.
         collection: name of the collection.
-        staged: indexes of the origin's gzipped archives.
-        predicted: whether the index of a repo's archive may be predicted.
+        staged_indexes: indexes of the origin's gzipped archives.
+        may_predict: whether the index of a repo's archive may be predicted.
         user_facts, like: the same arguments as in `make_description`.
         options: the user's options for the members.
         copy_root: folder that members are copied into, which has the manifest of the copies; None without copies.
@@ -79,13 +79,13 @@ def survey_origin(
     if options.columns is not None and origin.archives:
         raise UsageError("columns by file", expected="members that are files of their own", found="archives")
     member_groups: list[MemberGroup] = (
-        checkpoint_members.members_of_archives(origin, staged, predicted) if origin.archives else []
+        checkpoint_members.members_of_archives(origin, staged_indexes, may_predict) if origin.archives else []
     )
     if origin.files:
         file_members = checkpoint_members.number_members(
-            checkpoint_members.members_of_files(origin, say), origin.files, options.earlier
+            checkpoint_members.members_of_files(origin, say), origin.files, options.earlier_ids
         )
-        if copy_root is not None and origin.repo is None and _need_selection(file_members, options):
+        if copy_root is not None and origin.repo is None and _needs_selection(file_members, options):
             origin = replace(
                 origin, files=(), pickles=origin.files
             )  # files with further tensors are read as state dicts, from which the net's tensors are selected
@@ -94,7 +94,7 @@ def survey_origin(
     if state_dict_place := options.state_dict_place(origin):
         member_groups.append(
             checkpoint_members.number_members(
-                pickles.members_of_pickles(origin, state_dict_place), origin.pickles, options.earlier
+                pickles.members_of_pickles(origin, state_dict_place), origin.pickles, options.earlier_ids
             )
         )
     recogniser = make_recogniser(options.net, member_groups, options.build)
@@ -114,7 +114,7 @@ def survey_origin(
     check_net(description, options.build)
     if origin.repo is not None:
         description = replace(description, base=str(origin.repo))
-    files = checkpoint_members.members_by_file(member_groups)
+    files = checkpoint_members.member_id_by_path(member_groups)
     columns = {} if options.columns is None else options.columns(files)
     table = manifest.build_manifest(row | columns.get(row["member"], {}) for row in rows)
     survey = Survey(origin, description, table, user_facts, like, files, columns)
@@ -123,9 +123,9 @@ def survey_origin(
     return survey.with_existing_manifest(FolderSource(origin.root, origin.root.as_uri()))
 
 
-def _need_selection(members: MemberGroup, options: ImportOptions) -> bool:
+def _needs_selection(members: MemberGroup, options: ImportOptions) -> bool:
     """Return whether files of a known net hold other tensors than the net's."""
-    recogniser = recogniser_of_known(options.net, options.build)
+    recogniser = recogniser_of_user_net(options.net, options.build)
     if recogniser is None:
         return False
     for head in {id(member.header): member.header for member in members.members}.values():
@@ -189,7 +189,7 @@ class Survey:
             manifest.write_manifest(current.rows, target.manifest_path(name))
 
 
-def _manifest_difference(survey: Survey, old_description: Description, rows: pa.Table) -> str:
+def _manifest_difference(survey: Survey, old_description: Description, old_rows: pa.Table) -> str:
     """Return how an existing manifest differs from a survey; "" if all its members are in the survey unchanged."""
     if old_description.base != survey.description.base:
         return f"members in {old_description.base or 'this folder'}, not in {survey.description.base or 'this folder'}"
@@ -199,24 +199,26 @@ def _manifest_difference(survey: Survey, old_description: Description, rows: pa.
     ):
         return f"members of {old_description.architecture} with {dict(old_description.arguments)}"
     columns = ("member", "epoch", "path", "offset", "nbytes")
-    surveyed_values, manifest_values = (
-        list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (survey.rows, rows)
+    surveyed_places, old_places = (
+        list(zip(*(t.column(c).to_pylist() for c in columns), strict=True)) for t in (survey.rows, old_rows)
     )
-    added_count = len(surveyed_values) - len(manifest_values)
-    if added_count < 0 or (added_count and any("!" in (path or "") for _, _, path, *_ in surveyed_values)):
-        return f"{len(manifest_values):,} members, not {len(surveyed_values):,}"
-    layout_of = dict(zip(surveyed_values, survey.rows.column("layout").to_pylist(), strict=True))
-    for row, old_key in zip(manifest_values, rows.column("layout").to_pylist(), strict=True):
-        key = layout_of.get(row)
-        if row not in layout_of or (key and survey.description.layouts[key] != old_description.layouts[old_key]):
+    added_count = len(surveyed_places) - len(old_places)
+    if added_count < 0 or (added_count and any("!" in (path or "") for _, _, path, *_ in surveyed_places)):
+        return f"{len(old_places):,} members, not {len(surveyed_places):,}"
+    layout_key_of_place = dict(zip(surveyed_places, survey.rows.column("layout").to_pylist(), strict=True))
+    for row, old_layout_key in zip(old_places, old_rows.column("layout").to_pylist(), strict=True):
+        key = layout_key_of_place.get(row)
+        if row not in layout_key_of_place or (
+            key and survey.description.layouts[key] != old_description.layouts[old_layout_key]
+        ):
             return f"member {row[0]} elsewhere or of other tensors"
     return ""
 
 
-def _with_new_rows(old_rows: pa.Table, surveyed: pa.Table) -> pa.Table:
+def _with_new_rows(old_rows: pa.Table, surveyed_rows: pa.Table) -> pa.Table:
     """Add the surveyed rows of members that a manifest lacks; return all rows, in the order of their ids."""
     old_members = set(old_rows.column("member").to_pylist())
-    new_rows = [row for row in surveyed.to_pylist() if row["member"] not in old_members]
+    new_rows = [row for row in surveyed_rows.to_pylist() if row["member"] not in old_members]
     return manifest.build_manifest([*old_rows.to_pylist(), *new_rows]) if new_rows else old_rows
 
 
@@ -264,20 +266,20 @@ def make_plan(
         reads_weights: whether weights are read, to hash, measure or copy them.
     """
     located_rows = [dict(row) for row in rows if row["path"] is not None]
-    member_nbytes = sum(row["nbytes"] for row in located_rows)
+    members_nbytes = sum(row["nbytes"] for row in located_rows)
     requests = 0
     if origin.repo is not None:
-        requests = header_count + (_count_ranges(located_rows) + len(origin.paths) if reads_weights else 0)
+        requests = header_count + (_count_range_requests(located_rows) + len(origin.paths) if reads_weights else 0)
     return ImportPlan(
         description.name, origin.label, target, len(origin.paths), len(rows), **status_counts(rows),
-        bytes=member_nbytes, read=member_nbytes if reads_weights else 0, requests=requests,
+        bytes=members_nbytes, read=members_nbytes if reads_weights else 0, requests=requests,
     )  # fmt: skip
 
 
 def plan_of_gzips(collection: str, origin: Origin, target: str) -> ImportPlan:
     """Return the plan of an import of gzipped archives, whose members are unknown until the archives are read."""
-    archive_nbytes = sum(origin.size(p) for p in origin.archives)
-    requests = -(-archive_nbytes // 2**23) + len(origin.archives) if origin.repo else 0
+    archives_nbytes = sum(origin.size(p) for p in origin.archives)
+    requests = -(-archives_nbytes // 2**23) + len(origin.archives) if origin.repo else 0
     return ImportPlan(
         collection,
         origin.label,
@@ -287,8 +289,8 @@ def plan_of_gzips(collection: str, origin: Origin, target: str) -> ImportPlan:
         None,
         None,
         None,
-        archive_nbytes,
-        archive_nbytes,
+        archives_nbytes,
+        archives_nbytes,
         requests,
     )
 
@@ -299,16 +301,16 @@ def status_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {status: counts[status] for status in ("ok", "failed", "excluded")}
 
 
-def _count_ranges(rows: Sequence[Row]) -> int:
+def _count_range_requests(rows: Sequence[Row]) -> int:
     """Return the number of range requests for members: neighbouring members share a request, long ranges are split."""
-    range_count = 0
+    request_count = 0
     for batch in batch_rows(sorted(rows, key=lambda r: (r["path"], r["offset"]))):
         range_start, end, path = 0, 0, None
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
             if row["path"] != path or start > end + LARGEST_READ_GAP_NBYTES:
-                range_count += -(-(end - range_start) // LARGEST_RANGE_NBYTES)
+                request_count += -(-(end - range_start) // LARGEST_RANGE_NBYTES)
                 range_start, path = start, row["path"]
             end = stop
-        range_count += -(-(end - range_start) // LARGEST_RANGE_NBYTES)
-    return range_count
+        request_count += -(-(end - range_start) // LARGEST_RANGE_NBYTES)
+    return request_count

@@ -61,7 +61,7 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
     Raises:
         UsageError: an unknown column, one that the import fills, a value of another type, or too few values.
     """
-    check_names(columns)
+    check_column_names(columns)
     rows: dict[int, Row] = {member: {} for member in sorted(ids)}
     for name, values in columns.items():
         member_values = values_per_member(values)
@@ -78,35 +78,41 @@ def columns_of_members(columns: Mapping[str, Any], ids: Sequence[int]) -> dict[i
     return rows
 
 
-def columns_of_files(file_table: Mapping[str, Mapping[str, Any]], files: Mapping[str, int]) -> dict[int, Row]:
+def columns_of_files(file_table: Mapping[str, Mapping[str, Any]], member_of_path: Mapping[str, int]) -> dict[int, Row]:
     """Check a table of columns by file; return member -> column -> value.
 
     Args:
         file_table: file -> column -> value; a file is its path in the folder, or its name if that is unique.
-        files: path -> member.
+        member_of_path: path -> member.
 
     Raises:
         UsageError: a file without a row, a row without a file, or a column or value as in `columns_of_members`.
     """
-    check_names({name for row in file_table.values() for name in row})
-    names = [path.rpartition("/")[2] for path in files]
+    check_column_names({name for row in file_table.values() for name in row})
+    names = [path.rpartition("/")[2] for path in member_of_path]
     counts = Counter(names)
-    unique_names = {name: path for name, path in zip(names, files, strict=True) if counts[name] == 1}
+    path_of_unique_name = {name: path for name, path in zip(names, member_of_path, strict=True) if counts[name] == 1}
     rows: dict[int, Row] = {}
-    unknown = []
+    unknown_files = []
     for file, values in file_table.items():
-        path = file if file in files else unique_names.get(file)
-        if path is None or files[path] in rows:
-            unknown.append(file)
+        path = file if file in member_of_path else path_of_unique_name.get(file)
+        if path is None or member_of_path[path] in rows:
+            unknown_files.append(file)
             continue
-        rows[files[path]] = {name: convert_value(name, value, f"file {file}") for name, value in values.items()}
-    missing = [path for path, member in files.items() if member not in rows]
-    if unknown or missing:
-        found = [
-            f"{what} {first_few(names, 5)}" for what, names in (("no row for", missing), ("rows for", unknown)) if names
+        rows[member_of_path[path]] = {
+            name: convert_value(name, value, f"file {file}") for name, value in values.items()
+        }
+    missing = [path for path, member in member_of_path.items() if member not in rows]
+    if unknown_files or missing:
+        problem_texts = [
+            f"{problem} {first_few(names, 5)}"
+            for problem, names in (("no row for", missing), ("rows for", unknown_files))
+            if names
         ]
         raise UsageError(
-            "columns by file", expected=f"a row for each of the {len(files)} files, once", found="; ".join(found)
+            "columns by file",
+            expected=f"a row for each of the {len(member_of_path)} files, once",
+            found="; ".join(problem_texts),
         )
     return rows
 
@@ -154,24 +160,24 @@ def rows_by_file(rows: Iterable[Mapping[str, Any]], table_label: str) -> dict[st
     return table
 
 
-def make_reader(file_table: Mapping[str, Mapping[str, Any]], measured: bool) -> ColumnReader:
+def column_reader_of_table(file_table: Mapping[str, Mapping[str, Any]], figures_are_measured: bool) -> ColumnReader:
     """Return the function that maps a table's columns to members.
 
     Args:
         file_table: file -> column -> value.
-        measured: whether test figures are measured; if so, the table may not contain them.
+        figures_are_measured: whether test figures are measured; if so, the table may not contain them.
 
     Raises:
         UsageError: unknown columns.
     """
     names = {name for row in file_table.values() for name in row}
-    check_names(names)
-    if measured:
-        check_unmeasured(names)
+    check_column_names(names)
+    if figures_are_measured:
+        check_no_measured_figures(names)
     return lambda files: columns_of_files(file_table, files)
 
 
-def check_names(column_names: Iterable[str]) -> None:
+def check_column_names(column_names: Iterable[str]) -> None:
     """Check that columns exist in the manifest and are not filled by the import.
 
     Raises:
@@ -193,7 +199,7 @@ def check_names(column_names: Iterable[str]) -> None:
             )
 
 
-def check_unmeasured(column_names: Iterable[str]) -> None:
+def check_no_measured_figures(column_names: Iterable[str]) -> None:
     """Check that the user supplies no figure that the import measures.
 
     Raises:
@@ -215,8 +221,8 @@ def write_columns(source: FolderSource, collection: str, columns: Mapping[int, M
         return
     table = source.read_collection(collection)[1]
     rows = [row | columns.get(row["member"], {}) for row in table.to_pylist()]
-    if not (current_table := manifest.build_manifest(rows)).equals(table):
-        manifest.write_manifest(current_table, source.manifest_path(collection))
+    if not (new_table := manifest.build_manifest(rows)).equals(table):
+        manifest.write_manifest(new_table, source.manifest_path(collection))
 
 
 def original_files_path(root: Path, collection: str) -> Path:
@@ -224,19 +230,21 @@ def original_files_path(root: Path, collection: str) -> Path:
     return root / "files" / f"{collection}.csv"
 
 
-def write_original_files(root: Path, collection: str, files: Mapping[str, int]) -> None:
+def write_original_files(root: Path, collection: str, member_of_path: Mapping[str, int]) -> None:
     """Write the table with the original file of each member, by rename.
 
     Args:
         root: root folder of the source.
         collection: name of the collection.
-        files: path in the imported folder -> member.
+        member_of_path: path in the imported folder -> member.
     """
-    if not files:
+    if not member_of_path:
         return
     path = original_files_path(root, collection)
     with replace_file(path) as file:
-        csv.writer(file, lineterminator="\n").writerows([("member", FILE_COLUMN), *((m, f) for f, m in files.items())])
+        csv.writer(file, lineterminator="\n").writerows(
+            [("member", FILE_COLUMN), *((m, f) for f, m in member_of_path.items())]
+        )
 
 
 def read_original_files(root: Path, collection: str) -> dict[int, str]:
@@ -258,13 +266,13 @@ def values_per_member(column_values: Any) -> list[Any] | None:
     return list(column_values.tolist() if hasattr(column_values, "tolist") else column_values)
 
 
-def convert_value(column: str, value: Any, owner: str) -> Any:
+def convert_value(column: str, value: Any, owner_label: str) -> Any:
     """Convert a value to the type of its column; return the converted value, None for a missing value.
 
     Args:
         column: name of the column.
         value: value of a Python, numpy or pandas type, or text of a table's cell.
-        owner: member or file that the value belongs to, for errors.
+        owner_label: member or file that the value belongs to, for errors.
 
     Raises:
         UsageError: the value has another type, or is out of range.
@@ -279,7 +287,7 @@ def convert_value(column: str, value: Any, owner: str) -> Any:
         converted = None
     if converted is None or not _in_range(column, converted):
         raise UsageError(
-            f"column {column!r} of {owner}", expected=_expected_value(column, column_type), found=repr(value)[:80]
+            f"column {column!r} of {owner_label}", expected=_expected_text(column, column_type), found=repr(value)[:80]
         )
     return converted
 
@@ -309,7 +317,7 @@ def _in_range(column: str, value: Any) -> bool:
     return not isinstance(value, int) or 0 <= value < (2**32 if column == "seed" else 2**31)
 
 
-def _expected_value(column: str, column_type: pa.DataType) -> str:
+def _expected_text(column: str, column_type: pa.DataType) -> str:
     if column == "split":
         return f"one of {', '.join(SPLITS)}"
     if column.endswith("_accuracy") or column == "test_ece":
@@ -324,14 +332,18 @@ def _expected_value(column: str, column_type: pa.DataType) -> str:
 
 
 def make_description(
-    name: str, net: Mapping[str, Any], layouts: Mapping[str, Layout], user_facts: Mapping[str, Any], like: str | None
+    name: str,
+    net_facts: Mapping[str, Any],
+    layouts: Mapping[str, Layout],
+    user_facts: Mapping[str, Any],
+    like: str | None,
 ) -> Description:
     """Return the description of a collection from the user's facts, the catalog and the members.
 
     Args:
         name: name of the collection. If the catalog has this name, the catalog supplies the facts that the user leaves
             out.
-        net: architecture and arguments of the members.
+        net_facts: architecture and arguments of the members.
         layouts: layouts of the members.
         user_facts: the user's facts: title, dataset, classes, preprocessing, licence and citation.
         like: name of a collection of the catalog with the same images, whose facts on the images are copied.
@@ -347,11 +359,11 @@ def make_description(
     listing = catalog.collections().get(name)
     if listing:
         facts |= _facts_of_listing(listing)
-        if listing.architecture != net["architecture"]:
+        if listing.architecture != net_facts["architecture"]:
             raise UsageError(
                 f"collection {name}",
                 expected=f"members of {listing.architecture}, as the catalog says",
-                found=net["architecture"],
+                found=net_facts["architecture"],
                 do="Give the collection another name",
                 collection=name,
             )
@@ -367,11 +379,11 @@ def make_description(
         Preprocess.from_json(user_facts["preprocessing"])
     facts |= user_facts
     values = {
-        "format_version": catalog.FORMAT_VERSION, "name": name, **facts, "classes": list(facts["classes"]), **net,
+        "format_version": catalog.FORMAT_VERSION, "name": name, **facts, "classes": list(facts["classes"]), **net_facts,
         "layouts": {key: layout.to_json() for key, layout in layouts.items()},
     }  # fmt: skip
     description = Description.from_json(values, Path(f"of {name}"))
-    classes = net["arguments"].get("classes", len(description.classes))
+    classes = net_facts["arguments"].get("classes", len(description.classes))
     if description.classes and len(description.classes) != classes:
         raise UsageError(
             f"classes of {name}",
@@ -401,15 +413,15 @@ def check_net(description: Description, build: Build | None) -> None:
     preprocess = Preprocess.from_json(description.preprocessing)
     shape = (2, preprocess.channels, *preprocess.size)
 
-    def run(device: str) -> Any:
+    def run_net(device: str) -> Any:
         with torch.device(device), torch.no_grad():
             return build().eval()(torch.zeros(shape))
 
     try:
-        logits = run("meta")
+        logits = run_net("meta")
     except FORWARD_ERRORS:  # some nets fail on the meta device, but not on a CPU
         try:
-            logits = run("cpu")
+            logits = run_net("cpu")
         except FORWARD_ERRORS as error:
             raise UsageError(
                 f"architecture of {description.name}",

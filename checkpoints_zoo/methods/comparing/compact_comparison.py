@@ -440,7 +440,7 @@ def compare_with_hmc(
         samples=sample_count,
         splits=splits,
         seed=seed,
-        statistics=evaluator.statistics,
+        statistics=evaluator.statistics_image_name,
         table={
             n: {c: table_column(method, c, measured["hmc"]) for c in method.columns} for n, method in measured.items()
         },

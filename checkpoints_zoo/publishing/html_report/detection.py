@@ -50,7 +50,10 @@ def build_part(measured: Measurements) -> Part:
     panels = [
         _score_panel(id_scores, ood_scores, bin_edges),
         draw_panel(
-            "information", "Mutual information", description, lambda axes: draw_information(report, axes, auroc=False)
+            "information",
+            "Mutual information",
+            description,
+            lambda axes: draw_information(report, axes, show_auroc=False),
         ),
         _roc_panel(roc_curve, as_text(ensemble_figures["auroc"])),
         _precision_panel(

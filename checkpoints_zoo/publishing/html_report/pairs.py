@@ -10,7 +10,7 @@ from checkpoints_zoo.populations.pairwise_information import (
     draw_matrix,
     draw_scatter,
     upper_triangle,
-    upper_values,
+    upper_triangle_values,
 )
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold
@@ -61,14 +61,14 @@ def _mean_figures_table(pairs: Pairwise, count_note: str) -> TableBlock:
 
 
 def _pairs_figure(measured: Measurements, pairs: Pairwise, count_note: str) -> FigureBlock:
-    id_information = upper_values(pairs.inside.information)
+    id_information = upper_triangle_values(pairs.inside.information)
     panels = [_spread_panel("pairs-id", "In distribution", pairs, "mi_id", id_information, BLUE)]
     panels_text, images_text = (
         "(a) Histogram over pairs. ",
         f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs",
     )
     if pairs.outside is not None:
-        ood_information = upper_values(pairs.outside.information)
+        ood_information = upper_triangle_values(pairs.outside.information)
         correlation = pairs.figures["correlation"]
         description = (
             f"One mutual information against the other, for {len(id_information):,} pairs: "
