@@ -240,7 +240,7 @@ def _labelled_logits(
 ) -> _LabelledLogits:
     """Return the members' logits on the labelled images."""
     if isinstance(data, Predictions):
-        members, data = predictions.check_same(data, members), None
+        members, data = predictions.check_same_members(data, members), None
     if not isinstance(members, Predictions):
         data_set = arguments.images_of(members.description) if data is None else images.of(data)
         labelled_images, labels = arguments.require_labels(data_set, members.description)
@@ -273,7 +273,7 @@ def _check_held_out(
     if held_out is None or isinstance(held_out, float | int):
         return DEFAULT_HELD_OUT_SHARE if held_out is None else check_share(held_out)
     held_out_set = (
-        predictions.check_same(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
+        predictions.check_same_members(held_out, members) if isinstance(held_out, Predictions) else images.of(held_out)
     )
     if isinstance(members, Predictions):
         training_set_name, training_fingerprints = f"{members.facts.data}/train", set[str]()
@@ -331,7 +331,7 @@ def _ood_logits(
         UsageError: the images are the test set itself, which would give an AUROC of 0.5.
     """
     if isinstance(ood, Predictions):
-        logits = _LabelledLogits(predictions.check_same(ood, members), torch.empty(0), ood.data)
+        logits = _LabelledLogits(predictions.check_same_members(ood, members), torch.empty(0), ood.data)
     else:
         ood_images = images.of(ood)
         if isinstance(members, Predictions):

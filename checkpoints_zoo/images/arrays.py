@@ -26,7 +26,7 @@ MAX_NESTED_SUBSETS = 8
 
 
 def read_arrays(
-    images: object, columns: Columns, pixel_format: PixelFormat, dtype: np.dtype[Any], channels_last: bool
+    images: object, columns: Columns, pixel_format: PixelFormat, required_dtype: np.dtype[Any], channels_last: bool
 ) -> RawImages:
     """Read images and labels from an object in memory; return the images and labels.
 
@@ -35,7 +35,7 @@ def read_arrays(
             or such tuples.
         columns: names of the columns of images and labels, if the elements are mappings.
         pixel_format: the size and channels that images are converted to.
-        dtype: the dtype that images must have: `PIXEL_DTYPE`, or `INPUT_DTYPE` for preprocessed inputs.
+        required_dtype: the dtype that images must have: `PIXEL_DTYPE`, or `INPUT_DTYPE` for preprocessed inputs.
         channels_last: whether axes are (input, height, width, channel).
 
     Raises:
@@ -45,18 +45,21 @@ def read_arrays(
     data_name = f"images ({type(images).__name__})"
     buffer, labels = ImageBuffer(pixel_format, _count_images(images), data_name), _Labels(data_name)
     column_kinds, label_column = _column_kinds(images), None
-    for piece in _iterate_elements(images, data_name):
+    for element in _iterate_elements(images, data_name):
         image_name = f"input {buffer.count:,} of {data_name}"
-        image, label, label_column = _split_image_and_label(piece, columns, column_kinds, image_name)
+        image, label, label_column = _split_image_and_label(element, columns, column_kinds, image_name)
         count_before = buffer.count
         if isinstance(image, Image.Image):
-            if dtype != PIXEL_DTYPE:
+            if required_dtype != PIXEL_DTYPE:
                 raise UsageError(
-                    image_name, expected="float32 inputs", found="an image of Pillow", do=_DTYPE_ADVICE[dtype]
+                    image_name,
+                    expected="float32 inputs",
+                    found="an image of Pillow",
+                    do=_ADVICE_BY_DTYPE[required_dtype],
                 )
             buffer.add_picture(image, image_name)
         else:
-            buffer.add_arrays(_check_array(image, dtype, channels_last, image_name), image_name)
+            buffer.add_arrays(_check_array(image, required_dtype, channels_last, image_name), image_name)
         labels.add(label, buffer.count - count_before, image_name)
     return RawImages(buffer.finish(), labels.finish(), _class_names(images, label_column))
 
@@ -112,43 +115,45 @@ def _type_name(element: object) -> str:
     return type(element).__name__ + (f" of {len(element)}" if isinstance(element, list | tuple) else "")
 
 
-_DTYPE_ADVICE = {
+_ADVICE_BY_DTYPE = {
     PIXEL_DTYPE: "Give pixels, as torchvision's PILToTensor returns them. If the inputs are preprocessed already, use"
     " `zoo.images.prepared(…)`",
     INPUT_DTYPE: "Give float32 inputs of the members. For pixels, use `zoo.images.of`: the members preprocess them",
 }
 
 
-def _check_array(images: Any, dtype: np.dtype[Any], channels_last: bool, image_name: str) -> npt.NDArray[Any]:
+def _check_array(images: Any, required_dtype: np.dtype[Any], channels_last: bool, image_name: str) -> npt.NDArray[Any]:
     """Check images; return them as (input, channel, height, width)."""
     if not isinstance(images, Tensor | np.ndarray):
         expected = "a tensor, an array or an image of Pillow"
         raise UsageError(image_name, expected=expected, found=_type_name(images))
     if isinstance(images, Tensor) and (images.is_meta or images.layout != torch.strided):
         raise UsageError(image_name, expected="a dense tensor", found=f"{images.layout} on {images.device}")
-    array = np.asarray(_to_cpu(images))
-    if dtype == INPUT_DTYPE and array.dtype == np.float16:
+    array = np.asarray(_to_cpu_array(images))
+    if required_dtype == INPUT_DTYPE and array.dtype == np.float16:
         array = array.astype(np.float32)
-    if array.dtype != dtype:
-        expected = "uint8 pixels in 0..255" if dtype == PIXEL_DTYPE else "float32 inputs"
-        raise UsageError(image_name, expected=expected, found=f"{array.dtype}", do=_DTYPE_ADVICE[dtype])
+    if array.dtype != required_dtype:
+        expected = "uint8 pixels in 0..255" if required_dtype == PIXEL_DTYPE else "float32 inputs"
+        raise UsageError(image_name, expected=expected, found=f"{array.dtype}", do=_ADVICE_BY_DTYPE[required_dtype])
     if array.ndim not in (3, 4):
         axes = "height, width, channel" if channels_last else "channel, height, width"
         expected = f"axes ({axes}), or (input, {axes})"
         raise UsageError(image_name, expected=expected, found=f"shape ({', '.join(map(str, array.shape))})")
     array = array if array.ndim == 4 else array[None]
-    channels, other = (array.shape[3], array.shape[1]) if channels_last else (array.shape[1], array.shape[3])
-    if channels not in MODE_OF_CHANNELS and other in (1, 2, 3, 4) and other < channels:
+    channels, last_or_second_size = (
+        (array.shape[3], array.shape[1]) if channels_last else (array.shape[1], array.shape[3])
+    )
+    if channels not in MODE_OF_CHANNELS and last_or_second_size in (1, 2, 3, 4) and last_or_second_size < channels:
         expected = f"axes (input, {'height, width, channel' if channels_last else 'channel, height, width'})"
         do = "Leave channels_last out" if channels_last else "Give `channels_last=True`"
         found = f"shape ({', '.join(map(str, array.shape))}): {channels} channels"
         raise UsageError(image_name, expected=expected, found=found, do=do)
-    if dtype == INPUT_DTYPE and not np.isfinite(array).all():
+    if required_dtype == INPUT_DTYPE and not np.isfinite(array).all():
         raise FormatError(image_name, expected="finite inputs", found="infinite ones or NaN")
     return np.moveaxis(array, -1, 1) if channels_last else array
 
 
-def _to_cpu(array: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
+def _to_cpu_array(array: Tensor | npt.NDArray[Any]) -> Tensor | npt.NDArray[Any]:
     """Return an array on the CPU in a dtype that numpy has: bfloat16 becomes float32."""
     if not isinstance(array, Tensor):
         return array
@@ -174,7 +179,7 @@ class _Labels:
             self.unlabelled += image_count
             return
         if isinstance(labels, Tensor | np.ndarray):
-            values = np.asarray(_to_cpu(labels))
+            values = np.asarray(_to_cpu_array(labels))
             if values.dtype.kind not in "iuU" or values.ndim > 1:
                 expected = "a whole number for each image, its label"
                 raise UsageError(image_name, expected=expected, found=f"{values.dtype}, shape {values.shape}")
@@ -214,11 +219,11 @@ def _column_kinds(images: object) -> dict[str, str]:
     return {}
 
 
-def _class_names(images: object, label: str | None) -> tuple[str, ...]:
+def _class_names(images: object, label_column: str | None) -> tuple[str, ...]:
     """Return the class names of a Dataset, or of the Dataset that it wraps; () if there are none."""
     for source in _wrapped_data_sets(images):
         features = getattr(source, "features", None)
-        kind = features.get(label) if isinstance(features, Mapping) else None
+        kind = features.get(label_column) if isinstance(features, Mapping) else None
         names = getattr(source, "classes", None) if kind is None else getattr(kind, "names", None)
         if isinstance(names, list | tuple) and names and all(type(name) is str for name in names):
             return tuple(names)

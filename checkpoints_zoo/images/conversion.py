@@ -26,7 +26,7 @@ ImageInput = (
 )
 """The types that `of` accepts, and with it every function that takes images."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
+_DATA_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
 
 
 def of(
@@ -175,7 +175,7 @@ def _apply_arguments(
     split: str | None,
 ) -> ImageData:
     """Apply the arguments of `of` to ImageData; return the same object if no argument changes it."""
-    changes: dict[str, Any] = {}
+    changed_fields: dict[str, Any] = {}
     if pixel_format:
         if isinstance(data, Prepared):
             raise UsageError(f"inputs {data.name!r}", expected="no size and no channels", found="one of them")
@@ -183,14 +183,14 @@ def _apply_arguments(
         buffer.add_arrays(data.images.numpy(), f"images {data.name!r}")
         pixels = buffer.finish()
         if pixels.shape != data.images.shape:
-            changes = {"images": pixels, "name": f"{data.name}-{'x'.join(map(str, pixels.shape[1:]))}"}
+            changed_fields = {"images": pixels, "name": f"{data.name}-{'x'.join(map(str, pixels.shape[1:]))}"}
     if classes is not None or renamed is not None:
         labels = None if data.labels is None else data.labels.tolist()
         fields = _image_data_fields(RawImages(data.images, labels, data.classes), data.name, None, classes, renamed)
-        changes |= {"labels": fields["labels"], "classes": fields["classes"]}
-    changes |= {} if new_name is None else {"name": image_data_name(new_name, "")}
-    changes |= {} if split is None else {"split": check_split_name(split)}
-    return replace(data, **changes) if changes else data
+        changed_fields |= {"labels": fields["labels"], "classes": fields["classes"]}
+    changed_fields |= {} if new_name is None else {"name": image_data_name(new_name, "")}
+    changed_fields |= {} if split is None else {"split": check_split_name(split)}
+    return replace(data, **changed_fields) if changed_fields else data
 
 
 def _describe_images(images: object) -> str:
@@ -199,7 +199,7 @@ def _describe_images(images: object) -> str:
 
 def _image_data_fields(
     raw_images: RawImages,
-    images_name: str,
+    raw_name: str,
     split: str | None,
     classes: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
@@ -208,44 +208,45 @@ def _image_data_fields(
 
     Args:
         raw_images: the images and labels in the form in which they were read.
-        images_name: name of the images.
+        raw_name: name of the images.
         split, classes, renamed: the same arguments as in `of`.
 
     Raises:
         UsageError: the classes contradict the data's own class names, or the images have no labels.
         FormatError: a label exceeds the number of classes.
     """
-    data_name, labels, class_names = f"images {images_name!r}", raw_images.labels, raw_images.classes
+    data_name, labels, class_names = f"images {raw_name!r}", raw_images.labels, raw_images.classes
     # The package `datasets` marks missing labels by -1.
     if labels is not None and all(label == -1 for label in labels):
         labels = None
-    for thing, names in (("classes", classes), ("renamed", renamed)):
-        if names is not None and labels is None:
+    for thing, new_class_names in (("classes", classes), ("renamed", renamed)):
+        if new_class_names is not None and labels is None:
             raise UsageError(
                 f"{thing} of {data_name}", expected="no such argument, since these images have no labels", found="one"
             )
     if classes is not None:
-        names = tuple(classes) if not isinstance(classes, str) else ()
-        if not names or not all(type(class_name) is str for class_name in names):
+        new_class_names = tuple(classes) if not isinstance(classes, str) else ()
+        if not new_class_names or not all(type(class_name) is str for class_name in new_class_names):
             raise UsageError(
                 f"classes of {data_name}", expected="names, in the order of the labels", found=repr(classes)[:80]
             )
-        if class_names and names != class_names:
+        if class_names and new_class_names != class_names:
             raise UsageError(
                 f"classes of {data_name}",
                 expected=f"the data's own class names, {', '.join(class_names[:6])}{', …' * (len(class_names) > 6)}",
-                found=f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}",
+                found=f"{', '.join(new_class_names[:6])}{', …' if len(new_class_names) > 6 else ''}",
                 do="Give `renamed={name in the data: new name, …}`: it can't mix up the order",
             )
-        class_names = names
-    numbers, class_names = _number_labels(labels, class_names, data_name)
+        class_names = new_class_names
+    label_numbers, class_names = _number_labels(labels, class_names, data_name)
     class_names = _rename_classes(class_names, renamed, data_name)
     return {
-        "name": images_name,
-        "split": _make_name(raw_images.split) or ("test" if split is None else check_split_name(split)),
+        "name": raw_name,
+        "split": _replace_forbidden_characters(raw_images.split)
+        or ("test" if split is None else check_split_name(split)),
         "images": raw_images.images,
-        "labels": None if numbers is None else torch.tensor(numbers),
-        "classes": () if numbers is None else class_names,
+        "labels": None if label_numbers is None else torch.tensor(label_numbers),
+        "classes": () if label_numbers is None else class_names,
         "revision": raw_images.revision,
     }
 
@@ -258,37 +259,37 @@ def _number_labels(
         return None, classes
     if isinstance(labels[0], str):
         classes = classes or tuple(sorted({str(label) for label in labels}))
-        positions = {name: at for at, name in enumerate(classes)}
-        numbers = [positions.get(label, -1) if isinstance(label, str) else -1 for label in labels]
+        number_of_class = {name: at for at, name in enumerate(classes)}
+        label_numbers = [number_of_class.get(label, -1) if isinstance(label, str) else -1 for label in labels]
     else:
-        numbers = [label if isinstance(label, int) else -1 for label in labels]
-    wrong = next((at for at, x in enumerate(numbers) if not 0 <= x < (len(classes) or 2**63)), None)
-    if wrong is None:
-        return numbers, classes
-    names = (
+        label_numbers = [label if isinstance(label, int) else -1 for label in labels]
+    first_wrong_input = next((at for at, x in enumerate(label_numbers) if not 0 <= x < (len(classes) or 2**63)), None)
+    if first_wrong_input is None:
+        return label_numbers, classes
+    expected_labels = (
         f"{classes[0]!r} to {classes[-1]!r}" if isinstance(labels[0], str) else f"numbers from 0 to {len(classes) - 1}"
     )
     raise FormatError(
         f"labels of {data_name}",
-        expected=f"{names}, of {len(classes)} classes" if classes else "numbers from 0",
-        found=f"{labels[wrong]!r:.80} for input {wrong:,}",
+        expected=f"{expected_labels}, of {len(classes)} classes" if classes else "numbers from 0",
+        found=f"{labels[first_wrong_input]!r:.80} for input {first_wrong_input:,}",
     )
 
 
 def _rename_classes(classes: tuple[str, ...], renamed: Mapping[str, str] | None, data_name: str) -> tuple[str, ...]:
-    unknown = [name for name in renamed or {} if name not in classes]
-    if unknown:
+    unknown_names = [name for name in renamed or {} if name not in classes]
+    if unknown_names:
         expected = f"class names of the data ({', '.join(classes[:12]) or 'none'})"
-        raise UsageError(f"renamed classes of {data_name}", expected=expected, found=repr(unknown[0])[:80])
+        raise UsageError(f"renamed classes of {data_name}", expected=expected, found=repr(unknown_names[0])[:80])
     if wrong_names := [name for name in (renamed or {}).values() if type(name) is not str]:
         raise UsageError(f"renamed classes of {data_name}", expected="names", found=repr(wrong_names[0])[:80])
-    names = tuple((renamed or {}).get(name, name) for name in classes)
-    duplicates = [name for name in names if names.count(name) > 1]
-    if duplicates:
+    new_names = tuple((renamed or {}).get(name, name) for name in classes)
+    duplicate_names = [name for name in new_names if new_names.count(name) > 1]
+    if duplicate_names:
         raise UsageError(
-            f"classes of {data_name}", expected="each name once", found=f"{duplicates[0]!r} more than once"
+            f"classes of {data_name}", expected="each name once", found=f"{duplicate_names[0]!r} more than once"
         )
-    return names
+    return new_names
 
 
 def image_data_name(requested: str | None, base_name: str) -> str:
@@ -298,9 +299,9 @@ def image_data_name(requested: str | None, base_name: str) -> str:
         UsageError: the name can't be a file name, or is the name of a data set.
     """
     if requested is None:
-        base_name = _make_name(base_name) or "images"
+        base_name = _replace_forbidden_characters(base_name) or "images"
         return f"own-{base_name}" if base_name in DATASETS else base_name
-    if type(requested) is not str or not _NAME.fullmatch(requested) or requested in DATASETS:
+    if type(requested) is not str or not _DATA_NAME_PATTERN.fullmatch(requested) or requested in DATASETS:
         expected = "at most 80 lower-case letters, digits, '.', '_' and '-', and not the name of a data set"
         raise UsageError("name of images", expected=expected, found=repr(requested)[:100])
     return requested
@@ -312,12 +313,12 @@ def check_split_name(split: str) -> str:
     Raises:
         UsageError: the name can't be a file name.
     """
-    if type(split) is not str or not _NAME.fullmatch(split):
+    if type(split) is not str or not _DATA_NAME_PATTERN.fullmatch(split):
         expected = "lower-case letters, digits, '.', '_' and '-'"
         raise UsageError("split of images", expected=expected, found=repr(split)[:80])
     return split
 
 
-def _make_name(base_name: str) -> str:
+def _replace_forbidden_characters(base_name: str) -> str:
     """Make a name from a text by replacing the characters that names may not have; return it, "" if nothing is left."""
     return re.sub(r"[^a-z0-9._-]+", "-", base_name.lower()).strip("-._")[:72]

@@ -88,14 +88,14 @@ class HubSet:
         """
         if not self.names_sorted:
             return [self.classes]
-        sorted_by_repo_names = sorted(self.classes, key=lambda name: self.repo_names.get(name, name))
-        return [tuple(sorted_by_repo_names), tuple(sorted(self.classes))]
+        classes_by_repo_name = sorted(self.classes, key=lambda name: self.repo_names.get(name, name))
+        return [tuple(classes_by_repo_name), tuple(sorted(self.classes))]
 
 
 # This package's WordNet id of a class -> the WordNet id in the repo, for classes with two different ids. The repo's
 # authors looked up ids by word, and chose another meaning of some words: in the repo, "Chihuahua" is the Mexican state,
 # and "goose" the meat.
-_WRONG_MEANINGS = MappingProxyType(
+_REPO_ID_OF_WRONG_MEANING = MappingProxyType(
     {
         "n01855672": "n07646821", "n01945685": "n13719102", "n02085620": "n08742578",
         "n02190166": "n03373237", "n02206856": "n07975909", "n02666196": "n02666347",
@@ -161,7 +161,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 inputs={"test": 10_000, "train": 100_000},
                 splits={"test": "valid", "train": "train"},
                 some_grey=True,
-                repo_names=_WRONG_MEANINGS,
+                repo_names=_REPO_ID_OF_WRONG_MEANING,
                 names_sorted=True,
             ),
             HubSet(
@@ -222,7 +222,7 @@ def digits(split: str) -> ImageData:
     from sklearn.datasets import load_digits
 
     sklearn_digits = load_digits()
-    order = _rank_by_hash("digits-test", len(sklearn_digits.target))
+    order = _positions_by_hash("digits-test", len(sklearn_digits.target))
     chosen = order[:DIGITS_TEST_COUNT] if split == "test" else order[DIGITS_TEST_COUNT:]
     # scikit-learn's pixels k are 0..16; this computes round(k * 255 / 16) in integers.
     pixels = torch.from_numpy((sklearn_digits.images[chosen].astype(np.int64) * 255 + 8) // 16).to(torch.uint8)[:, None]
@@ -245,11 +245,11 @@ def photo_patches() -> ImageData:
         grey = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16
         rows, columns = grey.shape[0] // 8, grey.shape[1] // 8
         tiles = grey[: rows * 8, : columns * 8].reshape(rows, 8, columns, 8).swapaxes(1, 2).reshape(-1, 1, 8, 8)
-        patches.append(tiles[_rank_by_hash(f"photos|{file}", len(tiles))[:1000]].astype(np.uint8))
+        patches.append(tiles[_positions_by_hash(f"photos|{file}", len(tiles))[:1000]].astype(np.uint8))
     return ImageData("photos", "test", torch.from_numpy(np.concatenate(patches)))
 
 
-def _rank_by_hash(rule_name: str, image_count: int) -> list[int]:
+def _positions_by_hash(rule_name: str, image_count: int) -> list[int]:
     """Return the positions 0 to image_count - 1 in the order of the sha256 of "<rule_name>|<position>"."""
     return sorted(range(image_count), key=lambda index: hashlib.sha256(f"{rule_name}|{index}".encode()).hexdigest())
 
@@ -272,19 +272,21 @@ def read_from_hub(set_name: str, split: str) -> ImageData:
     hub_set = HUB_SETS[set_name]
     repo = hub.resolve_address(f"{hub.ADDRESS_SCHEME}datasets/{hub_set.repo}")
     data_name = f"data set {set_name!r} of {repo.label}@{repo.commit[:8]}"
-    paths = [hub.fetch_file(repo, inside) for inside in _split_files(repo, hub_set, split, data_name)]
+    paths = [hub.fetch_file(repo, path_in_repo) for path_in_repo in _split_files(repo, hub_set, split, data_name)]
     try:
         rows = sum(parquet.read_footer(path, data_name)[1] for path in paths)
         if not 0 < rows <= hub_set.inputs[split]:
             raise FormatError(data_name, expected=f"from 1 to {hub_set.inputs[split]:,} inputs", found=f"{rows:,}")
-        order = _class_order(_class_names(repo, hub_set, paths[0], data_name), hub_set, data_name)
+        position_of_repo_label = _positions_of_repo_classes(
+            _class_names(repo, hub_set, paths[0], data_name), hub_set, data_name
+        )
         buffer = ImageBuffer(PixelFormat(), rows, data_name, (hub_set.channels, *hub_set.size), hub_set.allowed_modes)
         labels = parquet.read_rows(paths, hub_set.image, hub_set.label, buffer)
-        numbers = order[_read_labels(labels, hub_set, data_name)]
+        label_numbers = position_of_repo_label[_read_labels(labels, hub_set, data_name)]
     except FormatError as error:
         error.do = REPO_CHANGED
         raise
-    return ImageData(set_name, split, buffer.finish(), torch.from_numpy(numbers), hub_set.classes, repo.commit)
+    return ImageData(set_name, split, buffer.finish(), torch.from_numpy(label_numbers), hub_set.classes, repo.commit)
 
 
 def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) -> list[str]:
@@ -292,17 +294,19 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
     from huggingface_hub import is_offline_mode
 
     path_stem = f"{hub_set.folder}/{hub_set.splits[split]}"
-    numbered_name = re.compile(rf"{re.escape(path_stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
+    file_name_pattern = re.compile(rf"{re.escape(path_stem)}-(\d{{5}})-of-(\d{{5}})(?:-[0-9a-f]+)?\.parquet")
     paths = hub.list_files(repo, hub_set.folder)
-    found = [(int(match[1]), int(match[2]), path) for path in paths if (match := numbered_name.fullmatch(path))]
-    if found and [number for number, _, _ in sorted(found)] == list(range(found[0][1])):
-        return [path for _, _, path in sorted(found)]
-    expected = f"files {path_stem}-00000-of-{found[0][1] if found else 1:05}.parquet"
-    expected += " and so on" if found else ""
+    numbered_paths = [
+        (int(match[1]), int(match[2]), path) for path in paths if (match := file_name_pattern.fullmatch(path))
+    ]
+    if numbered_paths and [number for number, _, _ in sorted(numbered_paths)] == list(range(numbered_paths[0][1])):
+        return [path for _, _, path in sorted(numbered_paths)]
+    expected = f"files {path_stem}-00000-of-{numbered_paths[0][1] if numbered_paths else 1:05}.parquet"
+    expected += " and so on" if numbered_paths else ""
     if is_offline_mode():
-        here = f"{len(found)} of {found[0][1]}" if found else "none of them"
+        found_text = f"{len(numbered_paths)} of {numbered_paths[0][1]}" if numbered_paths else "none of them"
         expected += " in the cache, since HF_HUB_OFFLINE is set"
-        raise NetworkError(data_name, expected=expected, found=here, do="Load it once online")
+        raise NetworkError(data_name, expected=expected, found=found_text, do="Load it once online")
     raise SourceNotFound(data_name, expected=expected, found=first_few(paths, 6) or "no such folder", do=REPO_CHANGED)
 
 
@@ -316,18 +320,18 @@ def _class_names(repo: hub.Repo, hub_set: HubSet, parquet_path: Path, data_name:
 
     features = datasets.Features.from_arrow_schema(pq.read_schema(parquet_path))
     if not _has_columns(features, hub_set):
-        for card in REPO_CARD_FILES:
-            if not hub.has_file(repo, card):
+        for card_file in REPO_CARD_FILES:
+            if not hub.has_file(repo, card_file):
                 continue
             try:
-                info_by_config = datasets.info.DatasetInfosDict.from_directory(hub.fetch_file(repo, card).parent)
+                info_by_config = datasets.info.DatasetInfosDict.from_directory(hub.fetch_file(repo, card_file).parent)
             except (ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
                 found = f"{type(error).__name__}: {error}"[:200]
-                raise FormatError(data_name, expected=f"a card {card}", found=found) from error
-            only_config = next(iter(info_by_config.values())) if len(info_by_config) == 1 else None
-            config = info_by_config.get(hub_set.config, only_config)
-            if config is not None and config.features is not None:
-                features = config.features
+                raise FormatError(data_name, expected=f"a card {card_file}", found=found) from error
+            only_info = next(iter(info_by_config.values())) if len(info_by_config) == 1 else None
+            repo_info = info_by_config.get(hub_set.config, only_info)
+            if repo_info is not None and repo_info.features is not None:
+                features = repo_info.features
                 break
     if not _has_columns(features, hub_set):
         expected = f"column {hub_set.image} of kind Image, column {hub_set.label} of kind ClassLabel"
@@ -348,7 +352,7 @@ def _has_columns(features: object, hub_set: HubSet) -> bool:
     )
 
 
-def _class_order(
+def _positions_of_repo_classes(
     repo_class_names: Sequence[str], hub_set: HubSet, data_name: str
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Look up the repo's class names in this package; return the position of each name in this package's order,
@@ -360,9 +364,9 @@ def _class_order(
     expected = hub_set.possible_orders()[0]
     if len(repo_class_names) != len(expected):
         raise FormatError(data_name, expected=f"{len(expected)} classes", found=str(len(repo_class_names)))
-    differing = [at for at, name in enumerate(corrected_names) if name != expected[at]]
-    first = differing[0]
-    others = f", and {len(differing) - 1} other classes differ" if len(differing) > 1 else ""
+    differing_positions = [at for at, name in enumerate(corrected_names) if name != expected[at]]
+    first = differing_positions[0]
+    others = f", and {len(differing_positions) - 1} other classes differ" if len(differing_positions) > 1 else ""
     raise FormatError(
         data_name,
         expected=f"class {first} to be {expected[first]!r}",
@@ -376,14 +380,18 @@ def _read_labels(label_column: Sequence[Any] | None, hub_set: HubSet, data_name:
     Raises:
         FormatError: labels are missing, or exceed the number of classes.
     """
-    missing = sum(value is None for value in label_column or ())
-    if label_column is None or missing:
-        raise FormatError(data_name, expected="a label for every input", found=f"{missing:,} without one")
-    last = len(hub_set.classes) - 1
-    wrong = [at for at, value in enumerate(label_column) if type(value) is not int or not 0 <= value <= last]
-    if wrong:
-        found = f"{label_column[wrong[0]]!r} for input {wrong[0]:,}, {len(wrong):,} such labels in all"
-        raise FormatError(data_name, expected=f"labels from 0 to {last}", found=found)
+    missing_count = sum(value is None for value in label_column or ())
+    if label_column is None or missing_count:
+        raise FormatError(data_name, expected="a label for every input", found=f"{missing_count:,} without one")
+    largest_label = len(hub_set.classes) - 1
+    wrong_inputs = [
+        at for at, value in enumerate(label_column) if type(value) is not int or not 0 <= value <= largest_label
+    ]
+    if wrong_inputs:
+        found = (
+            f"{label_column[wrong_inputs[0]]!r} for input {wrong_inputs[0]:,}, {len(wrong_inputs):,} such labels in all"
+        )
+        raise FormatError(data_name, expected=f"labels from 0 to {largest_label}", found=found)
     return np.array(label_column, np.int64)
 
 

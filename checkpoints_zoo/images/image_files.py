@@ -26,7 +26,7 @@ READ_SUFFIXES = (".png", ".jpg", ".jpeg")
 # Suffixes of image files that are refused.
 REFUSED_SUFFIXES = (".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 
-_NUMBERED_FILE = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
+_NUMBERED_STEM_PATTERN = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
 
 
 def parse_place(place_or_name: str | os.PathLike[str]) -> str | Path | None:
@@ -91,20 +91,23 @@ def read_place(
             do = f"Give the folder that it lies in, {resolved.parent}"
             raise UsageError(f"images {path}", expected=EXPECTED_PLACES, found="one image", do=do)
         return replace(_read_tables([path], columns, pixel_format, f"file {path}"), split=split or ""), resolved.stem
-    files = _parquet_paths(path)
-    if not files:
+    parquet_files = _parquet_paths(path)
+    if not parquet_files:
         if columns != Columns():
-            column_text = ", ".join(f"{key}={value!r}" for key, value in vars(columns).items() if value is not None)
+            columns_text = ", ".join(f"{key}={value!r}" for key, value in vars(columns).items() if value is not None)
             raise UsageError(
-                f"folder {path}", expected="no arguments for columns, since it has image files", found=column_text
+                f"folder {path}", expected="no arguments for columns, since it has image files", found=columns_text
             )
         return _read_folder(path, split, pixel_format), resolved.name
     if _has_images(path):
-        both_text = f"both, {files[0].name} beside images"
+        both_text = f"both, {parquet_files[0].name} beside images"
         raise FormatError(f"folder {path}", expected="images or Parquet files", found=both_text, path=path)
-    some, part = _choose_files([file.relative_to(path).as_posix() for file in files], split, f"folder {path}")
+    files_of_split, split_name = _choose_files(
+        [file.relative_to(path).as_posix() for file in parquet_files], split, f"folder {path}"
+    )
     return replace(
-        _read_tables([path / file for file in some], columns, pixel_format, f"folder {path}"), split=part
+        _read_tables([path / file for file in files_of_split], columns, pixel_format, f"folder {path}"),
+        split=split_name,
     ), resolved.name
 
 
@@ -196,14 +199,14 @@ def _walk_files(folders: list[Path], recursive: bool) -> Iterator[Path]:
     """Yield files that are not hidden, in order; links are followed, but no folder is visited twice."""
     visited_folders = set()
     for folder in folders:
-        for parent, folder_names, names in os.walk(folder, followlinks=True):
+        for parent, folder_names, file_names in os.walk(folder, followlinks=True):
             stat = Path(parent).stat()
             if (stat.st_dev, stat.st_ino) in visited_folders:
                 folder_names[:] = []
                 continue
             visited_folders.add((stat.st_dev, stat.st_ino))
             folder_names[:] = sorted(name for name in folder_names if not name.startswith(".")) if recursive else []
-            yield from (Path(parent, name) for name in sorted(names) if not name.startswith("."))
+            yield from (Path(parent, name) for name in sorted(file_names) if not name.startswith("."))
 
 
 def _read_address(address: str, split: str | None, columns: Columns, pixel_format: PixelFormat) -> RawImages:
@@ -226,16 +229,18 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
     if path.lower().endswith(".parquet"):
         chosen_files, split_name = [path], ""
     else:
-        listed = hub.list_files(repo, path, recursive=True)
-        files = [file for file in listed if file.lower().endswith(".parquet")]
-        if not files:
-            kinds = sorted({PurePosixPath(file).suffix or file for file in listed})
+        all_files = hub.list_files(repo, path, recursive=True)
+        parquet_files = [file for file in all_files if file.lower().endswith(".parquet")]
+        if not parquet_files:
+            kinds = sorted({PurePosixPath(file).suffix or file for file in all_files})
             if is_offline_mode():
                 expected = "Parquet files in the cache, since HF_HUB_OFFLINE is set"
                 raise NetworkError(data_name, expected=expected, found="none", do="Load it once online")
-            found = f"{len(listed):,} files ({', '.join(kinds[:8])})" if listed else "no such folder, or an empty one"
+            found = (
+                f"{len(all_files):,} files ({', '.join(kinds[:8])})" if all_files else "no such folder, or an empty one"
+            )
             raise SourceNotFound(data_name, expected="Parquet files", found=found, path=path)
-        chosen_files, split_name = _choose_files(files, split, data_name)
+        chosen_files, split_name = _choose_files(parquet_files, split, data_name)
     raw = _read_tables([hub.fetch_file(repo, file) for file in chosen_files], columns, pixel_format, data_name)
     return replace(raw, split=split_name, revision=repo.commit)
 
@@ -255,25 +260,31 @@ def _choose_files(files: Sequence[str], split: str | None, data_name: str) -> tu
         UsageError: there is no such split, or its files are in several folders.
         FormatError: some files of a split are missing.
     """
-    groups: dict[tuple[str, str], list[str]] = {}
+    files_by_folder_and_split: dict[tuple[str, str], list[str]] = {}
     for file in sorted(files):
         path = PurePosixPath(file)
-        numbered = _NUMBERED_FILE.fullmatch(path.stem)
-        name, folder = numbered[1] if numbered else path.stem, path.parent
-        if not numbered and name not in SPLIT_NAMES:
+        numbered_match = _NUMBERED_STEM_PATTERN.fullmatch(path.stem)
+        name, folder = numbered_match[1] if numbered_match else path.stem, path.parent
+        if not numbered_match and name not in SPLIT_NAMES:
             name, folder = (folder.name, folder.parent) if folder.name in SPLIT_NAMES else ("", folder)
-        groups.setdefault((str(folder), name), []).append(file)
-    folders = sorted({folder for folder, _ in groups})
+        files_by_folder_and_split.setdefault((str(folder), name), []).append(file)
+    folders = sorted({folder for folder, _ in files_by_folder_and_split})
     if len(folders) > 1:
         do = "Give the path of one folder, or of one file"
         raise UsageError(
             data_name, expected="Parquet files of one data set", found=f"some in {first_few(folders, 6)}", do=do
         )
-    name = choose_split([name for _, name in groups], split if any(name for _, name in groups) else None, data_name)
-    chosen_files = groups[folders[0], name]
-    parts = [_NUMBERED_FILE.fullmatch(PurePosixPath(file).stem) for file in chosen_files]
-    if parts[0] is not None and [int(part[2]) for part in parts if part] != list(range(int(parts[0][3]))):
-        expected = f"files {name}-00000-of-{parts[0][3]}.parquet and so on, all of them"
+    name = choose_split(
+        [name for _, name in files_by_folder_and_split],
+        split if any(name for _, name in files_by_folder_and_split) else None,
+        data_name,
+    )
+    chosen_files = files_by_folder_and_split[folders[0], name]
+    numbered_matches = [_NUMBERED_STEM_PATTERN.fullmatch(PurePosixPath(file).stem) for file in chosen_files]
+    if numbered_matches[0] is not None and [int(part[2]) for part in numbered_matches if part] != list(
+        range(int(numbered_matches[0][3]))
+    ):
+        expected = f"files {name}-00000-of-{numbered_matches[0][3]}.parquet and so on, all of them"
         raise FormatError(
             data_name, expected=expected, found=first_few([PurePosixPath(f).name for f in chosen_files], 6)
         )
@@ -299,22 +310,22 @@ def _read_tables(
     """
     footers = [parquet.read_footer(path, data_name) for path in parquet_paths]
     features = [parquet.features_of(schema) for schema, _ in footers]
-    kinds = {column: features[0].get(column, {}).get("_type", "") for column in footers[0][0].names}
-    image, label = columns.choose_columns(kinds, data_name)
-    classes = [_class_names(file_features.get(label or "", {})) for file_features in features]
-    for path, names in zip(parquet_paths, classes, strict=True):
-        if names != classes[0]:
+    column_kinds = {column: features[0].get(column, {}).get("_type", "") for column in footers[0][0].names}
+    image_column, label_column = columns.choose_columns(column_kinds, data_name)
+    classes_by_file = [_class_names(file_features.get(label_column or "", {})) for file_features in features]
+    for path, names in zip(parquet_paths, classes_by_file, strict=True):
+        if names != classes_by_file[0]:
             expected, found = f"the classes of {parquet_paths[0].name} in every file", f"other classes in {path.name}"
             raise FormatError(data_name, expected=expected, found=found, path=path)
     buffer = ImageBuffer(pixel_format, sum(rows for _, rows in footers), data_name)
-    labels = parquet.read_rows(parquet_paths, image, label, buffer)
+    labels = parquet.read_rows(parquet_paths, image_column, label_column, buffer)
     pixels = buffer.finish()
     if labels is None or all(x is None for x in labels):
         return RawImages(pixels)
     if None in labels:
         expected, found = "a label in every row, or in none", f"none in row {labels.index(None)}"
         raise FormatError(data_name, expected=expected, found=found)
-    return RawImages(pixels, labels, classes[0])
+    return RawImages(pixels, labels, classes_by_file[0])
 
 
 def _class_names(feature: Mapping[str, Any]) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ class Columns:
             raise UsageError(
                 data_name,
                 expected="a column of kind Image, or one called 'image'",
-                found=_list_columns(column_kinds),
+                found=_columns_text(column_kinds),
                 do='Name the columns: `zoo.images.of(…, image="…", label="…")`',
             )
         return image, self._choose_column(self.label, "ClassLabel", "label", column_kinds, data_name)
@@ -106,20 +106,20 @@ class Columns:
     ) -> str | None:
         if column_name is not None:
             if column_name not in column_kinds:
-                raise UsageError(data_name, expected=f"a column {column_name!r}", found=_list_columns(column_kinds))
+                raise UsageError(data_name, expected=f"a column {column_name!r}", found=_columns_text(column_kinds))
             return column_name
         columns_of_kind = [column for column, column_kind in column_kinds.items() if column_kind == required_kind]
         if len(columns_of_kind) > 1:
             raise UsageError(
                 data_name,
                 expected=f"one column of kind {required_kind}",
-                found=_list_columns(columns_of_kind),
+                found=_columns_text(columns_of_kind),
                 do=f'Choose one: `zoo.images.of(…, {default_name}="{columns_of_kind[0]}")`',
             )
         return columns_of_kind[0] if columns_of_kind else default_name if default_name in column_kinds else None
 
 
-def _list_columns(columns: Iterable[str]) -> str:
+def _columns_text(columns: Iterable[str]) -> str:
     return first_few(list(columns), 12) or "no columns"
 
 
@@ -201,7 +201,7 @@ class ImageBuffer:
         Raises:
             FormatError: the image has another size, is too large, or has a mode without exact 8-bit pixels.
         """
-        with _complete_images():
+        with _refuse_damaged_images():
             self._add_picture(image, image_name, upright, mode)
 
     def _add_picture(self, image: Image.Image, image_name: str, upright: bool, mode: str | None) -> None:
@@ -252,7 +252,7 @@ class ImageBuffer:
         except OSError as error:
             raise SourceNotFound(image_name, expected="a file that can be read", found=f"{error.strerror}") from error
         try:
-            with _complete_images(), Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as image:
+            with _refuse_damaged_images(), Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as image:
                 self.add_picture(image, image_name, upright, mode)
         except FormatError:
             raise
@@ -268,11 +268,11 @@ class ImageBuffer:
             UsageError: images should be resized or recoloured but have other channels than 1 or 3.
             FormatError: the images have another size than earlier images.
         """
-        fits = self.pixel_format.size in (None, images.shape[2:]) and self.pixel_format.channels in (
+        has_requested_format = self.pixel_format.size in (None, images.shape[2:]) and self.pixel_format.channels in (
             None,
             images.shape[1],
         )
-        if fits:
+        if has_requested_format:
             self._append_images(images, image_name)
             return
         if images.shape[1] not in MODE_OF_CHANNELS:
@@ -338,13 +338,13 @@ class ImageBuffer:
 
 
 @contextmanager
-def _complete_images() -> Iterator[None]:
+def _refuse_damaged_images() -> Iterator[None]:
     """Make Pillow refuse damaged images while the `with` block runs, even if the process has told it to accept them."""
-    accepted_truncated, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
+    previous_setting, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, False
     try:
         yield
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = accepted_truncated
+        ImageFile.LOAD_TRUNCATED_IMAGES = previous_setting
 
 
 def _to_grey_or_rgb(image: Image.Image, image_name: str) -> Image.Image:

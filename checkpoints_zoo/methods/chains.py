@@ -59,28 +59,28 @@ def run_chains(
     Raises:
         UsageError: a chain diverges to infinity.
     """
-    runs = len(next(iter(state.params.values())))
-    batches = problem.batches(batch_size, [derive_seed(seed, f"{method_name} run {run}") for run in range(runs)])
-    window: deque[Tensor] = deque(
+    run_count = len(next(iter(state.params.values())))
+    batches = problem.batches(batch_size, [derive_seed(seed, f"{method_name} run {run}") for run in range(run_count)])
+    recent_log_densities: deque[Tensor] = deque(
         maxlen=min((after - before for before, after in pairwise(draw_steps)), default=draw_steps[0])
     )
     draws: list[Tensors] = []
-    log_densities: list[Tensor] = []
+    mean_log_densities: list[Tensor] = []
     temperatures: list[Tensor] = []
     with seed_torch(derive_seed(seed, f"{method_name} noise"), problem.device):
         for step in range(1, draw_steps[-1] + 1):
             state, log_density = update(state, next(batches))
-            window.append(log_density)
+            recent_log_densities.append(log_density)
             if step == draw_steps[len(draws)]:
                 draws.append({n: p.cpu() for n, p in state.params.items()})
-                log_densities.append(torch.stack(list(window)).mean(0).cpu())
+                mean_log_densities.append(torch.stack(list(recent_log_densities)).mean(0).cpu())
                 if friction is not None:
                     temperatures.append((1 - friction / 2) * _mean_square(state.momenta))
                 _check_finite(method_name, draws[-1], step)
 
-    log_density = torch.stack(log_densities).double()
+    log_density = torch.stack(mean_log_densities).double()
     finished_runs = []
-    for run in range(runs):
+    for run in range(run_count):
         params = {n: torch.stack([draw[n][run] for draw in draws]) for n in draws[0]}
         flat_params = torch.cat([p.flatten(1) for p in params.values()], 1)
         flat_params = flat_params[:, :: math.ceil(flat_params.shape[1] / DIAGNOSED_PARAMETERS)]
@@ -101,12 +101,12 @@ def _mean_square(momenta: Tensors) -> Tensor:
 
 
 def _check_finite(method_name: str, params: Tensors, step: int) -> None:
-    finite = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0)
-    if not bool(finite.all()):
+    is_finite = torch.stack([p.isfinite().flatten(1).all(1) for p in params.values()]).all(0)
+    if not bool(is_finite.all()):
         raise UsageError(
             f"chains of {method_name}",
             expected="finite parameters",
-            found=f"others in run {int((~finite).nonzero()[0])} at step {step:,}",
+            found=f"others in run {int((~is_finite).nonzero()[0])} at step {step:,}",
             do="Lower lr: the step has to be small for the largest curvature",
         )
 
@@ -128,8 +128,8 @@ def rhat(draws: Tensor) -> Tensor:
     tensor([0.9900, 2.1200], dtype=torch.float64)
     """
     halves = _split_chains(draws)
-    middle = halves.flatten(0, 1).quantile(0.5, dim=0)
-    deviations = (halves - middle).abs()
+    median = halves.flatten(0, 1).quantile(0.5, dim=0)
+    deviations = (halves - median).abs()
     return torch.fmax(plain_rhat(_normal_scores(halves)), plain_rhat(_normal_scores(deviations)))  # fmax ignores NaN
 
 
@@ -162,18 +162,18 @@ def effective_size(draws: Tensor) -> Tensor:
     tensor([2100.], dtype=torch.float64)
     """
     halves = _split_chains(draws)
-    chains, length = halves.shape[:2]
+    chain_count, length = halves.shape[:2]
     within, total = _variances(halves)
     # Equation 10 of Vehtari et al. takes the biased autocovariance of each chain.
     covariance = _autocovariance(halves).mean(0) * length / (length - 1)
     correlation = 1 - (within - covariance) / total  # (lag, quantity)
     correlation[0] = 1
-    pairs = correlation[: length // 2 * 2].reshape(length // 2, 2, -1).sum(1)
-    positive = (pairs > 0).cummin(0).values
-    correlation_sum = (pairs.cummin(0).values * positive).sum(0)
-    size = chains * length
-    largest_size = size * torch.tensor(float(size)).log10().double()
-    sizes = (size / (2 * correlation_sum - 1)).clamp(max=largest_size)
+    pair_sums = correlation[: length // 2 * 2].reshape(length // 2, 2, -1).sum(1)
+    is_counted = (pair_sums > 0).cummin(0).values
+    correlation_sum = (pair_sums.cummin(0).values * is_counted).sum(0)
+    draw_count = chain_count * length
+    largest_size = draw_count * torch.tensor(float(draw_count)).log10().double()
+    sizes = (draw_count / (2 * correlation_sum - 1)).clamp(max=largest_size)
     return torch.where(sizes > 0, sizes, torch.where(total > 0, largest_size, torch.nan))
 
 
@@ -183,8 +183,8 @@ def _split_chains(draws: Tensor) -> Tensor:
         raise UsageError(
             "draws of chains", expected="(chain, draw, quantity), with 4 draws or more", found=str(tuple(draws.shape))
         )
-    half = draws.shape[1] // 2
-    return torch.cat([draws[:, :half], draws[:, -half:]]).double()
+    half_length = draws.shape[1] // 2
+    return torch.cat([draws[:, :half_length], draws[:, -half_length:]]).double()
 
 
 def _variances(chains: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,9 +199,12 @@ def _normal_scores(chains: Tensor) -> Tensor:
     """Replace values by the normal quantiles of their ranks (Vehtari et al. 2021, equation 14); equal values get their
     mean rank."""
     values = chains.flatten(0, 1).T.contiguous()  # (quantity, draw)
-    ordered = values.sort(1).values
-    below, below_or_equal = torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
-    rank = (below + below_or_equal + 1) / 2
+    sorted_values = values.sort(1).values
+    count_below, count_below_or_equal = (
+        torch.searchsorted(sorted_values, values),
+        torch.searchsorted(sorted_values, values, right=True),
+    )
+    rank = (count_below + count_below_or_equal + 1) / 2
     scores: Tensor = torch.special.ndtri((rank.double() - 3 / 8) / (values.shape[1] + 1 / 4))
     return scores.T.reshape(chains.shape)
 
@@ -211,5 +214,5 @@ def _autocovariance(chains: Tensor) -> Tensor:
     length = chains.shape[1]
     centred = chains - chains.mean(1, keepdim=True)
     spectrum = torch.fft.rfft(centred, n=2 * length, dim=1)
-    correlation_sum: Tensor = torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=1)
-    return correlation_sum[:, :length] / length
+    lagged_sums: Tensor = torch.fft.irfft(spectrum.abs().square(), n=2 * length, dim=1)
+    return lagged_sums[:, :length] / length

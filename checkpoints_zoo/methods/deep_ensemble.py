@@ -62,8 +62,8 @@ class DeepEnsemble:
 def train_members(
     recipe: Recipe,
     out: Path,
-    collection: str,
-    members: int,
+    collection_name: str,
+    member_count: int,
     device: str = "cpu",
     say: Callable[[str], object] = lambda text: None,
 ) -> None:
@@ -75,8 +75,8 @@ def train_members(
     Args:
         recipe: recipe of the members; only its name is replaced.
         out: folder of the source.
-        collection: name of the collection.
-        members: number of members that the folder has in the end.
+        collection_name: name of the collection.
+        member_count: number of members that the folder has in the end.
         device: device to train on.
         say: function that is called with lines of text on the progress.
 
@@ -84,8 +84,10 @@ def train_members(
         UsageError: the network can't be trained, or the folder has members of another recipe under this name.
         LockedError, StorageError: another process is training into the folder, or the disk is full.
     """
-    named_recipe = replace(recipe, name=collection, members=members, made_from=recipe.made_from or recipe.name)
-    train_into(named_recipe, range(FIRST_SEED, FIRST_SEED + members), out, InProcess(device), say)
+    named_recipe = replace(
+        recipe, name=collection_name, members=member_count, made_from=recipe.made_from or recipe.name
+    )
+    train_into(named_recipe, range(FIRST_SEED, FIRST_SEED + member_count), out, InProcess(device), say)
 
 
 def check_no_shared_members(members: Collection, reference: Collection) -> None:

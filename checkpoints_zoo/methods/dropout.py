@@ -24,7 +24,7 @@ from checkpoints_zoo.training.gradients import Gradient, stack_gradient
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import derive_seed, seeded_generator
 
-_MASK = "dropout_mask"
+_MASK_BUFFER = "dropout_mask"
 # Largest allowed difference of logits, as a share of the largest logit: rounding is smaller, the error of a layer with
 # another formula is larger.
 TOLERANCE = 1e-4
@@ -70,19 +70,19 @@ class Dropout:
         layers = find_layers_to_drop_before(problem.network(), problem.inputs[:2])
         modes, fitted_runs = self._train_modes(problem, layers, runs), []
         for run in range(runs):
-            state = {name: tensor[run] for name, tensor in modes.items()}
+            mode = {name: tensor[run] for name, tensor in modes.items()}
             masks = draw_masks(layers, self.rate, draws, derive_seed(seed, f"dropout {run}"))
-            folded_state = fold_masks(state, layers, masks)
-            _check_folding(problem, layers, state, masks, folded_state)
+            folded_state = fold_masks(mode, layers, masks)
+            _check_folding(problem, layers, mode, masks, folded_state)
             fitted_runs.append(Run(problem.add_tied_names(folded_state)))
         return fitted_runs
 
     def _train_modes(self, problem: Problem, layers: Sequence[MaskedLayer], runs: int) -> Tensors:
-        def gradient(recipe: Recipe, ids: Sequence[int]) -> Gradient:
-            return _gradient(recipe, ids, layers, self.rate, problem.device)
+        def make_gradient(recipe: Recipe, member_ids: Sequence[int]) -> Gradient:
+            return _make_gradient(recipe, member_ids, layers, self.rate, problem.device)
 
         description = f"dropout at rate {self.rate:g}"
-        modes = train_modes(problem.recipe, problem.images, runs, problem.device, description, gradient)
+        modes = train_modes(problem.recipe, problem.images, runs, problem.device, description, make_gradient)
         return {name: tensor for name, tensor in modes.items() if not is_counter(name)}
 
     @classmethod
@@ -128,10 +128,10 @@ def find_layers_to_drop_before(network: nn.Module, inputs: Tensor) -> list[Maske
     name_of_layer: dict[nn.Module, str] = {
         m: name for name, m in network.named_modules() if isinstance(m, nn.Linear | _ConvNd)
     }
-    calls: dict[str, list[int]] = {}
+    batch_sizes_of_calls: dict[str, list[int]] = {}
 
     def record_call(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        calls.setdefault(name_of_layer[layer], []).append(len(inputs[0]))
+        batch_sizes_of_calls.setdefault(name_of_layer[layer], []).append(len(inputs[0]))
 
     hooks = [layer.register_forward_pre_hook(record_call) for layer in name_of_layer]
     try:
@@ -141,20 +141,22 @@ def find_layers_to_drop_before(network: nn.Module, inputs: Tensor) -> list[Maske
         for hook in hooks:
             hook.remove()
     for name in name_of_layer.values():
-        if calls.get(name) != [len(inputs)]:
+        if batch_sizes_of_calls.get(name) != [len(inputs)]:
             raise UsageError(
                 f"dropout before layer {name!r}",
                 expected="a layer that is called once, with all inputs",
-                found=f"{len(calls.get(name, []))} calls" if len(calls.get(name, [])) != 1 else "another batch",
+                found=f"{len(batch_sizes_of_calls.get(name, []))} calls"
+                if len(batch_sizes_of_calls.get(name, [])) != 1
+                else "another batch",
             )
     if len(name_of_layer) < 2:
         raise UsageError(
             "dropout", expected="two linear or convolutional layers or more", found=str(len(name_of_layer))
         )
     layer_by_name = {name: layer for layer, name in name_of_layer.items()}
-    names = list(calls)[1:]
+    masked_names = list(batch_sizes_of_calls)[1:]
     shared = shared_names(network)
-    for name in names:
+    for name in masked_names:
         weight = dict(layer_by_name[name].named_parameters(recurse=False)).get("weight")
         if weight is None or f"{name}.weight" in shared:
             raise UsageError(
@@ -162,13 +164,13 @@ def find_layers_to_drop_before(network: nn.Module, inputs: Tensor) -> list[Maske
                 expected="a layer with weights of its own, which masks can be folded into",
                 found="weights that are computed" if weight is None else "weights that another layer has too",
             )
-    return [_describe_layer(name, layer_by_name[name]) for name in names]
+    return [_describe_layer(name, layer_by_name[name]) for name in masked_names]
 
 
 def _describe_layer(layer_name: str, layer: nn.Module) -> MaskedLayer:
     if isinstance(layer, _ConvNd):
-        transposed = isinstance(layer, _ConvTransposeNd)
-        return MaskedLayer(layer_name, layer.in_channels, 1 if transposed else layer.groups, transposed)
+        is_transposed = isinstance(layer, _ConvTransposeNd)
+        return MaskedLayer(layer_name, layer.in_channels, 1 if is_transposed else layer.groups, is_transposed)
     return MaskedLayer(layer_name, int(layer.in_features), 1, False)  # type: ignore[arg-type]
 
 
@@ -184,50 +186,52 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks
     >>> fold_masks({"fc.weight": torch.ones(1, 2)}, [layer], {"fc": torch.tensor([[0.0, 2.0]])})["fc.weight"]
     tensor([[[0., 2.]]])
     """
-    draws = len(next(iter(masks.values())))
-    folded_state = {name: tensor.expand(draws, *tensor.shape) for name, tensor in state.items()}
+    draw_count = len(next(iter(masks.values())))
+    folded_state = {name: tensor.expand(draw_count, *tensor.shape) for name, tensor in state.items()}
     for layer in layers:
-        name = f"{layer.name}.weight"
-        weight, mask = folded_state[name], masks[layer.name]
+        weight_name = f"{layer.name}.weight"
+        weight, mask = folded_state[weight_name], masks[layer.name]
         if layer.input_axis_first:
             mask = mask[:, :, None]
         else:  # Each row of the layer's weight reads one group of the input's channels.
-            mask = mask.view(draws, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
-        folded_state[name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
+            mask = mask.view(draw_count, layer.groups, -1).repeat_interleave(weight.shape[1] // layer.groups, 1)
+        folded_state[weight_name] = weight * mask.view(*mask.shape, *[1] * (weight.ndim - 3))
     return {name: tensor.contiguous() for name, tensor in folded_state.items()}
 
 
 def draw_masks(layers: Sequence[MaskedLayer], rate: float, mask_count: int, seed: int) -> Tensors:
     """Draw masks on the CPU; return layer's name -> mask (draw, unit) with the values 0 and 1/(1 - rate)."""
-    units = [layer.units for layer in layers]
-    is_kept = torch.rand(mask_count, sum(units), generator=seeded_generator(seed)) >= rate
-    return dict(zip([layer.name for layer in layers], torch.split(is_kept / (1 - rate), units, dim=1), strict=True))
+    unit_counts = [layer.units for layer in layers]
+    is_kept = torch.rand(mask_count, sum(unit_counts), generator=seeded_generator(seed)) >= rate
+    return dict(
+        zip([layer.name for layer in layers], torch.split(is_kept / (1 - rate), unit_counts, dim=1), strict=True)
+    )
 
 
 def _add_masks(network: nn.Module, layers: Sequence[MaskedLayer]) -> nn.Module:
     """Make layers multiply their input by a buffer, which holds masks (batch, unit) or 1; return the network."""
 
     def multiply_input(layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        inputs, mask = arguments[0], layer.get_buffer(_MASK)
+        inputs, mask = arguments[0], layer.get_buffer(_MASK_BUFFER)
         if mask.ndim:
-            middle_axes = [1] * (inputs.ndim - 2)
+            middle_ones = [1] * (inputs.ndim - 2)
             batch, units = mask.shape
             mask = (
-                mask.view(batch, *middle_axes, units)
+                mask.view(batch, *middle_ones, units)
                 if isinstance(layer, nn.Linear)
-                else mask.view(batch, units, *middle_axes)
+                else mask.view(batch, units, *middle_ones)
             )
         return (inputs * mask, *arguments[1:])
 
     for layer in layers:
         module = network.get_submodule(layer.name)
-        module.register_buffer(_MASK, torch.ones(()), persistent=False)
+        module.register_buffer(_MASK_BUFFER, torch.ones(()), persistent=False)
         module.register_forward_pre_hook(multiply_input)
     return network
 
 
-def _gradient(
-    recipe: Recipe, members: Sequence[int], layers: Sequence[MaskedLayer], rate: float, device: torch.device
+def _make_gradient(
+    recipe: Recipe, member_ids: Sequence[int], layers: Sequence[MaskedLayer], rate: float, device: torch.device
 ) -> Gradient:
     """Make the function that computes a step's gradients with dropout; return the function.
 
@@ -237,16 +241,16 @@ def _gradient(
     def build(**arguments: Any) -> nn.Module:
         return _add_masks(recipe.module(), layers)
 
-    base_gradient = stack_gradient(replace(recipe, build=build), members, device)
+    base_gradient = stack_gradient(replace(recipe, build=build), member_ids, device)
 
     def gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
         masks_of_members = [
-            draw_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}")) for member in members
+            draw_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}")) for member in member_ids
         ]
         mask_buffers = {
-            f"{n}.{_MASK}": torch.stack([masks[n] for masks in masks_of_members]).to(device)
+            f"{n}.{_MASK_BUFFER}": torch.stack([masks[n] for masks in masks_of_members]).to(device)
             for n in masks_of_members[0]
         }
         gradients, loss, new_buffers = base_gradient(step, params, {**buffers, **mask_buffers}, scaling, images, labels)
@@ -264,13 +268,16 @@ def _check_folding(
         UsageError: the logits differ.
     """
     inputs = problem.inputs[:8].cpu()
-    buffers = {f"{name}.{_MASK}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
+    mask_buffers = {f"{name}.{_MASK_BUFFER}": mask[:1].expand(len(inputs), -1) for name, mask in masks.items()}
     with torch.no_grad():
-        expected = functional_call(_add_masks(problem.network(), layers).eval(), {**state, **buffers}, (inputs,))
-        actual = functional_call(problem.network().eval(), {n: t[0] for n, t in folded_state.items()}, (inputs,))
-    if not bool((actual - expected).abs().max() <= TOLERANCE * expected.abs().max()):
+        masked_logits = functional_call(
+            _add_masks(problem.network(), layers).eval(), {**state, **mask_buffers}, (inputs,)
+        )
+        folded_logits = functional_call(problem.network().eval(), {n: t[0] for n, t in folded_state.items()}, (inputs,))
+    largest_difference = (folded_logits - masked_logits).abs().max()
+    if not bool(largest_difference <= TOLERANCE * masked_logits.abs().max()):
         raise UsageError(
             f"dropout in architecture {problem.recipe.architecture!r}",
             expected="linear and convolutional layers that multiply their input by their own weights alone",
-            found=f"logits that differ by {(actual - expected).abs().max():.2g} once the mask is in the weights",
+            found=f"logits that differ by {largest_difference:.2g} once the mask is in the weights",
         )

@@ -84,13 +84,13 @@ CHOSEN_SETTINGS: Mapping[str, Mapping[str, Method]] = {
 }
 
 
-def choose_method(name: str, collection: str) -> Method:
+def method_by_name(name: str, collection: str) -> Method:
     """Return a method with the settings chosen for a collection, or its defaults.
 
     Raises:
         UsageError: there is no such method; the nearest name is given.
 
-    >>> choose_method("swag", "convnet-digits").name
+    >>> method_by_name("swag", "convnet-digits").name
     'swag'
     """
     if name not in METHODS:
@@ -155,9 +155,9 @@ def fit_key(
 
     Version 1 is left out of the hashed text, so that keys of records without a version stay the same.
     """
-    facts: list[Any] = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
-    facts += [version] if version > 1 else []
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    hashed_values: list[Any] = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
+    hashed_values += [version] if version > 1 else []
+    return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def draws_name(recipe: Recipe, method: str, runs: int) -> str:
@@ -203,7 +203,7 @@ def fit(
             folder has other draws under the same name.
         StorageError: the disk is full.
     """
-    chosen_method = choose_method(method, recipe.name) if isinstance(method, str) else method
+    chosen_method = method_by_name(method, recipe.name) if isinstance(method, str) else method
     for option_name, number, smallest in (("runs", runs, 1), ("draws", draws, 2)):
         if (integer := whole_number(number)) is None or integer < smallest:
             raise UsageError(option_name, expected=f"a whole number from {smallest}", found=repr(number)[:80])
@@ -240,7 +240,7 @@ def fit(
         facts = [dict(run.facts) for run in finished_runs]
     seconds = time.monotonic() - start_time
     record = FitRecord(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed,
-                       seconds, facts, _versions(chosen_method), version)  # fmt: skip
+                       seconds, facts, _package_versions(chosen_method), version)  # fmt: skip
     with replace_file(_record_path(root, name)) as file:
         file.write(json.dumps(asdict(record), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
@@ -277,12 +277,12 @@ def _store_draws(
             for at in range(len(next(iter(run.states.values())))):
                 yield {n: t[at] for n, t in run.states.items()}
 
-    counts = [len(next(iter(run.states.values()))) for run in finished_runs]
-    train, test = recipe.split("train"), recipe.split("test")
+    draw_counts = [len(next(iter(run.states.values()))) for run in finished_runs]
+    train_images, test_images = recipe.split("train"), recipe.split("test")
     facts: Facts = {
         "title": f"{method.title} around members of {recipe.name}",
         "dataset": recipe.dataset,
-        "classes": train.classes,
+        "classes": train_images.classes,
         "preprocessing": recipe.preprocess,
         "licence": recipe.licence,
         "citation": method.source,
@@ -294,23 +294,23 @@ def _store_draws(
         out=root,
         name=collection,
         arguments=None if recipe.build is not None else recipe.arguments,
-        run=[run for run, count in enumerate(counts) for _ in range(count)],
+        run=[run for run, count in enumerate(draw_counts) for _ in range(count)],
         columns={
             "recipe": f"{recipe.name} {method.name} {json.dumps(settings, sort_keys=True)}",
-            "data_fingerprint": train.fingerprint,
+            "data_fingerprint": train_images.fingerprint,
             "weight_decay": recipe.weight_decay,
             "torch_version": torch.__version__,
             "code_version": version("checkpoints-zoo"),
         },
-        evaluate=test,
+        evaluate=test_images,
         device=device,
         **facts,
     )
 
 
-def _versions(method: Method) -> dict[str, str]:
-    packages = [need.split(">")[0].split("<")[0].split("=")[0] for need in method.needs]
-    return {name: version(name) for name in ("checkpoints-zoo", "torch", *packages)}
+def _package_versions(method: Method) -> dict[str, str]:
+    package_names = [need.split(">")[0].split("<")[0].split("=")[0] for need in method.needs]
+    return {name: version(name) for name in ("checkpoints-zoo", "torch", *package_names)}
 
 
 @dataclass(frozen=True)
@@ -350,31 +350,31 @@ def search(
     """
     if problem.held_out is None:
         raise UsageError("problem of a search", expected="images held out", found="none", do="Problem.of(…, held_out=)")
-    trials, methods = [], list(method_class.grid(problem))
-    for method in methods:
+    trials, candidates = [], list(method_class.grid(problem))
+    for method in candidates:
         start_time = time.monotonic()
         try:
             finished_runs = method.fit(problem, runs, draws, seed)
-            figures = [held_out_figures(problem, run.states) for run in finished_runs]
-            accuracy, nll = (sum(values) / len(values) for values in zip(*figures, strict=True))
-            failed = ""
+            accuracies_and_nlls = [held_out_accuracy_and_nll(problem, run.states) for run in finished_runs]
+            accuracy, nll = (sum(values) / len(values) for values in zip(*accuracies_and_nlls, strict=True))
+            failure = ""
         except UsageError as error:
             accuracy = nll = float("nan")
-            failed = str(error)
+            failure = str(error)
         settings = asdict(method)
-        trials.append(Trial(method.name, settings, accuracy, nll, time.monotonic() - start_time, failed))
-    finite_trials = [at for at, t in enumerate(trials) if t.nll == t.nll and abs(t.nll) != float("inf")]
-    if not finite_trials:
+        trials.append(Trial(method.name, settings, accuracy, nll, time.monotonic() - start_time, failure))
+    finite_positions = [at for at, t in enumerate(trials) if t.nll == t.nll and abs(t.nll) != float("inf")]
+    if not finite_positions:
         raise UsageError(
             f"search for settings of {method_class.name}",
             expected="a finite NLL of some",
             found=f"none of {len(trials)}{f': {trials[0].failed}' if trials and trials[0].failed else ''}",
         )
-    best = min(finite_trials, key=lambda at: trials[at].nll)
-    return methods[best], trials
+    best_position = min(finite_positions, key=lambda at: trials[at].nll)
+    return candidates[best_position], trials
 
 
-def held_out_figures(problem: Problem, stacked_draws: Tensors) -> tuple[float, float]:
+def held_out_accuracy_and_nll(problem: Problem, stacked_draws: Tensors) -> tuple[float, float]:
     """Return the accuracy and the NLL (nats) of draws' mean probabilities on a problem's held-out images.
 
     Args:
@@ -384,13 +384,14 @@ def held_out_figures(problem: Problem, stacked_draws: Tensors) -> tuple[float, f
     held_out = problem.held_out
     if held_out is None or held_out.labels is None:
         raise UsageError("problem", expected="labelled images held out", found="none")
-    draws = len(next(iter(stacked_draws.values())))
-    ensemble = Ensemble(problem.network().eval().requires_grad_(False), stacked_draws, range(draws))
+    draw_count = len(next(iter(stacked_draws.values())))
+    ensemble = Ensemble(problem.network().eval().requires_grad_(False), stacked_draws, range(draw_count))
     with torch.inference_mode():
         logit_parts = [
-            ensemble(problem.recipe.preprocess(some)).double() for some in torch.split(held_out.images, FORWARD_BATCH)
+            ensemble(problem.recipe.preprocess(some_images)).double()
+            for some_images in torch.split(held_out.images, FORWARD_BATCH)
         ]
-    log_probs = torch.cat(logit_parts, 1).log_softmax(-1).logsumexp(0) - math.log(draws)
+    log_probs = torch.cat(logit_parts, 1).log_softmax(-1).logsumexp(0) - math.log(draw_count)
     accuracy = metrics.accuracy(
         log_probs.exp(), held_out.labels, check=False
     )  # The accuracy is NaN if the settings are useless.

@@ -121,7 +121,7 @@ class Posterior:
         self.problem, self.temperature = problem, temperature
         self.leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
         self.inputs, self.labels = (
-            torch.split(_channels_last(problem.inputs), _INPUTS_PER_PASS),
+            torch.split(_store_channels_last(problem.inputs), _INPUTS_PER_PASS),
             torch.split(problem.labels, _INPUTS_PER_PASS),
         )
         fixed_buffers = {name: b for name, b in buffers.items() if not is_counter(name)}
@@ -130,28 +130,28 @@ class Posterior:
         if self.runner.program(self.inputs[0]) is not None:
             self.runner.requested = "grouped"  # twice as fast as one run after another
 
-    def __call__(self, positions: Tensors) -> tuple[Tensor, Tensors]:
+    def __call__(self, stacked_params: Tensors) -> tuple[Tensor, Tensors]:
         """Return each run's log density, nats, (run,), and its gradient, name -> (run, *shape)."""
         with torch.no_grad():
             for name, leaf in self.leaves.items():
-                leaf.copy_(positions[name])
-        runs, leaf_params = self.runner.members, list(self.leaves.values())
-        log_density = torch.vmap(self.problem.log_prior)({n: p.double() for n, p in positions.items()})
-        prior_slope = -self.problem.prior_precision
-        gradient = [(prior_slope * p).detach() for p in positions.values()]
+                leaf.copy_(stacked_params[name])
+        run_count, leaf_params = self.runner.member_count, list(self.leaves.values())
+        log_density = torch.vmap(self.problem.log_prior)({n: p.double() for n, p in stacked_params.items()})
+        negative_precision = -self.problem.prior_precision
+        gradients = [(negative_precision * p).detach() for p in stacked_params.values()]
         for inputs, labels in zip(self.inputs, self.labels, strict=True):
             logits = self.runner(inputs).double()  # float32 sums are too coarse for the Metropolis test
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(runs), reduction="none")
+            losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(run_count), reduction="none")
             likelihood_gradients = torch.autograd.grad(
                 losses.sum(), leaf_params, allow_unused=True, materialize_grads=True
             )
-            log_density = log_density - losses.detach().view(runs, -1).sum(1)
-            torch._foreach_sub_(gradient, list(likelihood_gradients))
-        scaled_gradients = torch._foreach_div(gradient, self.temperature)
+            log_density = log_density - losses.detach().view(run_count, -1).sum(1)
+            torch._foreach_sub_(gradients, list(likelihood_gradients))
+        scaled_gradients = torch._foreach_div(gradients, self.temperature)
         return log_density / self.temperature, dict(zip(self.leaves, scaled_gradients, strict=True))
 
 
-def _channels_last(inputs: Tensor) -> Tensor:
+def _store_channels_last(inputs: Tensor) -> Tensor:
     """Store images with their channels last, even a single one; pooling is then ten times as fast."""
     if inputs.dim() != 4:
         return inputs
@@ -182,17 +182,19 @@ def _chain_facts(chains: Chains, run: int, temperature: float) -> dict[str, floa
     return facts
 
 
-def _common_facts(problem: Problem, chains: Chains, states: Sequence[Tensors], temperature: float) -> dict[str, float]:
+def _common_facts(
+    problem: Problem, chains: Chains, chain_states: Sequence[Tensors], temperature: float
+) -> dict[str, float]:
     """Return the R-hats of all chains together, name -> number, for quantities that symmetries of the weights do not
     change."""
-    input_step = max(1, problem.count // DIAGNOSED_INPUTS)
+    input_stride = max(1, problem.count // DIAGNOSED_INPUTS)
     inputs, labels = (
-        problem.inputs[::input_step][:DIAGNOSED_INPUTS].cpu(),
-        problem.labels[::input_step][:DIAGNOSED_INPUTS].cpu(),
+        problem.inputs[::input_stride][:DIAGNOSED_INPUTS].cpu(),
+        problem.labels[::input_stride][:DIAGNOSED_INPUTS].cpu(),
     )
     skeleton = problem.network().eval().requires_grad_(False)
     with torch.no_grad():
-        logits = torch.stack([Runner(skeleton, problem.add_tied_names(state))(inputs) for state in states])
+        logits = torch.stack([Runner(skeleton, problem.add_tied_names(state))(inputs) for state in chain_states])
     label_log_probs = logits.double().log_softmax(-1)[:, :, torch.arange(len(labels)), labels]  # (chain, draw, input)
     rhat_of_inputs = rhat(label_log_probs)
     finite_rhat = rhat_of_inputs[~rhat_of_inputs.isnan()]  # a probability of 1 in all draws has no R-hat
@@ -263,44 +265,53 @@ def sample(
         raise UsageError(
             "start of the chains", expected="finite log densities", found=str(point.log_density.tolist())[:80]
         )
-    scale = torch.ones_like(point.position[0])
+    root_masses = torch.ones_like(point.position[0])
     if mass is not None:
-        scale = torch.cat([mass[name].to(scale).flatten() for name in start]).sqrt()
+        root_masses = torch.cat([mass[name].to(root_masses).flatten() for name in start]).sqrt()
     generators = [seeded_generator(derive_seed(seed, f"hmc chain {chain}")) for chain in range(chain_count)]
-    lengths = seeded_generator(derive_seed(seed, "hmc lengths"))
+    length_generator = seeded_generator(derive_seed(seed, "hmc lengths"))
     fewest_steps, most_steps = max(1, steps // 2), steps + steps // 2
 
-    def momenta() -> Tensor:
+    def draw_momenta() -> Tensor:
         random_momenta = [torch.randn(point.position.shape[1:], generator=g, dtype=torch.float64) for g in generators]
-        return torch.stack(random_momenta).to(point.position) * scale
+        return torch.stack(random_momenta).to(point.position) * root_masses
 
-    sizes = StepSizes(find_first_step_size(flat_density, point, momenta(), scale), target)
+    step_sizes = StepSizes(find_first_step_size(flat_density, point, draw_momenta(), root_masses), target)
     positions, log_densities = [], []
-    probabilities, divergences = [], torch.zeros(chain_count, dtype=torch.int64)
+    acceptance_probabilities, divergence_counts = [], torch.zeros(chain_count, dtype=torch.int64)
     for trajectory in range(warmup + draws):
         if trajectory == warmup // 2 >= MIN_ADAPTATION:  # steps that are accepted near the mode are too long later
-            sizes = StepSizes(sizes.average, target)
-        length = int(torch.randint(fewest_steps, most_steps + 1, (), generator=lengths))
-        size = sizes.trial if trajectory < warmup else sizes.average
-        before = momenta()
-        end, after, is_stable = leapfrog(flat_density, point, before, size, length, scale)
-        probability = acceptance_probability(point, before, end, after, scale).where(is_stable, 0.0)
+            step_sizes = StepSizes(step_sizes.average, target)
+        step_count = int(torch.randint(fewest_steps, most_steps + 1, (), generator=length_generator))
+        present_sizes = step_sizes.trial if trajectory < warmup else step_sizes.average
+        start_momenta = draw_momenta()
+        end_point, end_momenta, is_stable = leapfrog(
+            flat_density, point, start_momenta, present_sizes, step_count, root_masses
+        )
+        probability = acceptance_probability(point, start_momenta, end_point, end_momenta, root_masses).where(
+            is_stable, 0.0
+        )
         uniform = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(probability)
         is_end_accepted = uniform < probability
-        point = Point(*(_select_by_mask(is_end_accepted, new, old) for new, old in zip(end, point, strict=True)))
+        point = Point(
+            *(
+                _select_by_mask(is_end_accepted, new_values, old_values)
+                for new_values, old_values in zip(end_point, point, strict=True)
+            )
+        )
         if trajectory < warmup:
-            sizes.adapt(probability)
+            step_sizes.adapt(probability)
             continue
         positions.append(point.position.cpu())
         log_densities.append(point.log_density.cpu())
-        probabilities.append(probability.cpu())
-        divergences += (~is_stable).cpu()
+        acceptance_probabilities.append(probability.cpu())
+        divergence_counts += (~is_stable).cpu()
     return Chains(
         flat_density.unflatten(torch.stack(positions, 1)),
         torch.stack(log_densities, 1),
-        torch.stack(probabilities).mean(0),
-        sizes.average.cpu(),
-        divergences,
+        torch.stack(acceptance_probabilities).mean(0),
+        step_sizes.average.cpu(),
+        divergence_counts,
         flat_density.calls,
     )
 
@@ -337,7 +348,7 @@ class FlatDensity:
 
 
 def leapfrog(
-    flat_density: FlatDensity, point: Point, momenta: Tensor, step_sizes: Tensor, steps: int, scale: Tensor
+    flat_density: FlatDensity, point: Point, momenta: Tensor, step_sizes: Tensor, steps: int, root_masses: Tensor
 ) -> tuple[Point, Tensor, Tensor]:
     """Take leapfrog steps; return the end point, the momenta there, and which chains are stable, (chain,).
 
@@ -350,56 +361,62 @@ def leapfrog(
         momenta: momenta of the chains, (chain, dimension).
         step_sizes: step size of each chain, (chain,).
         steps: number of steps.
-        scale: root of the mass of each dimension, (dimension,).
+        root_masses: root of the mass of each dimension, (dimension,).
     """
-    start, start_energy = point, energy(point, momenta, scale)
+    start_point, start_energy = point, energy(point, momenta, root_masses)
     is_stable = torch.ones_like(start_energy, dtype=torch.bool)
     step = step_sizes[:, None].to(momenta)
     for _ in range(steps):
         half_step_momenta = momenta + step / 2 * point.gradient
-        point = flat_density(point.position + step * half_step_momenta / scale.square())
+        point = flat_density(point.position + step * half_step_momenta / root_masses.square())
         momenta = half_step_momenta + step / 2 * point.gradient
-        energy_error = (energy(point, momenta, scale) - start_energy).abs()
+        energy_error = (energy(point, momenta, root_masses) - start_energy).abs()
         is_stable = is_stable & (energy_error < DIVERGENT_ENERGY_CHANGE) & point.gradient.isfinite().all(1)
         if not bool(is_stable.all()):
-            point = Point(*(_select_by_mask(is_stable, new, old) for new, old in zip(point, start, strict=True)))
+            point = Point(*(_select_by_mask(is_stable, new, old) for new, old in zip(point, start_point, strict=True)))
             momenta = _select_by_mask(is_stable, momenta, torch.zeros_like(momenta))
     return point, momenta, is_stable
 
 
-def energy(point: Point, momenta: Tensor, scale: Tensor) -> Tensor:
+def energy(point: Point, momenta: Tensor, root_masses: Tensor) -> Tensor:
     """Return each chain's energy, potential and kinetic, in nats and float64, (chain,)."""
-    return (momenta / scale).double().square().sum(1) / 2 - point.log_density
+    return (momenta / root_masses).double().square().sum(1) / 2 - point.log_density
 
 
 def acceptance_probability(
-    start_point: Point, start_momenta: Tensor, end_point: Point, end_momenta: Tensor, scale: Tensor
+    start_point: Point, start_momenta: Tensor, end_point: Point, end_momenta: Tensor, root_masses: Tensor
 ) -> Tensor:
     """Return the probability that the Metropolis test accepts the end of each trajectory, (chain,)."""
-    return (energy(start_point, start_momenta, scale) - energy(end_point, end_momenta, scale)).clamp(max=0).exp()
+    return (
+        (energy(start_point, start_momenta, root_masses) - energy(end_point, end_momenta, root_masses))
+        .clamp(max=0)
+        .exp()
+    )
 
 
 def find_first_step_size(
-    flat_density: FlatDensity, point: Point, momenta: Tensor, scale: Tensor, initial_size: float = 0.01
+    flat_density: FlatDensity, point: Point, momenta: Tensor, root_masses: Tensor, initial_size: float = 0.01
 ) -> Tensor:
     """Double or halve step sizes until one step is accepted with probability about 1/2; return each chain's step size.
 
     Source: Hoffman & Gelman 2014, algorithm 4.
 
     Args:
-        flat_density, point, momenta, scale: the same arguments as in `leapfrog`.
+        flat_density, point, momenta, root_masses: the same arguments as in `leapfrog`.
         initial_size: step size of all chains to begin with.
     """
     sizes = torch.full_like(point.log_density, initial_size)
-    doubles, is_searching = None, torch.ones_like(sizes, dtype=torch.bool)
+    is_doubling, is_searching = None, torch.ones_like(sizes, dtype=torch.bool)
     for _ in range(60):
-        end, after, is_stable = leapfrog(flat_density, point, momenta, sizes, 1, scale)
-        is_accepted = acceptance_probability(point, momenta, end, after, scale).where(is_stable, 0.0) > 0.5
-        doubles = is_accepted if doubles is None else doubles
-        is_searching = is_searching & (is_accepted == doubles)
+        end_point, end_momenta, is_stable = leapfrog(flat_density, point, momenta, sizes, 1, root_masses)
+        is_accepted = (
+            acceptance_probability(point, momenta, end_point, end_momenta, root_masses).where(is_stable, 0.0) > 0.5
+        )
+        is_doubling = is_accepted if is_doubling is None else is_doubling
+        is_searching = is_searching & (is_accepted == is_doubling)
         if not bool(is_searching.any()):
             break
-        sizes = torch.where(is_searching, torch.where(doubles, sizes * 2, sizes / 2), sizes)
+        sizes = torch.where(is_searching, torch.where(is_doubling, sizes * 2, sizes / 2), sizes)
     return sizes
 
 
@@ -417,15 +434,15 @@ class StepSizes:
         self._log_anchor, self._log_average = torch.log(10 * first_sizes), torch.zeros_like(first_sizes)
         self._mean_shortfall = torch.zeros_like(first_sizes)
 
-    def adapt(self, probability: Tensor) -> None:
+    def adapt(self, acceptance_probabilities: Tensor) -> None:
         """Adapt the step sizes to the acceptance probabilities (chain,) of a trajectory."""
         self.trajectory_count += 1
         weight = 1 / (self.trajectory_count + 10)
-        self._mean_shortfall = (1 - weight) * self._mean_shortfall + weight * (self.target - probability)
-        trial = self._log_anchor - math.sqrt(self.trajectory_count) / 0.05 * self._mean_shortfall
+        self._mean_shortfall = (1 - weight) * self._mean_shortfall + weight * (self.target - acceptance_probabilities)
+        log_trial = self._log_anchor - math.sqrt(self.trajectory_count) / 0.05 * self._mean_shortfall
         share = self.trajectory_count**-0.75
-        self._log_average = share * trial + (1 - share) * self._log_average
-        self.trial, self.average = trial.exp(), self._log_average.exp()
+        self._log_average = share * log_trial + (1 - share) * self._log_average
+        self.trial, self.average = log_trial.exp(), self._log_average.exp()
 
 
 def _select_by_mask(mask: Tensor, new_values: Tensor, old_values: Tensor) -> Tensor:

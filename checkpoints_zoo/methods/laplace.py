@@ -100,9 +100,9 @@ class LaplaceLastLayer:
 
 
 def _fit_gaussians(
-    weights: str, prior: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
+    subset_of_weights: str, prior_rule: str, temperature: float, problem: Problem, runs: int, draws: int, seed: int
 ) -> Sequence[Run]:
-    library = import_optional("laplace", LAPLACE_REQUIREMENT)
+    laplace_torch = import_optional("laplace", LAPLACE_REQUIREMENT)
     modes, buffers = problem.modes(runs)
     # The order and the batch size are fixed: the Kronecker factors depend on both.
     loader: Any = DataLoader(TensorDataset(problem.inputs, problem.labels), batch_size=FORWARD_BATCH)
@@ -110,27 +110,32 @@ def _fit_gaussians(
     for run in range(runs):
         mode = {n: t[run] for n, t in {**modes, **buffers}.items()}
         network = network_at_mode(problem, mode)
-        if weights == "all":
+        if subset_of_weights == "all":
             freeze_norms(network, problem.recipe.architecture)
             check_untied(problem, [name for name, p in network.named_parameters() if p.requires_grad])
-        posterior = library.Laplace(
+        posterior = laplace_torch.Laplace(
             network,
             "classification",
-            subset_of_weights=weights,
+            subset_of_weights=subset_of_weights,
             hessian_structure="kron",
             prior_precision=problem.prior_precision,
         )
         with seed_torch(derive_seed(seed, f"laplace run {run}"), problem.device):
-            _fit_posterior(posterior, loader, prior, problem.recipe.architecture)
-        evidence, precision = float(posterior.log_marginal_likelihood()), float(posterior.prior_precision)
-        posterior.temperature, posterior.prior_precision = temperature, precision / temperature
+            _fit_posterior(posterior, loader, prior_rule, problem.recipe.architecture)
+        log_evidence, prior_precision = float(posterior.log_marginal_likelihood()), float(posterior.prior_precision)
+        posterior.temperature, posterior.prior_precision = temperature, prior_precision / temperature
         generator = torch.Generator(problem.device).manual_seed(derive_seed(seed, f"laplace draws {run}"))
         drawn_tensors = _split_draws(posterior.sample(draws, generator=generator), network, posterior)
         check_untied(problem, drawn_tensors)
-        fixed = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
-        draws_and_buffers = {n: t.detach().float().cpu().contiguous() for n, t in (fixed | drawn_tensors).items()}
+        fixed_tensors = {n: t.expand(draws, *t.shape) for n, t in mode.items() if not is_counter(n)}
+        draws_and_buffers = {
+            n: t.detach().float().cpu().contiguous() for n, t in (fixed_tensors | drawn_tensors).items()
+        }
         finished_runs.append(
-            Run(problem.add_tied_names(draws_and_buffers), {"prior_precision": precision, "log_evidence": evidence})
+            Run(
+                problem.add_tied_names(draws_and_buffers),
+                {"prior_precision": prior_precision, "log_evidence": log_evidence},
+            )
         )
     return finished_runs
 
@@ -204,16 +209,16 @@ def _fit_posterior(posterior: Any, loader: Any, prior_rule: str, architecture_na
             )
 
 
-def _split_draws(drawn_tensors: Tensor, network: nn.Module, posterior: Any) -> Tensors:
+def _split_draws(drawn_vectors: Tensor, network: nn.Module, posterior: Any) -> Tensors:
     """Split draws (draw, weight) into tensors, name -> (draw, *shape), in the order of laplace-torch."""
     layer = getattr(posterior.model, "last_layer", None)
     if layer is None:
         shapes = {n: p.shape for n, p in network.named_parameters() if p.requires_grad}
     else:
-        path = next(n for n, m in posterior.model.model.named_modules() if m is layer)
-        shapes = {f"{path}.{n}": p.shape for n, p in layer.named_parameters()}
-    weight_parts = torch.split(drawn_tensors, [shape.numel() for shape in shapes.values()], 1)
+        layer_name = next(n for n, m in posterior.model.model.named_modules() if m is layer)
+        shapes = {f"{layer_name}.{n}": p.shape for n, p in layer.named_parameters()}
+    weight_parts = torch.split(drawn_vectors, [shape.numel() for shape in shapes.values()], 1)
     return {
-        n: part.reshape(len(drawn_tensors), *shape)
+        n: part.reshape(len(drawn_vectors), *shape)
         for (n, shape), part in zip(shapes.items(), weight_parts, strict=True)
     }

@@ -47,7 +47,7 @@ def train_modes(
     runs: int,
     device: torch.device,
     description: str,
-    gradient: Callable[[Recipe, Sequence[int]], Gradient] | None = None,
+    make_gradient: Callable[[Recipe, Sequence[int]], Gradient] | None = None,
 ) -> Tensors:
     """Train members with seeds from 1,000,000 on, side by side where the recipe allows; return their states on the CPU.
 
@@ -57,7 +57,7 @@ def train_modes(
         runs: number of members.
         device: device to train on.
         description: description of the members, for error texts.
-        gradient: function that takes a recipe and seeds, and returns the function that computes a step's gradients;
+        make_gradient: function of a recipe and seeds, which returns the function that computes a step's gradients;
             None for the recipe's function.
 
     Raises:
@@ -67,9 +67,11 @@ def train_modes(
     recipe = replace(recipe, stack_width=width, snapshots=(), eval_every=0)
     stacks: list[Tensors] = []
     for first_run in range(0, runs, width):
-        ids = range(FIRST_SEED + first_run, FIRST_SEED + first_run + width)
-        state = initial_state(recipe, ids).to(device)
-        for _ in train_epochs(recipe, ids, state, images, None if gradient is None else gradient(recipe, ids)):
+        member_ids = range(FIRST_SEED + first_run, FIRST_SEED + first_run + width)
+        state = initial_state(recipe, member_ids).to(device)
+        for _ in train_epochs(
+            recipe, member_ids, state, images, None if make_gradient is None else make_gradient(recipe, member_ids)
+        ):
             pass
         if bool((state.failed_step >= 0).any()):
             raise UsageError(description, expected="finite losses", found="others", do="Lower lr of the recipe")
@@ -87,7 +89,11 @@ def tied_names(network: nn.Module) -> dict[str, str]:
     {'1.weight': '0.weight'}
     """
     parameters = dict(network.named_parameters())
-    return {name: first for name, first in first_names(network).items() if name != first and first in parameters}
+    return {
+        name: first_name
+        for name, first_name in first_names(network).items()
+        if name != first_name and first_name in parameters
+    }
 
 
 def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> str:
@@ -103,5 +109,7 @@ def find_random_buffer(build: Callable[[], nn.Module], device: torch.device) -> 
     for seed in (0, 1):
         with seed_torch(seed, device):
             buffers_of_builds.append(dict(build().named_buffers()))
-    fixed = [name for name in buffers_of_builds[0] if not is_counter(name) and not is_statistic(name)]
-    return next((name for name in fixed if not torch.equal(buffers_of_builds[0][name], buffers_of_builds[1][name])), "")
+    buffer_names = [name for name in buffers_of_builds[0] if not is_counter(name) and not is_statistic(name)]
+    return next(
+        (name for name in buffer_names if not torch.equal(buffers_of_builds[0][name], buffers_of_builds[1][name])), ""
+    )

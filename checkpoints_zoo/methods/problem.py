@@ -103,8 +103,10 @@ class Problem:
                 expected=f"0 to {len(images) - recipe.batch_size:,}: a batch has to be left",
                 found=f"{held_out:,}",
             )
-        held_images = _select_images(images, slice(remaining_count, None)) if held_out else None
-        return cls(recipe, _select_images(images, slice(0, remaining_count)), held_images, folder, torch.device(device))
+        held_out_images = _select_images(images, slice(remaining_count, None)) if held_out else None
+        return cls(
+            recipe, _select_images(images, slice(0, remaining_count)), held_out_images, folder, torch.device(device)
+        )
 
     @property
     def count(self) -> int:
@@ -193,8 +195,8 @@ class Problem:
         """
         inputs, labels = batch
         logits = self.forward(params, inputs)
-        likelihood = -F.cross_entropy(logits, labels, reduction="sum")
-        return self.count / len(labels) * likelihood + self.log_prior(params), logits
+        log_likelihood = -F.cross_entropy(logits, labels, reduction="sum")
+        return self.count / len(labels) * log_likelihood + self.log_prior(params), logits
 
     def batches(self, batch_size: int, seeds: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches without end, each run in its own order: inputs (run, batch, …) and labels (run, batch).
@@ -210,15 +212,15 @@ class Problem:
         batch_size = min(batch_size, self.count)
         while True:
             generators = [seeded_generator(derive_seed(seed, f"batches {epoch}")) for seed in seeds]
-            order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
-            views = torch.stack(
+            image_order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
+            view_numbers = torch.stack(
                 [torch.randint(augmentation.view_count, (self.count,), generator=g) for g in generators]
             )
             for first in range(0, self.count - batch_size + 1, batch_size):
-                batch_positions = order[:, first : first + batch_size]
+                batch_positions = image_order[:, first : first + batch_size]
                 images = augmentation(
                     pixels[batch_positions].flatten(0, 1),
-                    views[:, first : first + batch_size].flatten().to(self.device),
+                    view_numbers[:, first : first + batch_size].flatten().to(self.device),
                 )
                 yield normalise(images).view(*batch_positions.shape, *images.shape[1:]), labels[batch_positions]
             epoch += 1
@@ -270,9 +272,9 @@ class Problem:
         parameter_names = [
             name for name, _ in self.network().named_parameters()
         ]  # Noise is drawn in this order of tensors, which differs from the order in a file.
-        on_device = {name: tensor.to(self.device) for name, tensor in stacked_tensors.items()}
-        return {n: on_device[n] for n in parameter_names}, {
-            n: t for n, t in on_device.items() if n not in parameter_names
+        tensors_on_device = {name: tensor.to(self.device) for name, tensor in stacked_tensors.items()}
+        return {n: tensors_on_device[n] for n in parameter_names}, {
+            n: t for n, t in tensors_on_device.items() if n not in parameter_names
         }
 
     @cached_property
@@ -299,11 +301,11 @@ class Problem:
         """
         self._check_buffers()
         stacked_tensors = self.add_tied_names({name: tensor.detach().float().cpu() for name, tensor in params.items()})
-        draws = len(next(iter(stacked_tensors.values())))
+        draw_count = len(next(iter(stacked_tensors.values())))
         skeleton = self.network().eval()
         for name, tensor in skeleton.state_dict().items():
             if name not in stacked_tensors and not is_counter(name):
-                stacked_tensors[name] = tensor.expand(draws, *tensor.shape).clone()
+                stacked_tensors[name] = tensor.expand(draw_count, *tensor.shape).clone()
         if self.has_norms:
             stacked_tensors = reestimate_statistics(
                 skeleton, stacked_tensors, list(torch.split(self.inputs.cpu(), FORWARD_BATCH))

@@ -39,15 +39,15 @@ def continue_training(
         UsageError: a training loss was not finite.
     """
     first_epoch, trains_singly = problem.recipe.epochs, problem.recipe.stack_width == 1
-    epochs = [first_epoch + epoch for epoch in epochs_after_mode]
+    recorded_epochs = [first_epoch + epoch for epoch in epochs_after_mode]
     recipe = replace(
         problem.recipe,
         schedule=schedule,
         lr=lr,
         schedule_unit="step",
-        milestones=tuple(sorted({first_epoch, *epochs[:-1]})) if schedule == "cosine-restarts" else (),
-        epochs=epochs[-1],
-        snapshots=tuple(epochs[:-1]),
+        milestones=tuple(sorted({first_epoch, *recorded_epochs[:-1]})) if schedule == "cosine-restarts" else (),
+        epochs=recorded_epochs[-1],
+        snapshots=tuple(recorded_epochs[:-1]),
         stack_width=1 if trains_singly else runs,
         warmup_epochs=0,
         averaging="none",
@@ -57,12 +57,12 @@ def continue_training(
         epsilon=Recipe.epsilon,
     )
     ids, modes = [derive_seed(seed, f"run {run}") for run in range(runs)], problem.trained_state(runs)
-    size = 1 if trains_singly else runs
+    runs_at_once = 1 if trains_singly else runs
     stacks: list[dict[int, Tensors]] = []
-    for start in range(0, runs, size):
-        state = _copy_runs(modes, slice(start, start + size))
+    for start in range(0, runs, runs_at_once):
+        state = _copy_runs(modes, slice(start, start + runs_at_once))
         state.epoch, state.snapshots[first_epoch] = first_epoch, _copy_state(state)
-        for _ in train_epochs(recipe, ids[start : start + size], state, problem.images):
+        for _ in train_epochs(recipe, ids[start : start + runs_at_once], state, problem.images):
             pass
         if bool((state.failed_step >= 0).any()):
             raise UsageError(
@@ -71,26 +71,29 @@ def continue_training(
                 found="others",
                 do="Lower the rate",
             )
-        stacks.append({**state.snapshots, epochs[-1]: _copy_state(state)})
+        stacks.append({**state.snapshots, recorded_epochs[-1]: _copy_state(state)})
     names = [name for name in stacks[0][first_epoch] if not is_counter(name)]
-    return {e - first_epoch: {name: torch.cat([part[e][name] for part in stacks]) for name in names} for e in epochs}
+    return {
+        e - first_epoch: {name: torch.cat([part[e][name] for part in stacks]) for name in names}
+        for e in recorded_epochs
+    }
 
 
 def _copy_state(state: StackState) -> Tensors:
     return {name: t.detach().cpu().clone() for name, t in {**state.params, **state.buffers}.items()}
 
 
-def _copy_runs(modes: StackState, runs: slice) -> StackState:
+def _copy_runs(modes: StackState, run_slice: slice) -> StackState:
     """Copy some runs of a stack, because training changes tensors in place."""
 
     def copy_tensors(tensors: Tensors) -> Tensors:
-        return {name: tensor[runs].clone() for name, tensor in tensors.items()}
+        return {name: tensor[run_slice].clone() for name, tensor in tensors.items()}
 
     return StackState(
         copy_tensors(modes.params),
         copy_tensors(modes.momentum),
         copy_tensors(modes.buffers),
-        modes.loss[runs].clone(),
-        modes.failed_step[runs].clone(),
+        modes.loss[run_slice].clone(),
+        modes.failed_step[run_slice].clone(),
         scaling=copy_tensors(modes.scaling),
     )

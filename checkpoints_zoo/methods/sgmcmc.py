@@ -107,8 +107,8 @@ class Sghmc:
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries: two rates with stable frictions, at temperatures from 0.03 to 1."""
-        rates = ((0.01, 0.1), (0.03, 0.3))
-        return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.03, 0.1, 0.3, 1.0)]
+        rates_and_frictions = ((0.01, 0.1), (0.03, 0.3))
+        return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates_and_frictions for t in (0.03, 0.1, 0.3, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -162,16 +162,16 @@ class CyclicalSghmc:
         """
         cycles, first_noisy_step = min(self.cycles, draws), math.ceil(self.exploring * self.steps)
         draws_per_cycle = [draws // cycles + (cycle < draws % cycles) for cycle in range(cycles)]
-        noisy_steps = self.steps - first_noisy_step
-        if draws_per_cycle[0] > noisy_steps:
+        noisy_step_count = self.steps - first_noisy_step
+        if draws_per_cycle[0] > noisy_step_count:
             raise UsageError(
                 f"draws of {self.name} in a cycle",
-                expected=f"at most {noisy_steps:,}, the steps with noise",
+                expected=f"at most {noisy_step_count:,}, the steps with noise",
                 found=f"{draws_per_cycle[0]:,}",
                 do="Make cycles longer, or take more of them",
             )
         return [
-            cycle * self.steps + first_noisy_step + noisy_steps * (draw + 1) // count
+            cycle * self.steps + first_noisy_step + noisy_step_count * (draw + 1) // count
             for cycle, count in enumerate(draws_per_cycle)
             for draw in range(count)
         ]
@@ -180,21 +180,21 @@ class CyclicalSghmc:
         """Run a chain from each mode through all cycles; return its draws. See `Method.fit`."""
         check_settings(self, runs, draws)
         sghmc: Any = import_optional("posteriors.sgmcmc.sghmc", POSTERIORS_REQUIREMENT)
-        density = log_posterior(problem)
+        log_density = log_posterior(problem)
 
         def update(state: Any, batch: Batch) -> tuple[Any, Tensor]:
             step_number = int(state.step)
             step_size = math.sqrt(self.rate(step_number) / problem.count)
             is_exploring = step_number % self.steps < self.exploring * self.steps
-            state_and_position: tuple[Any, Tensor] = sghmc.update(
+            state_and_log_density: tuple[Any, Tensor] = sghmc.update(
                 state,
                 batch,
-                density,
+                log_density,
                 lr=step_size,
                 alpha=self.friction / step_size,  # The momentum loses the same share in each step, as in the paper.
                 temperature=0.0 if is_exploring else self.temperature,
             )
-            return state_and_position
+            return state_and_log_density
 
         state = sghmc.init(problem.modes(runs)[0], momenta=0.0)
         return run_chains(
@@ -204,5 +204,5 @@ class CyclicalSghmc:
     @classmethod
     def grid(cls, problem: Problem) -> Sequence[Self]:
         """Return the settings that a search tries: two rates with stable frictions, at temperatures 0.1 and 1."""
-        rates = ((0.03, 0.1), (0.1, 0.3))
-        return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates for t in (0.1, 1.0)]
+        rates_and_frictions = ((0.03, 0.1), (0.1, 0.3))
+        return [cls(lr=lr, friction=f, temperature=t) for lr, f in rates_and_frictions for t in (0.1, 1.0)]

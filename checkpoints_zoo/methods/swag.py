@@ -73,21 +73,23 @@ class Swag:
         with torch.random.fork_rng(devices=[]):
             return [self._draw(problem, list(weights.values()), run, draws, seed) for run in range(runs)]
 
-    def _draw(self, problem: Problem, weights: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
-        fitted_swag = self.collect_weights(problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights])
-        by_name: dict[str, list[torch.Tensor]] = {}
+    def _draw(self, problem: Problem, weights_of_epochs: Sequence[Tensors], run: int, draws: int, seed: int) -> Run:
+        fitted_swag = self.collect_weights(
+            problem, [{n: t[run] for n, t in tensors.items()} for tensors in weights_of_epochs]
+        )
+        drawn_tensors: dict[str, list[torch.Tensor]] = {}
         for draw in range(draws):
             network = fitted_swag.sample(self.scale, seed=derive_seed(seed, f"swag {run} {draw}"))
             for name, parameter in network.named_parameters():
-                by_name.setdefault(name, []).append(parameter.detach())
-        return Run(problem.finish({name: torch.stack(tensors) for name, tensors in by_name.items()}))
+                drawn_tensors.setdefault(name, []).append(parameter.detach())
+        return Run(problem.finish({name: torch.stack(tensors) for name, tensors in drawn_tensors.items()}))
 
-    def collect_weights(self, problem: Problem, weights: Sequence[Mapping[str, torch.Tensor]]) -> Any:
+    def collect_weights(self, problem: Problem, weights_of_epochs: Sequence[Mapping[str, torch.Tensor]]) -> Any:
         """Pass weights to torch-uncertainty's `SWAG` one after another; return the object, ready to draw.
 
         Args:
-            problem: problem whose network has the parameters in `weights`.
-            weights: sets of weights in order, each with parameters (and buffers) by name.
+            problem: problem whose network has the parameters in `weights_of_epochs`.
+            weights_of_epochs: sets of weights in order, each with parameters (and buffers) by name.
 
         Raises:
             UsageError: torch-uncertainty is not installed.
@@ -105,7 +107,7 @@ class Swag:
             num_estimators=0,  # Otherwise `SWAG` would draw networks after each epoch.
         )
         with torch.no_grad():
-            for epoch, tensors in enumerate(weights, 1):
+            for epoch, tensors in enumerate(weights_of_epochs, 1):
                 for name, parameter in network.named_parameters():
                     parameter.copy_(tensors[name])
                 swag.update_wrapper(epoch)

@@ -78,11 +78,14 @@ class MeanField:
         check_settings(self, runs, draws)
         vi: Any = import_optional("posteriors.vi.diag", POSTERIORS_REQUIREMENT)
         torchopt: Any = import_optional("torchopt", POSTERIORS_REQUIREMENT)
-        density = log_posterior(problem)
+        stacked_log_posterior = log_posterior(problem)
 
         def log_posterior_and_params(params: Tensors, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            total, by_run = density(params, batch)
-            return total, (by_run, params)  # The package posteriors offers no other way to get the samples.
+            log_posterior_sum, log_posteriors = stacked_log_posterior(params, batch)
+            return log_posterior_sum, (
+                log_posteriors,
+                params,
+            )  # The package posteriors offers no other way to get the samples.
 
         transform = vi.build(
             log_posterior_and_params,
@@ -98,20 +101,18 @@ class MeanField:
             state = transform.init(means)
             for step in range(self.steps):
                 previous_state = state
-                state, (by_run, samples) = transform.update(state, next(batches))
+                state, (log_posteriors, drawn_samples) = transform.update(state, next(batches))
                 if step >= self.steps - BOUND_STEPS:
-                    bounds.append((by_run - _log_density(previous_state, samples)).view(-1, runs).mean(0))
+                    bounds.append((log_posteriors - _log_density(previous_state, drawn_samples)).view(-1, runs).mean(0))
             drawn_params = vi.sample(state, (draws,))
         elbo = torch.stack(bounds).double().mean(0).cpu()
-        mean_deviations = (
-            torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()
-        )
+        mean_sds = torch.cat([lsd.exp().flatten(1) for lsd in state.log_sd_diag.values()], 1).double().mean(1).cpu()
         if not bool(elbo.isfinite().all()):
             raise UsageError("Gaussian of vi", expected="a finite bound", found="another", do="Lower lr")
         return [
             Run(
                 problem.finish({name: tensor[:, run] for name, tensor in drawn_params.items()}),
-                {"elbo": float(elbo[run]), "mean_sd": float(mean_deviations[run])},
+                {"elbo": float(elbo[run]), "mean_sd": float(mean_sds[run])},
             )
             for run in range(runs)
         ]
@@ -138,9 +139,9 @@ class MeanField:
 
 def _log_density(state: Any, samples: Tensors) -> Tensor:
     """Return the log density of samples ([sample,] run, *shape) under each run's Gaussian, in nats, ([sample,] run)."""
-    total: Any = 0.0
+    log_density_sum: Any = 0.0
     for name, mean in state.params.items():
         log_sd = state.log_sd_diag[name]
         log_densities = -((samples[name] - mean) / log_sd.exp()).square() / 2 - log_sd - math.log(2 * math.pi) / 2
-        total = total + log_densities.flatten(log_densities.ndim - mean.ndim + 1).sum(-1)
-    return cast(Tensor, total)
+        log_density_sum = log_density_sum + log_densities.flatten(log_densities.ndim - mean.ndim + 1).sum(-1)
+    return cast(Tensor, log_density_sum)

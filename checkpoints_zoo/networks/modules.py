@@ -85,15 +85,15 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
             found=repr(name),
             do=f"Use the nearest name, {nearest_name(name, ARCHITECTURES)!r}",
         )
-    known = inspect.signature(ARCHITECTURES[name]).parameters
+    known_arguments = inspect.signature(ARCHITECTURES[name]).parameters
     for argument, value in arguments.items():
-        if argument not in known:
+        if argument not in known_arguments:
             raise UsageError(
                 f"architecture {name!r}",
-                expected=f"arguments among {', '.join(known)}",
+                expected=f"arguments among {', '.join(known_arguments)}",
                 found=f"{argument!r}",
             )
-        expected, fits = _ARGUMENT_TYPES[str(known[argument].annotation)]
+        expected, fits = _ARGUMENT_TYPES[str(known_arguments[argument].annotation)]
         if not fits(value):
             raise UsageError(
                 f"argument {argument!r} of architecture {name!r}", expected=expected, found=repr(value)[:80]
@@ -197,8 +197,8 @@ def check_state(state_dict: Mapping[str, Any], name_in_errors: str) -> None:
 
 def unsaved_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters and buffers that are not in its state dict."""
-    saved = module.state_dict(keep_vars=True)
-    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in saved}
+    saved_tensors = module.state_dict(keep_vars=True)
+    return {n: t for n, t in (*module.named_parameters(), *module.named_buffers()) if n not in saved_tensors}
 
 
 def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
@@ -209,17 +209,21 @@ def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.
         state: tensors of one member by name, whose names and shapes were checked already. Counters become zero.
         device: device of the module's tensors outside the state dict.
     """
-    state, memo = widen_norms(state), {}
+    state, replacement_of_id = widen_norms(state), {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if is_counter(name):
-            memo[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
+            replacement_of_id[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
         else:
-            memo[id(tensor)] = nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
+            replacement_of_id[id(tensor)] = (
+                nn.Parameter(state[name]) if isinstance(tensor, nn.Parameter) else state[name]
+            )
     dtype = input_dtype(state)
     for tensor in unsaved_tensors(module).values():
         copy_of_tensor = tensor.detach().clone().to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-        memo[id(tensor)] = nn.Parameter(copy_of_tensor) if isinstance(tensor, nn.Parameter) else copy_of_tensor
-    member = _copy_module(module, memo)
+        replacement_of_id[id(tensor)] = (
+            nn.Parameter(copy_of_tensor) if isinstance(tensor, nn.Parameter) else copy_of_tensor
+        )
+    member = _copy_module(module, replacement_of_id)
     return member if device.type == "cpu" else member.to(device)
 
 
@@ -228,27 +232,32 @@ _IMMUTABLE_TYPES = (
 )  # fmt: skip
 
 
-def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Copy a module like copy.deepcopy, in a fifth of its time; `memo` maps the ids of objects to their
+def _copy_module(module: nn.Module, replacement_of_id: dict[int, Any]) -> nn.Module:
+    """Copy a module like copy.deepcopy, in a fifth of its time; `replacement_of_id` maps the ids of objects to their
     replacements."""
-    if id(module) in memo or hasattr(module, "__deepcopy__"):
-        copied: nn.Module = copy.deepcopy(module, memo)
-        return copied
-    twin = memo[id(module)] = object.__new__(type(module))
+    if id(module) in replacement_of_id or hasattr(module, "__deepcopy__"):
+        deep_copy: nn.Module = copy.deepcopy(module, replacement_of_id)
+        return deep_copy
+    module_copy = replacement_of_id[id(module)] = object.__new__(type(module))
     for name, value in module.__dict__.items():
         if name == "_modules":
-            value = {key: child if child is None else _copy_module(child, memo) for key, child in value.items()}
+            value = {
+                key: child if child is None else _copy_module(child, replacement_of_id) for key, child in value.items()
+            }
         elif name in ("_parameters", "_buffers"):
-            value = {key: memo[id(t)] if id(t) in memo else copy.deepcopy(t, memo) for key, t in value.items()}
+            value = {
+                key: replacement_of_id[id(t)] if id(t) in replacement_of_id else copy.deepcopy(t, replacement_of_id)
+                for key, t in value.items()
+            }
         elif type(value) in (dict, OrderedDict) and not value:
             value = type(value)()
         elif not (
             isinstance(value, _IMMUTABLE_TYPES)
             or (type(value) is tuple and all(isinstance(v, _IMMUTABLE_TYPES) for v in value))
         ):
-            value = copy.deepcopy(value, memo)
-        twin.__dict__[name] = value
-    return twin
+            value = copy.deepcopy(value, replacement_of_id)
+        module_copy.__dict__[name] = value
+    return module_copy
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
@@ -298,7 +307,7 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
         UsageError: the format can't hold the dtype of a tensor.
     """
     check_state(state, "state dict")
-    tensors, counters = [], []
+    stored_tensors, counters = [], []
     for name, tensor in state.items():
         stored_dtype = tensor.dtype
         if tensor.is_floating_point():
@@ -309,8 +318,8 @@ def layout_of(state: Mapping[str, Tensor], dtype: torch.dtype) -> Layout:
         if is_counter(name):
             counters.append(name)
         else:
-            tensors.append((name, DTYPE_NAMES[stored_dtype], tuple(tensor.shape)))
-    return Layout.of(tensors, counters)
+            stored_tensors.append((name, DTYPE_NAMES[stored_dtype], tuple(tensor.shape)))
+    return Layout.of(stored_tensors, counters)
 
 
 def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
@@ -330,13 +339,14 @@ def pack_member(state: Mapping[str, Tensor], layout: Layout) -> bytearray:
         if t.nbytes:
             target = torch.frombuffer(member, dtype=TORCH_DTYPES[t.dtype], count=state[t.name].numel(), offset=t.offset)
             target.copy_(state[t.name].detach().reshape(-1))
-    if bad := tensors_not_finite(layout, member):
+    if nonfinite_names := tensors_not_finite(layout, member):
+        name = nonfinite_names[0]
         raise DamagedError(
-            f"tensor {bad[0]!r}",
-            expected=f"values that are finite as {next(t.dtype for t in layout.tensors if t.name == bad[0])}",
+            f"tensor {name!r}",
+            expected=f"values that are finite as {next(t.dtype for t in layout.tensors if t.name == name)}",
             found="infinite ones or NaN",
             do="Leave the member out, or store it in a wider dtype",
-            tensor=bad[0],
+            tensor=name,
         )
     return member
 
@@ -349,13 +359,13 @@ def check_tensors(shapes_by_name: Mapping[str, tuple[int, ...]], layout: Layout,
     """
     expected_shapes = {n: s for n, s in layout.shapes.items() if not is_counter(n)}
     shapes_by_name = {n: s for n, s in shapes_by_name.items() if not is_counter(n)}
-    names, phrase = compare_shapes(shapes_by_name, expected_shapes)
-    if names:
+    differing_names, phrase = compare_shapes(shapes_by_name, expected_shapes)
+    if differing_names:
         raise LayoutError(
             name_in_errors,
             expected=f"the layout's {len(expected_shapes)} tensors by name and shape",
             found=phrase,
-            tensor=names[0],
+            tensor=differing_names[0],
         )
 
 
@@ -370,10 +380,10 @@ def norm_tensor_names(tensor_names: Iterable[str]) -> set[str]:
 def input_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """Return the dtype that inputs of a module with the given tensors must have: the dtype of its weights outside
     norms."""
-    norms = norm_tensor_names(tensors)
+    norm_names = norm_tensor_names(tensors)
     float_names = [n for n, t in tensors.items() if t.is_floating_point()]
     return (
-        tensors[next((n for n in float_names if n not in norms), float_names[0])].dtype
+        tensors[next((n for n in float_names if n not in norm_names), float_names[0])].dtype
         if float_names
         else torch.float32
     )
@@ -386,8 +396,8 @@ def widen_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     These layers compute in the dtype of the inputs, or in float32 if the inputs are in half precision: torch allows no
         other combination.
     """
-    norms, dtype = norm_tensor_names(tensors), norm_dtype(input_dtype(tensors))
-    return {n: t.to(dtype) if n in norms and t.is_floating_point() else t for n, t in tensors.items()}
+    norm_names, dtype = norm_tensor_names(tensors), norm_dtype(input_dtype(tensors))
+    return {n: t.to(dtype) if n in norm_names and t.is_floating_point() else t for n, t in tensors.items()}
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:

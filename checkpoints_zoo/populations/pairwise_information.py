@@ -29,7 +29,7 @@ from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.populations.divergence import Pairs, compare_pairs
-from checkpoints_zoo.predictions import Predictions, check_same, logits
+from checkpoints_zoo.predictions import Predictions, check_same_members, logits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,7 +183,7 @@ def pairwise(
 
     def compare_on(data: ImageInput | Predictions) -> tuple[Pairs, str]:
         if isinstance(data, Predictions):
-            check_same(data, members)
+            check_same_members(data, members)
             return compare_pairs(data.blocks(), device=device, memory=memory), data.data
         if isinstance(members, Predictions):
             do = "Give the collection, to run its members on images"

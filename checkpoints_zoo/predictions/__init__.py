@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from checkpoints_zoo.predictions.running import Members, by_members, logits
-    from checkpoints_zoo.predictions.stored import Predictions, check_same, predictions_of
+    from checkpoints_zoo.predictions.running import Members, logits, logits_by_group
+    from checkpoints_zoo.predictions.stored import Predictions, check_same_members, predictions_of
     from checkpoints_zoo.predictions.storing import predict
 
-__all__ = ["Members", "Predictions", "by_members", "check_same", "logits", "predict", "predictions_of"]
+__all__ = ["Members", "Predictions", "check_same_members", "logits", "logits_by_group", "predict", "predictions_of"]
 
 # Name -> module, imported on first use: `zoo-cli publish --dry-run` reads stored sets without importing torch.
 _PLACES = {
     "Members": "running",
-    "by_members": "running",
+    "logits_by_group": "running",
     "logits": "running",
     "Predictions": "stored",
-    "check_same": "stored",
+    "check_same_members": "stored",
     "predictions_of": "stored",
     "predict": "storing",
 }

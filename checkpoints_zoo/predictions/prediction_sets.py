@@ -30,13 +30,13 @@ MANIFEST_FILE, DESCRIPTION_FILE = "manifest.parquet", "manifest.json"
 _DIGITS = frozenset("0123456789abcdef")
 
 SCHEMA_VERSION = 1
-_TYPES = {
+_COLUMN_TYPES = {
     "member": pa.int32(), "epoch": pa.int32(), "final": pa.bool_(), "status": pa.string(),
     "weights_sha256": pa.string(), "sha256": pa.string(), "path": pa.string(), "offset": pa.int64(),
     "nbytes": pa.int64(), "layout": pa.string(), "dtype": pa.string(),
 }  # fmt: skip
 SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=False) for name, kind in _TYPES.items()],
+    [pa.field(name, kind, nullable=False) for name, kind in _COLUMN_TYPES.items()],
     metadata={"schema_version": str(SCHEMA_VERSION)},
 )
 """A row: member and epoch, the content hash of the weights and of the logits, and the place of
@@ -88,7 +88,7 @@ def read_set(source: Source, collection: str, set_name: str) -> PredictionSet:
     manifest_path, description_path = (
         _find_file(source, f"{folder}/{file}", collection, set_name) for file in (MANIFEST_FILE, DESCRIPTION_FILE)
     )
-    facts, rows = _read_checked(
+    facts, rows = _read_and_check(
         manifest_path, description_path, (file_stamp(manifest_path), file_stamp(description_path))
     )
     if (facts.collection, facts.set) != (collection, set_name):
@@ -114,23 +114,23 @@ def _find_file(source: Source, path_in_source: str, collection: str, set_name: s
         # If the whole repo or the commit is missing, and not only this file, the error is raised unchanged.
         if error.path not in (path_in_source, str(source.root / path_in_source)):
             raise
-        known = ", ".join(list_set_names(source, collection)) or "none"
-        beside = path_in_source.endswith(DESCRIPTION_FILE)
+        known_sets = ", ".join(list_set_names(source, collection)) or "none"
+        is_description = path_in_source.endswith(DESCRIPTION_FILE)
         raise SourceNotFound(
             f"predictions {set_name!r} of {collection}",
             expected=f"{path_in_source} beside its rows"
-            if beside
-            else f"a set of source {source.display_name}, which has: {known}",
-            found="no such file" if beside else "no such set",
-            do="" if beside else f"`zoo-cli predict {collection} --data … --out …` makes one",
+            if is_description
+            else f"a set of source {source.display_name}, which has: {known_sets}",
+            found="no such file" if is_description else "no such set",
+            do="" if is_description else f"`zoo-cli predict {collection} --data … --out …` makes one",
             collection=collection,
             path=path_in_source,
         ) from error
 
 
 @lru_cache(maxsize=16)
-def _read_checked(
-    manifest_path: Path, description_path: Path, stamps: tuple[tuple[int, ...], ...]
+def _read_and_check(
+    manifest_path: Path, description_path: Path, file_stamps: tuple[tuple[int, ...], ...]
 ) -> tuple[SetDescription, pa.Table]:
     """Read and check the manifest and the description of a set; files that did not change since an earlier call are not
     read again."""
@@ -149,8 +149,8 @@ def _read_checked(
     return facts, rows
 
 
-def _check_hashes(hashes: Sequence[str], manifest_path: Path) -> None:
-    for digest in hashes:
+def _check_hashes(weight_hashes: Sequence[str], manifest_path: Path) -> None:
+    for digest in weight_hashes:
         if len(digest) != 64 or set(digest) - _DIGITS:
             expected = "weights_sha256 of 64 lower-case hex digits"
             raise FormatError(
@@ -164,12 +164,14 @@ def list_set_names(source: Source, collection: str) -> list[str]:
     Raises:
         AccessError, NetworkError: the source is on the Hub and can't be read.
     """
-    inside = f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}"
-    paths = [path.split("/") for path in source.list_files(inside)]
-    return sorted(parts[2] for parts in paths if len(parts) == 4 and parts[3] == MANIFEST_FILE)
+    folder = f"{PREDICTIONS_FOLDER}/{catalog.check_name(collection)}"
+    split_paths = [path.split("/") for path in source.list_files(folder)]
+    return sorted(
+        path_parts[2] for path_parts in split_paths if len(path_parts) == 4 and path_parts[3] == MANIFEST_FILE
+    )
 
 
-def find_source(source: str | Path | Source) -> Source:
+def source_of_predictions(source: str | Path | Source) -> Source:
     """Find a source that may have only predictions, without weights; return the source.
 
     Raises:
@@ -264,36 +266,35 @@ class SetDescription:
         Raises:
             FormatError: the format is newer, a key is missing or has another type, or counts differ.
         """
-        other_kinds = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
-        kinds = {f.name: other_kinds.get(f.name, str) for f in fields(cls)}
-        labelled = isinstance(description_json, dict) and description_json.get("labels") is not None
-        values_by_key = check_keys(description_json, kinds | {"labels": list if labelled else type(None)}, path)
+        other_types = {"inputs": int, "classes": list, "preprocessing": dict, "layouts": dict}
+        type_by_key = {f.name: other_types.get(f.name, str) for f in fields(cls)}
+        has_labels = isinstance(description_json, dict) and description_json.get("labels") is not None
+        values_by_key = check_keys(description_json, type_by_key | {"labels": list if has_labels else type(None)}, path)
 
         def make_error(expected: str, found: str) -> FormatError:
             return FormatError(f"description {path}", expected=expected, found=found, path=path)
 
-        classes, inputs, labels = values_by_key["classes"], values_by_key["inputs"], values_by_key["labels"]
-        if not classes or not all(type(c) is str for c in classes) or inputs < 1:
+        classes, input_count, labels = values_by_key["classes"], values_by_key["inputs"], values_by_key["labels"]
+        if not classes or not all(type(c) is str for c in classes) or input_count < 1:
             raise make_error(
-                "the names of the classes, and at least one input", f"{len(classes)} classes, {inputs} inputs"
+                "the names of the classes, and at least one input", f"{len(classes)} classes, {input_count} inputs"
             )
         layouts = {key: Layout.from_json(layout) for key, layout in values_by_key["layouts"].items()}
         for key, layout in layouts.items():
-            shapes = [(t.name, t.shape) for t in layout.tensors]
+            names_and_shapes = [(t.name, t.shape) for t in layout.tensors]
             if (
-                shapes != [(LOGITS_TENSOR, (inputs, len(classes)))]
+                names_and_shapes != [(LOGITS_TENSOR, (input_count, len(classes)))]
                 or layout.dtype not in STORED_DTYPES
                 or layout.header_nbytes
             ):
-                expected = (
-                    f"{LOGITS_TENSOR!r} ({inputs}, {len(classes)}) of {' or '.join(STORED_DTYPES)} in layout {key!r}"
-                )
-                raise make_error(expected, f"{layout.dtype} {shapes!r:.200}")
+                dtypes = " or ".join(STORED_DTYPES)
+                expected = f"{LOGITS_TENSOR!r} ({input_count}, {len(classes)}) of {dtypes} in layout {key!r}"
+                raise make_error(expected, f"{layout.dtype} {names_and_shapes!r:.200}")
         if labels is not None:
-            are_valid = [type(x) is int and 0 <= x < len(classes) for x in labels]
-            if len(labels) != inputs or not all(are_valid):
-                expected = f"{inputs} labels from 0 to {len(classes) - 1}"
-                found = f"{labels[are_valid.index(False)]!r:.80}" if False in are_valid else f"{len(labels)}"
+            label_is_valid = [type(x) is int and 0 <= x < len(classes) for x in labels]
+            if len(labels) != input_count or not all(label_is_valid):
+                expected = f"{input_count} labels from 0 to {len(classes) - 1}"
+                found = f"{labels[label_is_valid.index(False)]!r:.80}" if False in label_is_valid else f"{len(labels)}"
                 raise make_error(expected, found)
         tuple_fields = {"classes": tuple(classes), "labels": None if labels is None else tuple(labels)}
         return cls(**values_by_key | tuple_fields | {"layouts": layouts})
@@ -303,9 +304,9 @@ class SetDescription:
         return math.ldexp(1.0, -11) if any(x.dtype == "F16" for x in self.layouts.values()) else 0.0
 
 
-def logits_layout(inputs: int, classes: int, dtype: str = "F16") -> Layout:
+def logits_layout(input_count: int, class_count: int, dtype: str = "F16") -> Layout:
     """Return the layout of one member's logits, (input, class)."""
-    return Layout.of([(LOGITS_TENSOR, dtype, (inputs, classes))])
+    return Layout.of([(LOGITS_TENSOR, dtype, (input_count, class_count))])
 
 
 def weight_hashes(rows: pa.Table) -> dict[Key, str | None]:
@@ -338,12 +339,12 @@ def find_set_problems(
         locations = stored.locate(rows)
     except (DamagedError, SourceNotFound) as error:
         return [*problems, Problem(name, None, "bytes", str(error))]
-    for location, claimed in zip(locations, rows.column("sha256").to_pylist(), strict=True):
+    for location, claimed_hash in zip(locations, rows.column("sha256").to_pylist(), strict=True):
         try:
-            errors, _ = shard_files.check_bytes(location, claimed, check_finite)
+            kinds_and_texts, _ = shard_files.check_bytes(location, claimed_hash, check_finite)
         except (DamagedError, LayoutError, OSError) as error:
-            errors = [("bytes", str(error))]
-        problems += [Problem(name, location.member, kind, text) for kind, text in errors]
+            kinds_and_texts = [("bytes", str(error))]
+        problems += [Problem(name, location.member, kind, text) for kind, text in kinds_and_texts]
     return problems
 
 

@@ -73,19 +73,19 @@ def logits(
         data: the images that the members run on, before preprocessing.
         device, dtype: device and dtype of the computation; the returned logits are on the CPU.
         batch: number of images in each forward pass.
-        execution: the same argument as in `by_members`.
+        execution: the same argument as in `logits_by_group`.
 
     Raises:
         UsageError: the images have a size that the members can't take.
         DamagedError: weights or logits of a member are not finite.
         TooLargeError: the logits need more memory than is free.
     """
-    logits, first = torch.empty(0), 0
-    for ids, group in by_members(members, data, device, dtype, batch, execution=execution):
-        if first == 0:
-            logits = _empty_logits(members, data, group)
-        logits[first : first + len(ids)] = group
-        first += len(ids)
+    logits, first_position = torch.empty(0), 0
+    for ids, group_logits in logits_by_group(members, data, device, dtype, batch, execution=execution):
+        if first_position == 0:
+            logits = _empty_logits(members, data, group_logits)
+        logits[first_position : first_position + len(ids)] = group_logits
+        first_position += len(ids)
     return logits
 
 
@@ -96,12 +96,12 @@ def _empty_logits(members: Members, data: ImageData, group_logits: Tensor) -> Te
         TooLargeError: the logits need more memory than is free.
     """
     shape = (len(members), *group_logits.shape[1:])
-    needed = math.prod(shape) * group_logits.dtype.itemsize
-    if (free := free_if_short(needed)) is not None:
+    needed_nbytes = math.prod(shape) * group_logits.dtype.itemsize
+    if (free_nbytes := free_if_short(needed_nbytes)) is not None:
         raise TooLargeError(
             f"logits of {shape[0]:,} members of {members.name} on {shape[1]:,} inputs",
-            expected=f"at most {free:,} bytes, the memory that is free",
-            found=f"{needed:,}",
+            expected=f"at most {free_nbytes:,} bytes, the memory that is free",
+            found=f"{needed_nbytes:,}",
             do=f"Store them with `members.predict({data.name!r}, folder)`, and give these predictions instead of the "
             "members: they are read in blocks",
             collection=members.name,
@@ -110,13 +110,13 @@ def _empty_logits(members: Members, data: ImageData, group_logits: Tensor) -> Te
 
 
 def group_size(members: Members, most_members: int | None = None) -> int:
-    """Return how many members `by_members` runs at a time: as many as 1 GiB holds, but at most `most_members`."""
+    """Return how many members `logits_by_group` runs at a time: as many as 1 GiB holds, but at most `most_members`."""
     return max(
         1, min(len(members), most_members or len(members), GROUP_BYTES * len(members) // max(1, 2 * members.nbytes))
     )
 
 
-def by_members(
+def logits_by_group(
     members: Members,
     data: ImageData,
     device: str | torch.device = "cpu",
@@ -142,18 +142,20 @@ def by_members(
     if batch_size is None or batch_size < 1:
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members._skeleton()
-    size = group_size(members, most_members)
-    checked = False
-    for ids, stacked in members.batches(size, device, dtype):
+    members_at_once = group_size(members, most_members)
+    is_checked = False
+    for member_ids, stacked in members.batches(members_at_once, device, dtype):
         with torch.inference_mode():
-            if not checked:
-                _check_first_member(members, skeleton, ids[0], stacked, data, dtype)
-                checked = True
-            default = "loop" if torch.device(device).type == "cpu" else None
-            ensemble = Ensemble(skeleton, stacked, ids, execution=execution or default)
-            pieces = (data.inputs(piece, members.preprocess) for piece in torch.split(data.images, batch_size))
-            logits = torch.cat([ensemble(piece.to(device, dtype)).cpu() for piece in pieces], dim=1)
-        yield ids, logits
+            if not is_checked:
+                _check_first_member(members, skeleton, member_ids[0], stacked, data, dtype)
+                is_checked = True
+            default_execution = "loop" if torch.device(device).type == "cpu" else None
+            ensemble = Ensemble(skeleton, stacked, member_ids, execution=execution or default_execution)
+            input_batches = (
+                data.inputs(image_batch, members.preprocess) for image_batch in torch.split(data.images, batch_size)
+            )
+            logits = torch.cat([ensemble(image_batch.to(device, dtype)).cpu() for image_batch in input_batches], dim=1)
+        yield member_ids, logits
 
 
 def _check_first_member(
@@ -170,29 +172,29 @@ def _check_first_member(
         UsageError: the network is random in eval mode, so that accuracies and other measurements can't be repeated.
     """
     first_member = {name: tensor[:1] for name, tensor in stacked.items()}
-    module = Ensemble(skeleton, first_member, [first_id], execution="module")
+    ensemble = Ensemble(skeleton, first_member, [first_id], execution="module")
     device = next(iter(first_member.values())).device
     inputs = data.inputs(data.images[:FEW_IMAGES], members.preprocess).to(device, dtype)
-    first, second = module(inputs), module(inputs)
-    check_same_outputs(skeleton, {"": first}, {"": second}, 10 * torch.finfo(first.dtype).eps)
+    first_logits, second_logits = ensemble(inputs), ensemble(inputs)
+    check_same_outputs(skeleton, {"": first_logits}, {"": second_logits}, 10 * torch.finfo(first_logits.dtype).eps)
 
 
 def check_same_outputs(
-    module: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor], tolerance: float
+    module: nn.Module, first_outputs: Mapping[str, Tensor], second_outputs: Mapping[str, Tensor], tolerance: float
 ) -> None:
     """Compare the outputs of two runs of a module on the same inputs.
 
     Args:
         module: the module that was run, in eval mode.
-        first, second: outputs of the two runs, name -> tensor.
+        first_outputs, second_outputs: outputs of the two runs, name -> tensor.
         tolerance: largest difference, relative to the largest output.
 
     Raises:
         UsageError: the outputs differ, so the module is random.
     """
-    differences = [float((second[name] - t).abs().max()) for name, t in first.items() if t.numel()]
-    scale = max((float(t.abs().max()) for t in first.values() if t.numel()), default=0.0)
-    if max(differences, default=0.0) > tolerance * scale:
+    differences = [float((second_outputs[name] - t).abs().max()) for name, t in first_outputs.items() if t.numel()]
+    largest_output = max((float(t.abs().max()) for t in first_outputs.values() if t.numel()), default=0.0)
+    if max(differences, default=0.0) > tolerance * largest_output:
         raise UsageError(
             f"module {type(module).__name__} in eval mode",
             expected="the same outputs each time",

@@ -60,7 +60,7 @@ def predictions_of(
     torch.Size([1, 540, 10])
     """
     stored = prediction_sets.read_set(
-        members.source if source is None else prediction_sets.find_source(source), members.name, name
+        members.source if source is None else prediction_sets.source_of_predictions(source), members.name, name
     )
     check_members(stored.facts, members)
     if data is not None:
@@ -70,12 +70,12 @@ def predictions_of(
 
 def cite_weights(label: str, commit: str, collection: str, rows: pa.Table) -> str:
     """Cite the members behind rows of predictions, by the hashes of their weights; return the citation."""
-    names = ["member", "epoch", "final", "weights_sha256", "path", "offset", "nbytes"]
-    weights = rows.select(names).rename_columns([n.removeprefix("weights_") for n in names])
-    return selection.cite(label, commit, collection, weights)
+    column_names = ["member", "epoch", "final", "weights_sha256", "path", "offset", "nbytes"]
+    weight_rows = rows.select(column_names).rename_columns([n.removeprefix("weights_") for n in column_names])
+    return selection.cite(label, commit, collection, weight_rows)
 
 
-def check_same(predictions: Predictions, members: Predictions | Members) -> Predictions:
+def check_same_members(predictions: Predictions, members: Predictions | Members) -> Predictions:
     """Check that predictions have the same members, with the same weights, in the same order; return the predictions.
 
     Weights are compared by their content hashes; if a manifest has no hashes, by the names of the collections.
@@ -83,23 +83,23 @@ def check_same(predictions: Predictions, members: Predictions | Members) -> Pred
     Raises:
         UsageError: the predictions are of other members, or were made with other weights.
     """
-    keys, expected = predictions.keys, _snapshot_keys(members)
+    keys, expected_keys = predictions.keys, _snapshot_keys(members)
     collection = members.facts.collection if isinstance(members, Predictions) else members.name
-    wrong = ""
-    if [key[0] for key in keys] != [key[0] for key in expected]:
-        wrong = f"members {selection.format_ids([(id, None) for id, *_ in keys[:100]])}"
-    elif [key[1] for key in keys] != [key[1] for key in expected]:
-        wrong = f"snapshots {selection.format_ids([key[:2] for key in keys[:100]])}"
+    difference = ""
+    if [key[0] for key in keys] != [key[0] for key in expected_keys]:
+        difference = f"members {selection.format_ids([(id, None) for id, *_ in keys[:100]])}"
+    elif [key[1] for key in keys] != [key[1] for key in expected_keys]:
+        difference = f"snapshots {selection.format_ids([key[:2] for key in keys[:100]])}"
     else:
-        for (id, _, made), (_, _, known) in zip(keys, expected, strict=True):
-            if made != known if made and known else predictions.facts.collection != collection:
-                wrong = f"other weights of member {id}"
+        for (id, _, used_hash), (_, _, known_hash) in zip(keys, expected_keys, strict=True):
+            if used_hash != known_hash if used_hash and known_hash else predictions.facts.collection != collection:
+                difference = f"other weights of member {id}"
                 break
-    if wrong:
+    if difference:
         raise UsageError(
             f"predictions {predictions.name} for {members.name}",
             expected="those of the same members with the same weights, in the same order",
-            found=wrong,
+            found=difference,
             do="Take both with `members.predictions(…)` from one selection of members",
         )
     return predictions
@@ -111,7 +111,7 @@ def _snapshot_keys(members: Predictions | Members) -> list[tuple[int, int, str]]
     if isinstance(members, Predictions):
         return members.keys
     hashes = members.rows.column("sha256").to_pylist()
-    return [(*key, known or "") for key, known in zip(members._snapshot_keys, hashes, strict=True)]
+    return [(*key, known_hash or "") for key, known_hash in zip(members._snapshot_keys, hashes, strict=True)]
 
 
 class Predictions:
@@ -120,13 +120,13 @@ class Predictions:
     Args:
         stored: the set.
         rows: the set's manifest rows of the selected members, in the order of the members.
-        origin: (label, commit) of the source that holds the members' weights.
+        label_and_commit: (label, commit) of the source that holds the members' weights.
     """
 
-    def __init__(self, stored: PredictionSet, rows: pa.Table, origin: tuple[str, str]) -> None:
+    def __init__(self, stored: PredictionSet, rows: pa.Table, label_and_commit: tuple[str, str]) -> None:
         self.stored = stored
         self.rows = rows
-        self.origin = origin
+        self.origin = label_and_commit
 
     def __repr__(self) -> str:
         members, inputs, classes = self.shape
@@ -154,10 +154,10 @@ class Predictions:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the stored logits; the widest dtype if members have different dtypes."""
-        widest: torch.dtype = max(
+        widest_dtype: torch.dtype = max(
             (TORCH_DTYPES[x.dtype] for x in self.facts.layouts.values()), key=lambda d: d.itemsize
         )
-        return widest
+        return widest_dtype
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -230,11 +230,11 @@ class Predictions:
         if ids is None:
             return self.block(0, self.shape[1], dtype)
         positions = {id: position for position, id in enumerate(self.ids)}
-        selected = list(ids)
-        for id in selected:
+        requested_ids = list(ids)
+        for id in requested_ids:
             if whole_number(id) not in positions:
                 raise selection.member_not_found(self.rows, self.name, id)
-        return self._select([positions[int(id)] for id in selected]).block(0, self.shape[1], dtype)
+        return self._select([positions[int(id)] for id in requested_ids]).block(0, self.shape[1], dtype)
 
     def block(self, begin: int, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Read some inputs of all members; return their logits (member, input, class) on the CPU.
@@ -260,26 +260,31 @@ class Predictions:
     def _read(self, locations: Sequence[Location], first_input: int, end_input: int) -> Tensor:
         """Read some inputs of members; return their logits (member, input, class) in the stored dtype."""
         classes = self.shape[2]
-        stored = torch.empty(len(locations), end_input - first_input, classes, dtype=self.dtype)
-        if not stored.numel():
-            return stored
-        rows = stored.view(len(stored), -1).view(torch.uint8).numpy()
+        stacked_logits = torch.empty(len(locations), end_input - first_input, classes, dtype=self.dtype)
+        if not stacked_logits.numel():
+            return stacked_logits
+        bytes_of_members = stacked_logits.view(len(stacked_logits), -1).view(torch.uint8).numpy()
         with ExitStack() as files:
-            opened: dict[Path, FileIO] = {}
-            for row, logits, location in zip(rows, stored, locations, strict=True):
-                if location.path not in opened:
+            open_file_by_path: dict[Path, FileIO] = {}
+            for member_bytes, member_logits, location in zip(bytes_of_members, stacked_logits, locations, strict=True):
+                if location.path not in open_file_by_path:
                     files.close()
-                    opened = {location.path: files.enter_context(self._open(location))}
+                    open_file_by_path = {location.path: files.enter_context(self._open(location))}
                 dtype = TORCH_DTYPES[location.layout.tensors[0].dtype]
                 offset = location.offset + location.layout.tensors[0].offset + first_input * classes * dtype.itemsize
                 if dtype == self.dtype:
-                    read_at(opened[location.path], location, offset, row.data)
+                    read_at(open_file_by_path[location.path], location, offset, member_bytes.data)
                 else:  # This member's logits have a narrower dtype than the logits of other members.
-                    narrow = torch.empty(logits.shape, dtype=dtype)
-                    read_at(opened[location.path], location, offset, narrow.view(-1).view(torch.uint8).numpy().data)
-                    logits.copy_(narrow)
-        self._check_finite(stored, locations)
-        return stored
+                    narrow_logits = torch.empty(member_logits.shape, dtype=dtype)
+                    read_at(
+                        open_file_by_path[location.path],
+                        location,
+                        offset,
+                        narrow_logits.view(-1).view(torch.uint8).numpy().data,
+                    )
+                    member_logits.copy_(narrow_logits)
+        self._check_finite(stacked_logits, locations)
+        return stacked_logits
 
     def _open(self, location: Location) -> FileIO:
         try:
@@ -441,12 +446,12 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
             member=missing[0],
         )
     rows = manifest.take_rows(stored.rows, [positions[key] for key in members._snapshot_keys])
-    made_from = rows.column("weights_sha256").to_pylist()
-    for (id, _), known, made_from_weights in zip(
-        members._snapshot_keys, members.rows.column("sha256").to_pylist(), made_from, strict=True
+    used_hashes = rows.column("weights_sha256").to_pylist()
+    for (id, _), known_hash, used_hash in zip(
+        members._snapshot_keys, members.rows.column("sha256").to_pylist(), used_hashes, strict=True
     ):
-        if known != made_from_weights:
-            raise weights_mismatch(name, id, known, made_from_weights)
+        if known_hash != used_hash:
+            raise weights_mismatch(name, id, known_hash, used_hash)
     return rows
 
 

@@ -29,7 +29,7 @@ from checkpoints_zoo.predictions.prediction_sets import (
     SetDescription,
     logits_layout,
 )
-from checkpoints_zoo.predictions.running import Members, by_members, group_size
+from checkpoints_zoo.predictions.running import Members, group_size, logits_by_group
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
@@ -207,31 +207,31 @@ def _check_existing_set(
     existing_description = existing_set.facts
     for field in ("fingerprint", "inputs", "classes", "labels", "preprocessing", "computed", "view"):
         if getattr(existing_description, field) != getattr(description, field):
-            texts = [
+            field_texts = [
                 f"{field} {getattr(x, field)!r}" if field != "labels" else "labels"
                 for x in (description, existing_description)
             ]
             raise UsageError(
                 f"predictions {description.name} in {existing_set.source.display_name}",
-                expected=f"none yet, or some with {texts[0]:.160}",
-                found=f"some with {'others' if field == 'labels' else texts[1]:.160}",
+                expected=f"none yet, or some with {field_texts[0]:.160}",
+                found=f"some with {'others' if field == 'labels' else field_texts[1]:.160}",
                 do="Give another name, or delete the set",
                 collection=description.collection,
             )
-    for key, made_from in zip(
+    for key, used_hash in zip(
         _snapshot_keys(existing_set), existing_set.rows.column("weights_sha256").to_pylist(), strict=True
     ):
-        if hashes.get(key, made_from) != made_from:
-            raise weights_mismatch(description.name, key[0], hashes[key], made_from)
-    origin = f"{members.source.label}@{members._commit}/"
+        if hashes.get(key, used_hash) != used_hash:
+            raise weights_mismatch(description.name, key[0], hashes[key], used_hash)
+    label_and_commit = f"{members.source.label}@{members._commit}/"
     if (
         existing_description.citation
-        and not existing_description.citation.startswith(origin)
+        and not existing_description.citation.startswith(label_and_commit)
         and set(_snapshot_keys(existing_set)) - set(members._snapshot_keys)
     ):
         raise UsageError(
             f"predictions {description.name} in {existing_set.source.display_name}",
-            expected=f"some of members of {origin}{members.name}",
+            expected=f"some of members of {label_and_commit}{members.name}",
             found=f"some of {existing_description.citation}",
             do="Select the members that it has as well, or give another name",
             collection=description.collection,
@@ -250,20 +250,20 @@ def _locked_error(folder: Path) -> LockedError:
 
 
 def _run_members(prediction_run: PredictionRun, ranges: Iterable[range], engine: Engine) -> Iterator[PackedLogits]:
-    """Run the members at the given positions on an engine; yield (position, bytes of the logits) of each member as soon
-    as it is done."""
+    """Run members in this process or in an engine's workers; yield (position, bytes of the logits) of each member when
+    its job ends."""
     if isinstance(engine, InProcess):
         # In one process, the next group of members is read while the present group computes.
         for positions in ranges:
             yield from prediction_run.packed_logits(positions, engine.device)
         return
-    range_list = list(ranges)
-    for positions in range_list:
+    all_ranges = list(ranges)
+    for positions in all_ranges:
         # Fetch the members from the Hub once, before the workers start.
         prediction_run.members[positions.start : positions.stop]._locations()
-    with closing(engine.run(prediction_run, prediction_run.divide_into_jobs(range_list, engine.device))) as results:
-        for _, packed in results:
-            yield from packed
+    with closing(engine.run(prediction_run, prediction_run.divide_into_jobs(all_ranges, engine.device))) as results:
+        for _, packed_of_job in results:
+            yield from packed_of_job
 
 
 def _consecutive_ranges(positions: list[int]) -> Iterator[range]:
@@ -313,16 +313,23 @@ class PredictionRun:
             device: device that the jobs compute on.
         """
         jobs = []
-        count = sum(len(run) for run in ranges)
-        for run in ranges:
-            size = group_size(self.members[run.start : run.stop], self.members_at_once)
+        member_count = sum(len(positions_of_run) for positions_of_run in ranges)
+        for positions_of_run in ranges:
+            members_per_job = group_size(
+                self.members[positions_of_run.start : positions_of_run.stop], self.members_at_once
+            )
             if torch.device(device).type == "cpu":
-                size = min(size, JOB_MEMBERS, -(-count // LEAST_JOBS))
-            for first in range(run.start, run.stop, size):
-                positions = range(first, min(first + size, run.stop))
-                ids = self.members.ids[positions.start], self.members.ids[positions.stop - 1]
+                members_per_job = min(members_per_job, JOB_MEMBERS, -(-member_count // LEAST_JOBS))
+            for first in range(positions_of_run.start, positions_of_run.stop, members_per_job):
+                positions = range(first, min(first + members_per_job, positions_of_run.stop))
+                first_and_last_id = self.members.ids[positions.start], self.members.ids[positions.stop - 1]
                 jobs.append(
-                    Job(f"members {ids[0]} to {ids[1]}" if len(positions) > 1 else f"member {ids[0]}", positions)
+                    Job(
+                        f"members {first_and_last_id[0]} to {first_and_last_id[1]}"
+                        if len(positions) > 1
+                        else f"member {first_and_last_id[0]}",
+                        positions,
+                    )
                 )
         return jobs
 
@@ -338,8 +345,8 @@ class PredictionRun:
             DamagedError: weights do not match their manifest rows, or logits are too large for float16.
         """
         members, description = self.members[positions.start : positions.stop], self.description
-        first = 0
-        for ids, logits_of_group in by_members(
+        members_done = 0
+        for member_ids, logits_of_group in logits_by_group(
             members, self.data, device, self.dtype, self.batch, self.members_at_once
         ):
             if logits_of_group.shape[-1] != len(description.classes):
@@ -349,13 +356,15 @@ class PredictionRun:
                     found=f"{logits_of_group.shape[-1]}",
                     collection=description.collection,
                 )
-            group = members[first : first + len(ids)]
-            for key, digest in zip(group._snapshot_keys, shard_files.hash_members(group._locations()), strict=True):
-                if digest != self.hashes[key]:
+            members_of_group = members[members_done : members_done + len(member_ids)]
+            for key, weights_hash in zip(
+                members_of_group._snapshot_keys, shard_files.hash_members(members_of_group._locations()), strict=True
+            ):
+                if weights_hash != self.hashes[key]:
                     raise DamagedError(
                         f"member {key[0]} of {members.name}",
                         expected=f"weights of sha256 {self.hashes[key][:16]}…, as its row says",
-                        found=f"{digest[:16]}…",
+                        found=f"{weights_hash[:16]}…",
                         do="`zoo-cli verify` lists all members that do not match their rows",
                         collection=members.name,
                         member=key[0],
@@ -363,17 +372,17 @@ class PredictionRun:
             for i, logits in enumerate(logits_of_group):
                 try:
                     yield (
-                        positions.start + first + i,
+                        positions.start + members_done + i,
                         pack_member({LOGITS_TENSOR: logits}, description.layouts[LOGITS_TENSOR]),
                     )
                 except DamagedError as error:
                     error.thing, error.member = (
-                        f"logits of member {ids[i]} on {description.data}/{description.split}",
-                        ids[i],
+                        f"logits of member {member_ids[i]} on {description.data}/{description.split}",
+                        member_ids[i],
                     )
                     error.do = "Leave the member out"
                     raise
-            first += len(ids)
+            members_done += len(member_ids)
 
 
 class FinishedMembers:
@@ -388,14 +397,16 @@ class FinishedMembers:
         self.folder, self.parts_folder = folder, folder / ".parts"
         self.layout: Layout = description.layouts[LOGITS_TENSOR]
         description_file = self.parts_folder / "begun.json"
-        values = description.to_json() | {"version": "", "citation": ""}
+        description_json = description.to_json() | {"version": "", "citation": ""}
         try:
-            has_same_description = description_file.is_file() and catalog.read_json(description_file) == values
+            has_same_description = (
+                description_file.is_file() and catalog.read_json(description_file) == description_json
+            )
         except FormatError:
             has_same_description = False
         if not has_same_description:
             shutil.rmtree(self.parts_folder, ignore_errors=True)
-            catalog.write_json(values, description_file)
+            catalog.write_json(description_json, description_file)
         for path in (*folder.glob(".*.tmp"), *self.parts_folder.glob(".*.tmp")):  # Files left by a run that was killed.
             path.unlink()
 
@@ -416,15 +427,15 @@ class FinishedMembers:
     def _logits_location(self, member_key: Key, logits_path: Path) -> Location:
         return Location(member_key[0], "", logits_path, shard_files.first_offset(self.layout, [""]), self.layout)
 
-    def write_logits(self, member_key: Key, weights_hash: str, raw: shard_files.Bytes) -> None:
+    def write_logits(self, member_key: Key, weights_hash: str, packed_logits: shard_files.Bytes) -> None:
         """Write a member's logits to a file of its own, by rename."""
-        written = shard_files.write_shard(self.parts_folder / ".new", 0, self.layout, [("", raw)])
-        written.replace(self._logits_path(member_key, weights_hash))
+        shard_path = shard_files.write_shard(self.parts_folder / ".new", 0, self.layout, [("", packed_logits)])
+        shard_path.replace(self._logits_path(member_key, weights_hash))
 
     def write_set(
         self,
         existing_set: PredictionSet | None,
-        finished_keys: Sequence[tuple[Key, bool]],
+        keys_and_final: Sequence[tuple[Key, bool]],
         hashes: Mapping[Key, str],
         describe: Callable[[pa.Table], SetDescription],
     ) -> None:
@@ -432,26 +443,26 @@ class FinishedMembers:
 
         Args:
             existing_set: the set as it was before this run; None if there was none.
-            finished_keys: pairs (key, final) of finished members: key is (member, epoch), and final says whether the
+            keys_and_final: pairs (key, final) of finished members: key is (member, epoch), and final says whether the
                 snapshot is the last one of its run; in the order of the rows.
             hashes: the hash of each member's weights.
             describe: function that returns the description of the set, given its rows.
         """
         rows = [] if existing_set is None else existing_set.rows.to_pylist()
-        number = 1 + max((int(Path(row["path"]).name[:5]) for row in rows), default=-1)
+        shard_number = 1 + max((int(Path(row["path"]).name[:5]) for row in rows), default=-1)
         # A shard with a later number was left by a run that was killed before it wrote the rows.
         for path in self.folder.glob("[0-9]*.safetensors"):
-            if int(path.name[:5]) >= number:
+            if int(path.name[:5]) >= shard_number:
                 path.unlink()
-        size = shard_files.members_per_shard(self.layout)
-        for first in range(0, len(finished_keys), size):
-            chunk = finished_keys[first : first + size]
-            rows += self._write_shard(number, chunk, hashes)
-            number += 1
+        members_per_shard = shard_files.members_per_shard(self.layout)
+        for first in range(0, len(keys_and_final), members_per_shard):
+            chunk_of_keys = keys_and_final[first : first + members_per_shard]
+            rows += self._write_shard(shard_number, chunk_of_keys, hashes)
+            shard_number += 1
             table = manifest.build_manifest(rows, SCHEMA)
             catalog.write_json(describe(table).to_json(), self.folder / prediction_sets.DESCRIPTION_FILE)
             manifest.write_manifest(table, self.folder / prediction_sets.MANIFEST_FILE, SCHEMA)
-            for key, _ in chunk:
+            for key, _ in chunk_of_keys:
                 self._logits_path(key, hashes[key]).unlink()
         if not any(self.parts_folder.glob("*.safetensors")):
             shutil.rmtree(self.parts_folder)
@@ -460,19 +471,19 @@ class FinishedMembers:
         self, shard_number: int, keys_in_shard: Sequence[tuple[Key, bool]], hashes_of_weights: Mapping[Key, str]
     ) -> list[dict[str, Any]]:
         """Write the logits of some members into a shard; return their manifest rows."""
-        hashes: list[str] = []
+        hashes_of_logits: list[str] = []
 
         def read() -> Iterator[shard_files.Bytes]:
             for key, _ in keys_in_shard:
-                _, raw = next(
+                _, packed_logits = next(
                     iter(
                         shard_files.read_members(
                             [self._logits_location(key, self._logits_path(key, hashes_of_weights[key]))]
                         )
                     )
                 )
-                hashes.append(content_hash(self.layout, raw))
-                yield raw
+                hashes_of_logits.append(content_hash(self.layout, packed_logits))
+                yield packed_logits
 
         prefixes = [tensor_prefix(member, None if final else epoch) for (member, epoch), final in keys_in_shard]
         path = shard_files.stream_shard(self.folder, shard_number, self.layout, prefixes, read())
@@ -481,7 +492,7 @@ class FinishedMembers:
         return [
             {
                 "member": key[0], "epoch": key[1], "final": final, "status": "ok",
-                "weights_sha256": hashes_of_weights[key], "sha256": hashes[i], "path": path_in_source,
+                "weights_sha256": hashes_of_weights[key], "sha256": hashes_of_logits[i], "path": path_in_source,
                 "offset": start + i * step, "nbytes": step, "layout": LOGITS_TENSOR, "dtype": self.layout.dtype,
             }
             for i, (key, final) in enumerate(keys_in_shard)

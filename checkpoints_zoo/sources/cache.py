@@ -3,8 +3,8 @@ arrived.
 
 $HF_HOME/assets/checkpoints_zoo/datasets--org--name/
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     a member, shared by all commits with the same bytes
-    records/NAME.json                                 identity and hash of a member's file, or of a file in the
-                                                      cache of the Hub's client
+    records/NAME.json                                 identity and hash of a member's file, of an unpacked archive,
+                                                      or of a file in the cache of the Hub's client
     files/COMMIT/HASH.json                            ETag and size of a path at a commit
     folders/COMMIT/HASH.json                          archives in a folder at a commit
     indexes/HASH.json                                 index of an archive
@@ -122,9 +122,9 @@ def find_member(repo: str, file_name: str, nbytes: int) -> Path | None:
     return None
 
 
-def hash_record_path(member_path: Path) -> Path:
-    """Return the path of the hash record of a member's file."""
-    return member_path.parents[1] / "records" / f"{member_path.name}.json"
+def hash_record_path(cached_path: Path) -> Path:
+    """Return the path of the hash record of a member's file or of an unpacked archive."""
+    return cached_path.parents[1] / "records" / f"{cached_path.name}.json"
 
 
 def member_files(repo: str) -> set[Path]:

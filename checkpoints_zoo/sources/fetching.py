@@ -19,6 +19,7 @@ from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
@@ -176,7 +177,7 @@ def fetch_predicted(
     if irregular_paths:
         return locations, irregular_paths
     if missing_requests and is_offline_mode():
-        raise _offline_error(repo, collection, missing_requests, len(requests))
+        raise _offline_error(repo, collection, missing_requests, len(requests), header_of_layout)
     if missing_requests:
         partly_cached_paths = {request.repo_path for request in (locations if allow_whole_files else requests)}
         irregular_after_fetch = _fetch_missing(
@@ -209,8 +210,8 @@ def _find_local(
     """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
     paths of irregular archives.
 
-    A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode, a file of the
-    client's cache stays if the members in it are right: each member is compared with its own hash.
+    A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode nothing is deleted,
+    and members of a damaged file are used if they have their own hashes.
     """
     repo_paths = list(dict.fromkeys(request.repo_path for request in requests))
     paths_without_hash = {request.repo_path for request in requests if request.sha256 is None}
@@ -249,21 +250,25 @@ def _find_local(
                 continue
         if etag_and_size is not None:
             data_offset = len(cache_header) or request.layout.header_nbytes
-            cache_file_name = cache.member_file_name(
-                etag_and_size[0], request.offset, request.layout, cache_header, request.name_in_archive
-            )
-            path = cache.find_member(repo.id, cache_file_name, data_offset + request.layout.nbytes)
+            path = _find_cached_member(repo, request, etag_and_size[0], cache_header)
             if path is None:
                 continue
             member_hash = HashRecord(path, cache.hash_record_path(path), check)
             if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
                 member_hash.save()
                 locations[request] = Location(request.key[0], "", path, data_offset, request.layout)
-            else:
+            elif not hub.is_offline():
                 delete_file(path, cache.hash_record_path(path))
     for record_of_file in hash_record_of_path.values():
         record_of_file.save()
     return locations, sorted(irregular_paths)
+
+
+def _find_cached_member(repo: Repo, request: MemberRequest, etag: str, cache_header: bytes) -> Path | None:
+    """Look for a member's file of the right size in our cache; return its path, None if there is no such file."""
+    name = cache.member_file_name(etag, request.offset, request.layout, cache_header, request.name_in_archive)
+    nbytes = (len(cache_header) or request.layout.header_nbytes) + request.layout.nbytes
+    return cache.find_member(repo.id, name, nbytes)
 
 
 def _is_intact(
@@ -523,13 +528,34 @@ def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
 
 
 def _offline_error(
-    repo: Repo, collection: str, missing_requests: Sequence[MemberRequest], request_count: int
+    repo: Repo,
+    collection: str,
+    missing_requests: Sequence[MemberRequest],
+    request_count: int,
+    header_of_layout: Mapping[int, bytes],
 ) -> NetworkError:
     ids_text = format_ids([request.key for request in missing_requests])
+    etag_and_size_of_path = {
+        request.repo_path: cache.read_file_record(repo.id, repo.commit, request.repo_path)
+        for request in missing_requests
+    }
+    damaged_paths, damaged_keys = list[str](), list[SnapshotKey]()
+    for request in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
+        etag_and_size = etag_and_size_of_path[request.repo_path]
+        if hub.cached_file(repo, request.repo_path) is not None:
+            damaged_paths.append(request.repo_path)
+        elif (
+            etag_and_size
+            and _find_cached_member(repo, request, etag_and_size[0], header_of_layout[id(request.layout)]) is not None
+        ):
+            damaged_keys.append(request.key)
+    damaged_texts = [f"file {path}" for path in dict.fromkeys(damaged_paths)]
+    damaged_texts += [f"members {format_ids(damaged_keys)}"] if damaged_keys else []
+    damaged_text = f"; the cached copy of {first_few(damaged_texts, 3)} is damaged" if damaged_texts else ""
     return NetworkError(
         f"{len(missing_requests)} of {request_count} members of {collection}",
         expected="members in the cache, since HF_HUB_OFFLINE is set",
-        found=f"no members {ids_text} of {repo}",
+        found=f"no members {ids_text} of {repo}{damaged_text}",
         do=f"Get them online: `zoo-cli download {collection} --members {ids_text} --source {repo}`",
         collection=collection,
     )

@@ -53,6 +53,7 @@ READ_ONLY_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno
 
 TRY_AGAIN_ADVICE = "Try again: what has arrived is kept"
 PROXY_ADVICE = "Check HF_ENDPOINT, and proxies on the way"
+DAMAGED_COPY_ADVICE = "The damaged copy in the cache stays, but is not used: unset HF_HUB_OFFLINE to get it again"
 LOGIN_ADVICE = "log in with `hf auth login` or set HF_TOKEN"
 
 T = TypeVar("T")
@@ -322,14 +323,15 @@ def is_offline() -> bool:
 def check_whole_file(repo: Repo, cached_path: Path, ignore_recorded: bool = False) -> str:
     """Compare the hash of a file in the client's cache with the announced hash; delete the file if the two differ.
 
-    The file is read again only after it has changed.
+    The file is read again only after it has changed. In offline mode it is not deleted, because it can't be fetched
+    again.
 
     Args:
         repo, cached_path: the repo that has the file, and the path of the cached file.
         ignore_recorded: whether the file is hashed again even if a hash is recorded.
 
     Returns:
-        The hash and kind of a file that was deleted; "" if the hash is right, or if no hash was announced.
+        The hash and kind of a file whose hash is wrong; "" if the hash is right, or if no hash was announced.
     """
     announced_hash, blob_path = _blob_name(cached_path), cached_path.resolve()
     hash_record = HashRecord(blob_path, whole_file_record(repo, cached_path), ignore_recorded)
@@ -343,7 +345,8 @@ def check_whole_file(repo: Repo, cached_path: Path, ignore_recorded: bool = Fals
         return ""
     with blob_path.open("rb") as file:
         guessed_kind = guess_kind(file.read(512))
-    drop_whole_file(repo, cached_path)
+    if not is_offline():
+        drop_whole_file(repo, cached_path)
     return f"{actual_hash[:16]}…{f': {guessed_kind}' if guessed_kind else ''}"
 
 
@@ -422,7 +425,8 @@ def _check_path(repo: Repo, repo_path: str) -> None:
 def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     """Get a whole file through the client's cache, and compare it with the announced hash; return the file's path.
 
-    A cached file that has another hash than announced is deleted, and fetched again.
+    A cached file that has another hash than announced is deleted, and fetched again. In offline mode it stays, and an
+    error says that it is damaged.
 
     Args:
         repo, repo_path: the repo, and the path of the file in it.
@@ -430,7 +434,8 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
 
     Raises:
         SourceNotFound, AccessError, NetworkError: for the same reasons as in `resolve_address`.
-        DamagedError: the bytes that arrived do not have the announced hash; the bytes are deleted.
+        DamagedError: the bytes that arrived do not have the announced hash, and are deleted; or the cached copy is
+            damaged, and offline mode is on.
         FormatError: a manifest or description is too large.
     """
     from huggingface_hub import constants, hf_hub_download
@@ -461,7 +466,7 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
             file_text,
             expected=f"the hash {announced_hash[:16]}…",
             found=actual_hash,
-            do="The file was not stored; get it again",
+            do=DAMAGED_COPY_ADVICE if is_offline() else "The file was not stored; get it again",
             path=repo_path,
         )
     return path

@@ -181,7 +181,7 @@ class FolderSource(Source):
         """Index archives of the source; return them opened."""
         for archive_path in archive_paths:  # Refuse an archive that is a link out of the source.
             self.local_path(archive_path)
-        return indexing.open_local(self.root, archive_paths)
+        return indexing.open_local(self.root, archive_paths, self.check)
 
     def manifest_path(self, name: str) -> Path:
         """Return the path of a collection's manifest, whether it exists or not."""
@@ -332,7 +332,7 @@ class HubSource(Source):
 
     def open_archives(self, archive_paths: list[str]) -> list[OpenedArchive]:
         """Index archives of the source; return them opened."""
-        return indexing.open_remote(self.repo, archive_paths)
+        return indexing.open_remote(self.repo, archive_paths, self.check)
 
     def commit(self, name: str) -> str:
         """Return the repo's commit, which is the version of all its collections."""

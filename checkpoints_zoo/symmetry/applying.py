@@ -84,7 +84,8 @@ def flip(table: Table, params: Mapping[str, Tensor], signs: Mapping[str, Tensor]
 
     Raises:
         LayoutError: a tensor is unknown to the table or has another shape.
-        UsageError: a sign is unknown, not 1 or -1, or has another number of members than the tensors.
+        UsageError: the table has no sign of this name, a value of a sign is not 1 or -1, or signs and tensors have
+            different numbers of members.
     """
     check_symmetry(table, Element(signs=signs))
     _check_members(count_members(table, params), signs)
@@ -102,26 +103,29 @@ def count_members(table: Table, params: Mapping[str, Tensor]) -> int | None:
     Raises:
         LayoutError: a tensor is unknown to the table, has another shape, or stacks another number of members.
     """
-    counts: dict[int | None, str] = {}
+    name_of_count: dict[int | None, str] = {}
     for name, tensor in params.items():
         if name not in table.tensors:
             raise LayoutError(f"tensor {name!r}", expected=f"a tensor of {table.network}", found="another", tensor=name)
-        shape, leading_axes = table.tensors[name].shape, tensor.ndim - len(table.tensors[name].shape)
-        if leading_axes not in (0, 1) or tuple(tensor.shape[leading_axes:]) != shape:
+        shape, leading_axis_count = table.tensors[name].shape, tensor.ndim - len(table.tensors[name].shape)
+        if leading_axis_count not in (0, 1) or tuple(tensor.shape[leading_axis_count:]) != shape:
             raise LayoutError(
                 f"tensor {name!r}",
                 expected=f"{shape}, or (member, *{shape})",
                 found=str(tuple(tensor.shape)),
                 tensor=name,
             )
-        counts.setdefault(len(tensor) if leading_axes else None, name)
-    if len(counts) > 1:
-        (one, first), (other, second) = list(counts.items())[:2]
+        name_of_count.setdefault(len(tensor) if leading_axis_count else None, name)
+    if len(name_of_count) > 1:
+        (first_count, first_name), (second_count, second_name) = list(name_of_count.items())[:2]
         descriptions = [
-            f"{n!r} of {'one member' if m is None else f'{m} stacked'}" for m, n in ((one, first), (other, second))
+            f"{n!r} of {'one member' if m is None else f'{m} stacked'}"
+            for m, n in ((first_count, first_name), (second_count, second_name))
         ]
-        raise LayoutError("tensors", expected="one number of members", found=" and ".join(descriptions), tensor=second)
-    return next(iter(counts), None)
+        raise LayoutError(
+            "tensors", expected="one number of members", found=" and ".join(descriptions), tensor=second_name
+        )
+    return next(iter(name_of_count), None)
 
 
 def count_stacked_members(table: Table, params: Mapping[str, Tensor]) -> int:
@@ -131,12 +135,12 @@ def count_stacked_members(table: Table, params: Mapping[str, Tensor]) -> int:
         LayoutError: for the same reasons as in `count_members`.
         UsageError: the tensors have no member axis.
     """
-    members = count_members(table, params)
-    if members is None:
+    member_count = count_members(table, params)
+    if member_count is None:
         raise UsageError(
             "tensors", expected="(member, *shape)", found="no member axis", do="Stack them: tensor[None] of one"
         )
-    return members
+    return member_count
 
 
 def check_unstacked(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> None:
@@ -153,16 +157,16 @@ def check_unstacked(table: Table, params: Mapping[str, Tensor], name_in_errors: 
         raise UsageError(name_in_errors, expected="one network without a member axis", found="stacked tensors")
 
 
-def check_element(table: Table, element: Element, members: int | None) -> None:
+def check_element(table: Table, element: Element, member_count: int | None) -> None:
     """Check that an element belongs to the symmetry group of a table, and has a row for each member.
 
     Raises:
         UsageError: the element does not belong to the group, or has another number of rows.
     """
     check_symmetry(table, element)
-    _check_members(members, element.permutations)
-    _check_members(members, element.scales)
-    _check_members(members, element.signs)
+    _check_members(member_count, element.permutations)
+    _check_members(member_count, element.scales)
+    _check_members(member_count, element.signs)
 
 
 def _check_members(member_count: int | None, values_by_name: Mapping[str, Tensor]) -> None:
@@ -176,13 +180,15 @@ def _permute_tensor(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tenso
     moves = [move for move in axes.moves if move.group in permutations]
     if not moves:
         return tensor
-    leading_axes = tensor.ndim - len(axes.shape)
-    places = {i: source_entries(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}}
-    if all(places[i].ndim == 1 for i in places):
-        for i, index in places.items():
-            tensor = tensor.index_select(i + leading_axes, index)
+    leading_axis_count = tensor.ndim - len(axes.shape)
+    source_entries_by_axis = {
+        i: source_entries(axes, i, moves, permutations, tensor.device) for i in {move.axis for move in moves}
+    }
+    if all(source_entries_by_axis[i].ndim == 1 for i in source_entries_by_axis):
+        for i, index in source_entries_by_axis.items():
+            tensor = tensor.index_select(i + leading_axis_count, index)
         return tensor
-    return _gather_rows(axes, tensor, places)
+    return _gather_rows(axes, tensor, source_entries_by_axis)
 
 
 def source_entries(
@@ -191,7 +197,7 @@ def source_entries(
     """Return the position before the permutation of each entry of an axis: (entry) or (member, entry); (member, row,
     entry) for the input axis of a grouped kernel."""
     size = axes.shape[axis]
-    entry_runs, position = [], 0
+    entries_of_runs, next_entry = [], 0
     moves_on_axis = sorted((m for m in moves if m.axis == axis), key=lambda m: m.offset)
     if (
         moves_on_axis[0].span == 1
@@ -206,45 +212,50 @@ def source_entries(
             columns = p.reshape(*p.shape[:-1], move.within, size) % size
             return columns.reshape(-1, move.within, size).repeat_interleave(axes.shape[0] // move.within, 1)
         entries = (p[..., None] * move.span + torch.arange(move.span, device=device)).flatten(-2) + move.offset
-        entry_runs += [torch.arange(position, move.offset, device=device), entries]
-        position = move.offset + entries.shape[-1]
-    entry_runs.append(torch.arange(position, size, device=device))
-    leading_shape = max((part.shape[:-1] for part in entry_runs), key=len)
-    return torch.cat([part.expand(*leading_shape, -1) for part in entry_runs], -1)
+        entries_of_runs += [torch.arange(next_entry, move.offset, device=device), entries]
+        next_entry = move.offset + entries.shape[-1]
+    entries_of_runs.append(torch.arange(next_entry, size, device=device))
+    leading_shape = max((run_entries.shape[:-1] for run_entries in entries_of_runs), key=len)
+    return torch.cat([run_entries.expand(*leading_shape, -1) for run_entries in entries_of_runs], -1)
 
 
 def _gather_rows(axes: Axes, tensor: Tensor, source_entries_by_axis: Mapping[int, Tensor]) -> Tensor:
     """Permute the rows of a tensor; return the new tensor. A row holds all entries behind the last permuted axis."""
     stacked = tensor if tensor.ndim > len(axes.shape) else tensor[None]
-    last = max(source_entries_by_axis)
-    rows, width = prod(axes.shape[: last + 1]), prod(axes.shape[last + 1 :])
-    source = stacked.reshape(-1, width)
-    step = max(1, _INDICES_AT_ONCE // rows)
-    chunks = [range(start, min(start + step, len(stacked))) for start in range(0, len(stacked), step)]
+    last_permuted_axis = max(source_entries_by_axis)
+    rows_per_member, width = prod(axes.shape[: last_permuted_axis + 1]), prod(axes.shape[last_permuted_axis + 1 :])
+    source_rows = stacked.reshape(-1, width)
+    members_at_once = max(1, _INDICES_AT_ONCE // rows_per_member)
+    member_ranges = [
+        range(start, min(start + members_at_once, len(stacked))) for start in range(0, len(stacked), members_at_once)
+    ]
     if tensor.requires_grad:
         return torch.cat(
-            [source.index_select(0, _row_indices(axes, source_entries_by_axis, c)) for c in chunks]
+            [source_rows.index_select(0, _row_indices(axes, source_entries_by_axis, c)) for c in member_ranges]
         ).reshape(tensor.shape)
-    result = torch.empty_like(source)
-    for c in chunks:
+    result = torch.empty_like(source_rows)
+    for c in member_ranges:
         torch.index_select(
-            source, 0, _row_indices(axes, source_entries_by_axis, c), out=result[c.start * rows : c.stop * rows]
+            source_rows,
+            0,
+            _row_indices(axes, source_entries_by_axis, c),
+            out=result[c.start * rows_per_member : c.stop * rows_per_member],
         )
     return result.reshape(tensor.shape)
 
 
-def _row_indices(axes: Axes, source_entries_by_axis: Mapping[int, Tensor], members: range) -> Tensor:
+def _row_indices(axes: Axes, source_entries_by_axis: Mapping[int, Tensor], member_range: range) -> Tensor:
     """Return for each new row of some members the number of the old row; rows are numbered over all members."""
     device = next(iter(source_entries_by_axis.values())).device
-    index = torch.arange(members.start, members.stop, device=device)
+    row_index = torch.arange(member_range.start, member_range.stop, device=device)
     for axis, size in enumerate(axes.shape[: max(source_entries_by_axis) + 1]):
         entries = source_entries_by_axis.get(axis, torch.arange(size, device=device))
         if entries.ndim > 1 and len(entries) > 1:
-            entries = entries[members.start : members.stop]
+            entries = entries[member_range.start : member_range.stop]
         if entries.ndim == 2:
             entries = entries.reshape(-1, *[1] * axis, size)
-        index = index[..., None] * size + entries
-    return index.flatten()
+        row_index = row_index[..., None] * size + entries
+    return row_index.flatten()
 
 
 def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> Tensor:
@@ -252,7 +263,7 @@ def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> 
     powers = [power for power in axes.powers if power.scale in scales]
     if not powers:
         return tensor
-    leading_axes = tensor.ndim - len(axes.shape)
+    leading_axis_count = tensor.ndim - len(axes.shape)
     dtype = torch.float64 if axes.shift or tensor.dtype == torch.float64 else torch.float32
     result = tensor.to(dtype, copy=True)
     if axes.shift:
@@ -263,16 +274,16 @@ def rescale_tensor(axes: Axes, tensor: Tensor, scales: Mapping[str, Tensor]) -> 
         if power.within:
             # The rows of a block share their entries, so (member, block, column) is repeated for each row of a block.
             columns = axes.shape[1]
-            run = torch.ones(*values.shape[:-1], power.within * columns, dtype=dtype, device=tensor.device)
-            run[..., power.offset : power.offset + power.length] = values
-            values = run.reshape(*values.shape[:-1], power.within, columns)
+            values_of_rows = torch.ones(*values.shape[:-1], power.within * columns, dtype=dtype, device=tensor.device)
+            values_of_rows[..., power.offset : power.offset + power.length] = values
+            values = values_of_rows.reshape(*values.shape[:-1], power.within, columns)
             values = values.repeat_interleave(axes.shape[0] // power.within, -2)
-            part, axes_behind = result, len(axes.shape) - 2
+            scaled_part, behind_axis_count = result, len(axes.shape) - 2
         else:
-            part = result.narrow(power.axis + leading_axes, power.offset, power.length)
-            axes_behind = len(axes.shape) - power.axis - 1
+            scaled_part = result.narrow(power.axis + leading_axis_count, power.offset, power.length)
+            behind_axis_count = len(axes.shape) - power.axis - 1
             values = values.reshape(*values.shape[:-1], *[1] * power.axis, values.shape[-1])
-        part *= values.reshape(*values.shape, *[1] * axes_behind)
+        scaled_part *= values.reshape(*values.shape, *[1] * behind_axis_count)
     if axes.shift:
         result -= axes.shift
     return result.to(tensor.dtype)

@@ -55,8 +55,8 @@ def approximate_changes(
         for scale in (scale for scale in table.scales.values() if not scale.exact):
             differences = []
             for value in (factor, 1 / factor):
-                factors = torch.full((scale.size,), value, dtype=before.dtype, device=before.device)
-                after: Tensor = functional_call(network, rescale(table, state, {scale.name: factors}), (inputs,))
+                unit_factors = torch.full((scale.size,), value, dtype=before.dtype, device=before.device)
+                after: Tensor = functional_call(network, rescale(table, state, {scale.name: unit_factors}), (inputs,))
                 differences.append((after - before).abs().max().item() / largest)
             changes[scale.name] = max(differences)
     return changes

@@ -61,37 +61,39 @@ def random_element(
         approximate: whether to draw approximate scales as well.
         spread: standard deviation of the logarithms of the scales.
     """
-    count = 1 if members is None else members
+    member_count = 1 if members is None else members
     permutations: dict[str, Tensor] = {}
     for name in table.groups:
-        _draw_permutation(table, name, permutations, count, generator)
+        _draw_permutation(table, name, permutations, member_count, generator)
     scales = {
-        name: (spread * torch.randn(count, scale.size, generator=generator, dtype=torch.float64)).exp()
+        name: (spread * torch.randn(member_count, scale.size, generator=generator, dtype=torch.float64)).exp()
         for name, scale in table.scales.items()
         if scale.exact or approximate
     }
     signs = {
-        name: 2.0 * torch.randint(2, (count, sign.size), generator=generator, dtype=torch.float64) - 1
+        name: 2.0 * torch.randint(2, (member_count, sign.size), generator=generator, dtype=torch.float64) - 1
         for name, sign in table.signs.items()
     }
-    draws = Element({name: permutations[name] for name in table.groups}, scales, signs)
-    return draws if members is not None else draws.select(0)
+    element = Element({name: permutations[name] for name in table.groups}, scales, signs)
+    return element if members is not None else element.select(0)
 
 
 def _draw_permutation(
-    table: Table, group_name: str, draws: dict[str, Tensor], member_count: int, generator: torch.Generator
+    table: Table, group_name: str, drawn_permutations: dict[str, Tensor], member_count: int, generator: torch.Generator
 ) -> None:
     group = table.groups[group_name]
-    if group_name in draws:
+    if group_name in drawn_permutations:
         return
     width = group.size // group.blocks
-    keys = torch.rand(member_count, group.blocks, width, generator=generator, dtype=torch.float64)
-    orders_in_blocks = keys.argsort(-1)
-    blocks = torch.arange(group.blocks).expand(member_count, -1)
+    sorting_keys = torch.rand(member_count, group.blocks, width, generator=generator, dtype=torch.float64)
+    orders_in_blocks = sorting_keys.argsort(-1)
+    block_order = torch.arange(group.blocks).expand(member_count, -1)
     if group.mover is not None:
-        _draw_permutation(table, group.mover, draws, member_count, generator)
-        blocks = draws[group.mover]
-    draws[group_name] = (blocks[..., None] * width + orders_in_blocks).reshape(member_count, group.size)
+        _draw_permutation(table, group.mover, drawn_permutations, member_count, generator)
+        block_order = drawn_permutations[group.mover]
+    drawn_permutations[group_name] = (block_order[..., None] * width + orders_in_blocks).reshape(
+        member_count, group.size
+    )
 
 
 def random_transpositions(table: Table, count: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -112,37 +114,37 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
     Xiao, Liu, Bamler 2023 (arXiv 2401.00611) define the number of transpositions of a permutation.
     """
     movers = {group.mover for group in table.groups.values()}
-    free = {n: g.size for n, g in table.groups.items() if g.blocks == 1 and n not in movers and g.writers}
-    most_transpositions = sum(size - 1 for size in free.values())
+    size_of_group = {n: g.size for n, g in table.groups.items() if g.blocks == 1 and n not in movers and g.writers}
+    most_transpositions = sum(size - 1 for size in size_of_group.values())
     if not 0 <= count <= most_transpositions:
         raise UsageError(
             f"transpositions of {table.network}", expected=f"0 to {most_transpositions:,}", found=f"{count:,}"
         )
-    draws = {name: torch.arange(size) for name, size in free.items()}
-    cycles = {name: torch.arange(size) for name, size in free.items()}
-    names = list(free)
+    permutations = {name: torch.arange(size) for name, size in size_of_group.items()}
+    cycles = {name: torch.arange(size) for name, size in size_of_group.items()}
+    names = list(size_of_group)
     while count:
         # Draw a pair of units uniformly; draw again if both units lie in one cycle of the permutation.
-        pairs = torch.tensor([size * (size - 1) for size in free.values()], dtype=torch.float64)
-        name = names[int(torch.multinomial(pairs, 1, generator=generator))]
-        a, b = torch.randperm(free[name], generator=generator)[:2].tolist()
-        p, cycle = draws[name], cycles[name]
+        pair_counts = torch.tensor([size * (size - 1) for size in size_of_group.values()], dtype=torch.float64)
+        name = names[int(torch.multinomial(pair_counts, 1, generator=generator))]
+        a, b = torch.randperm(size_of_group[name], generator=generator)[:2].tolist()
+        p, cycle = permutations[name], cycles[name]
         if cycle[a] != cycle[b]:
             p[[a, b]] = p[[b, a]]
             cycle[cycle == cycle[b]] = int(cycle[a])
             count -= 1
-    return draws
+    return permutations
 
 
 def inverse(table: Table, element: Element) -> Element:
     """Return the symmetry that undoes a given symmetry, up to rounding."""
-    inverses = {name: p.argsort(-1) for name, p in element.permutations.items()}
+    inverse_permutations = {name: p.argsort(-1) for name, p in element.permutations.items()}
     scales = {
         n: permute_scale(table.scales[n], table, s.reciprocal(), element.permutations)
         for n, s in element.scales.items()
     }
     signs = {n: permute_scale(table.signs[n], table, s, element.permutations) for n, s in element.signs.items()}
-    return Element(inverses, scales, signs)
+    return Element(inverse_permutations, scales, signs)
 
 
 def compose(table: Table, first: Element, second: Element) -> Element:
@@ -154,10 +156,13 @@ def compose(table: Table, first: Element, second: Element) -> Element:
     # permutation.
     inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
     scales, signs = dict(first.scales), dict(first.signs)
-    for product, factors, known in ((scales, second.scales, table.scales), (signs, second.signs, table.signs)):
-        for name, values in factors.items():
-            moved = permute_scale(known[name], table, values, inverses)
-            product[name] = product[name] * moved if name in product else moved
+    for composed, second_factors, table_scales in (
+        (scales, second.scales, table.scales),
+        (signs, second.signs, table.signs),
+    ):
+        for name, values in second_factors.items():
+            moved_values = permute_scale(table_scales[name], table, values, inverses)
+            composed[name] = composed[name] * moved_values if name in composed else moved_values
     return Element(permutations, scales, signs)
 
 
@@ -167,9 +172,9 @@ def permute_scale(
     """Return the values of a scale or sign (..., value) in the order of the permuted units."""
     if scale.group is None or scale.group not in permutations:
         return scale_values
-    units_per_scale = scale.size // table.groups[scale.group].size
+    values_per_unit = scale.size // table.groups[scale.group].size
     p = permutations[scale.group].to(scale_values.device)
-    entries = (p[..., None] * units_per_scale + torch.arange(units_per_scale, device=p.device)).flatten(-2)
+    entries = (p[..., None] * values_per_unit + torch.arange(values_per_unit, device=p.device)).flatten(-2)
     return _gather_on_last_axis(scale_values, entries)
 
 

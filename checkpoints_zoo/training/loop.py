@@ -1,8 +1,8 @@
 """The training loop: a stack of members is trained at once; with a stack width of 1, one member after another.
 
-A member's bits depend on its seed, the stack width, the build of torch, the kind of processor or GPU and, on a
-processor, the number of threads. A member's bits do not depend on the other members of the stack or on the position in
-the stack. cuDNN is set to deterministic algorithms; all other operations are deterministic.
+A member's bits depend on its seed, the stack width, the build of torch, the kind of processor or GPU and, for large
+networks on a processor, the number of threads. A member's bits do not depend on the other members of the stack or on
+the position in the stack. cuDNN is set to deterministic algorithms; all other operations are deterministic.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
@@ -20,6 +20,7 @@ from torch.func import stack_module_state
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.networks.device import SMALL_LAYER_FLOPS, flops_per_layer
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
@@ -231,6 +232,21 @@ def measure_accuracies(recipe: Recipe, state: StackState, training_images: Image
             logits = ensemble(recipe.preprocess(test_images.images[start : start + 500].to(device)))
             correct += (logits.argmax(-1) == test_images.labels[start : start + 500].to(device)).sum(1)
     return correct / len(test_images)
+
+
+def trains_on_one_thread(recipe: Recipe, device: torch.device) -> bool:
+    """Say whether a processor trains a recipe's stacks on one thread, because the layers are so small that a second
+    thread would wait more than it computes.
+
+    The answer depends on the recipe alone, so a small member's bits do not depend on the number of cores.
+    """
+    if device.type != "cpu":
+        return False
+    inputs = min(2, recipe.batch_size)
+    images = torch.zeros(inputs, recipe.preprocess.channels, *recipe.preprocess.size, dtype=torch.uint8)
+    with torch.random.fork_rng(devices=[]):
+        flops = flops_per_layer(recipe.skeleton(), recipe.preprocess(images))
+    return flops / inputs * recipe.batch_size * recipe.stack_width < SMALL_LAYER_FLOPS
 
 
 def check_network(recipe: Recipe) -> None:

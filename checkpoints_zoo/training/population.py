@@ -18,10 +18,16 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, TooLargeError, UsageError
 from checkpoints_zoo.formats.disk import sync_folder, translate_write_errors
 from checkpoints_zoo.formats.layout import is_statistic
-from checkpoints_zoo.networks.device import free_if_short
+from checkpoints_zoo.networks.device import free_if_short, one_thread
 from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Tensors
-from checkpoints_zoo.training.loop import StackState, initial_state, measure_accuracies, train_epochs
+from checkpoints_zoo.training.loop import (
+    StackState,
+    initial_state,
+    measure_accuracies,
+    train_epochs,
+    trains_on_one_thread,
+)
 from checkpoints_zoo.training.optimizers import stored_tensors
 from checkpoints_zoo.training.pickling import SentRecipe, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import STORAGE_DTYPES, Recipe
@@ -145,10 +151,11 @@ class StackTrainer:
         path = None
         if self.folder is not None and recorded_recipe_hash(self.folder) == self.recipe.hash:
             path = self.folder / state_file_name(stack)
-        data = self.recipe.split("train")
+        data, torch_device = self.recipe.split("train"), torch.device(device)
         try:
-            trained = train_stack(self.recipe, stack, data, path, self.progress, torch.device(device))
-            return trained if self.convert_members is None else self.convert_members(self.recipe, trained, device)
+            with one_thread(trains_on_one_thread(self.recipe, torch_device)):
+                trained = train_stack(self.recipe, stack, data, path, self.progress, torch_device)
+                return trained if self.convert_members is None else self.convert_members(self.recipe, trained, device)
         except torch.OutOfMemoryError as error:
             raise TooLargeError(
                 f"a stack of {self.recipe.stack_width} members on {device}",

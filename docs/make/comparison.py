@@ -227,7 +227,7 @@ def corollary(found: Comparison) -> str:
 def paper_table(compact: CompactComparison) -> str:
     """Lay out the paper's table."""
     names = compact_comparison.column_titles(compact)
-    rows = [(compact_comparison.ROW_TITLES[row][0], *values[: len(names)]) for row, values in PAPER.items()]
+    rows = [(compact_comparison.ROW_TITLES_AND_SCALES[row][0], *values[: len(names)]) for row, values in PAPER.items()]
     return markdown(("", *names), rows, left=1)
 
 
@@ -240,7 +240,7 @@ def compact_table(compact: CompactComparison) -> str:
 def halves_table(compact: CompactComparison) -> str:
     """Lay out HMC, one half of the chains against the other."""
     rows = [
-        (compact_comparison.ROW_TITLES[row][0], *(as_text(x[row]) for x in compact.halves.values()))
+        (compact_comparison.ROW_TITLES_AND_SCALES[row][0], *(as_text(x[row]) for x in compact.halves.values()))
         for row in ("agreement", "total_variation")
     ]
     return markdown(("one half against the other", *(f"HMC {c}" for c in compact.halves)), rows, left=1)

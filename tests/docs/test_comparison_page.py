@@ -18,7 +18,7 @@ from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparis
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
 from checkpoints_zoo.methods.comparing.equivalent_size import EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import Estimate
-from checkpoints_zoo.methods.fitting import METHODS, choose_method
+from checkpoints_zoo.methods.fitting import METHODS, method_by_name
 from checkpoints_zoo.training.recipes import convnet_digits
 from docs.make import comparison as comparison_page
 from docs.make import comparison_tables
@@ -173,7 +173,7 @@ def test_the_package_has_the_settings_that_the_search_found() -> None:
     methods = json.loads(STUDY.read_text())["methods"]
     assert methods.keys() == METHODS.keys()
     for name, known in methods.items():
-        assert known["fit"]["settings"] == asdict(choose_method(name, "convnet-digits"))
+        assert known["fit"]["settings"] == asdict(method_by_name(name, "convnet-digits"))
         if name != "deep-ensemble":
             tried = known["search"]["tried"]
             assert len(tried) >= 2

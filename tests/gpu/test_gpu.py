@@ -104,7 +104,7 @@ def test_memory_that_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Runner.run
 
     def greedy(self: Runner, choice: object, *arguments: object) -> torch.Tensor:
-        if choice.members > 2:  # type: ignore[attr-defined]
+        if choice.members_at_once > 2:  # type: ignore[attr-defined]
             torch.empty(2**50, device=GPU)
         return run(self, choice, *arguments)  # type: ignore[arg-type]
 

@@ -165,7 +165,7 @@ def test_one_point_far_away_is_as_far_as_can_be(members: zoo.Collection, tmp_pat
         like="convnet-digits",
     )  # fmt: skip
     mode = group_draws("hmc", far)[0]
-    work = prepare_comparison(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).measuring
+    work = prepare_comparison(reference, (), ood="none", out=tmp_path, draws={"hmc": far}, permutations=9).cell_measurer
     value = work.closeness.measure(mode.run(0), None)["mmd"]["all"].value
     test_images = []
     for metric, power in (("euclidean", 2), ("cityblock", 1)):

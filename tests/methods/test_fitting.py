@@ -18,7 +18,7 @@ from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.comparing.draws import MethodFits
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
 from checkpoints_zoo.methods.dropout import Dropout
-from checkpoints_zoo.methods.fitting import CHOSEN_SETTINGS, METHODS, choose_method
+from checkpoints_zoo.methods.fitting import CHOSEN_SETTINGS, METHODS, method_by_name
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
@@ -62,15 +62,15 @@ def test_all_methods_are_here() -> None:
     assert BRIEF.keys() == METHODS.keys()
     for name, kind in METHODS.items():
         assert isinstance(BRIEF[name], kind)
-        assert (kind.name, isinstance(choose_method(name, "nothing"), kind)) == (name, True)
-        assert dataclasses.asdict(choose_method(name, "nothing")) == json.loads(
-            json.dumps(dataclasses.asdict(choose_method(name, "nothing")))
+        assert (kind.name, isinstance(method_by_name(name, "nothing"), kind)) == (name, True)
+        assert dataclasses.asdict(method_by_name(name, "nothing")) == json.loads(
+            json.dumps(dataclasses.asdict(method_by_name(name, "nothing")))
         )
     for collection, methods in CHOSEN_SETTINGS.items():
         assert collection in ("convnet-digits", "resnet8-digits")
         assert all(isinstance(method, METHODS[name]) for name, method in methods.items())
     with pytest.raises(UsageError, match=r"method .swga.: expected one of dropout, vi, .*Did you mean swag"):
-        choose_method("swga", "convnet-digits")
+        method_by_name("swga", "convnet-digits")
 
 
 @pytest.mark.slow

@@ -169,7 +169,7 @@ def chosen(build: Callable[[], nn.Module], members: int, batch: int) -> tuple[st
     made, _ = looped(build, images(batch), 1)
     runner = Runner(made[0], {n: t.expand(members, *t.shape[1:]) for n, t in stacked(made).items()})
     choice, _ = runner.choose(images(batch))
-    return choice.execution, choice.members
+    return choice.execution, choice.members_at_once
 
 
 def test_small_batches_run_side_by_side_and_large_ones_one_by_one() -> None:

@@ -82,7 +82,7 @@ def test_a_graph_is_captured_once_a_shape_and_replayed_for_each_member() -> None
         assert Graph.captured == 2
         for batch in range(1, 8):  # the last few are kept
             runner(x[:batch])
-        assert len(runner.graphs.captured) == executions._MAX_CACHED_GRAPHS
+        assert len(runner.graphs.captured) == executions._MOST_CACHED_GRAPHS
         runner.stacked["fc.bias"].add_(1)  # type: ignore[index]
         assert (runner(x[:6]) - plain(x[:6]) - 1).abs().max() <= 1e-4
 

@@ -15,7 +15,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, SmallerChunk, TooLargeError, UsageError
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.networks.ensemble.ensemble import Stream, chunk_that_fits
+from checkpoints_zoo.networks.ensemble.ensemble import Stream, members_in_chunk
 from checkpoints_zoo.networks.ensemble.executions import Runner
 from tests.support.scenarios import build, hand_made, inputs, load
 
@@ -117,7 +117,7 @@ def test_nothing_is_read_before_it_is_needed_and_the_next_chunk_while_one_is_use
         assert following.wait(10)  # the next one is on its way
         return stacked["w"].tolist()  # type: ignore[no-any-return]
 
-    each = stream.use_chunks(use)
+    each = stream.map_chunks(use)
     assert next(each) == [0, 1]
     assert events == ["read 0", "read 2"]  # and no further than one ahead
     assert list(each) == [[2, 3], [4]]
@@ -129,7 +129,7 @@ def test_an_error_of_the_reader_comes_through() -> None:
         raise DamagedError("file x", member=some.start)
 
     with pytest.raises(DamagedError, match=r"^file x\.$"):
-        list(Stream(read, 5, 2, CPU, None).use_chunks(lambda some, stacked: stacked))
+        list(Stream(read, 5, 2, CPU, None).map_chunks(lambda some, stacked: stacked))
 
 
 # Memory that is short
@@ -170,7 +170,7 @@ def test_a_chunk_that_cannot_be_read_is_halved() -> None:
 
     stream = Stream(read, 11, 4, CPU, None)
     with pytest.warns(SmallerChunk, match=r"^not enough memory on cpu for 4 members at once: 2 at a time from now on$"):
-        found = list(stream.use_chunks(lambda some, stacked: stacked["w"].tolist()))
+        found = list(stream.map_chunks(lambda some, stacked: stacked["w"].tolist()))
     assert found == [[0, 1, 2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
@@ -201,7 +201,7 @@ def test_members_side_by_side_are_halved(
     run, tried = Runner.run, []
 
     def failing(self: Runner, choice: object, *arguments: object) -> Tensor:
-        tried.append(choice.members)  # type: ignore[attr-defined]
+        tried.append(choice.members_at_once)  # type: ignore[attr-defined]
         if tried[-1] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return run(self, choice, *arguments)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_how_many_members_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"a": torch.zeros(1, 100), "b": torch.zeros(1, 50, dtype=torch.float16)}  # 500 bytes
     for free, chunk in ((20_000, 10), (3_000, 1), (100, 1), (10**9, 64), (None, 64)):
         monkeypatch.setattr(devices, "free_bytes", lambda device, free=free: free)
-        assert chunk_that_fits(one, 64, CPU) == chunk
+        assert members_in_chunk(one, 64, CPU) == chunk
 
 
 def test_a_view_of_the_members_is_streamed_as_it_is(members: zoo.Collection, digits: Tensor) -> None:

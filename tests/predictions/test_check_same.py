@@ -11,7 +11,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.predictions import Predictions, check_same, predict, predictions_of
+from checkpoints_zoo.predictions import Predictions, check_same_members, predict, predictions_of
 from tests.support.report_pages import few
 from tests.support.scenarios import build, load
 from tests.support.stored_sets import given
@@ -71,13 +71,13 @@ def test_the_error_says_which_members(members: zoo.Collection, sets: dict[str, P
         (sets["out"], early, "snapshots 0-2@40"),
     ):
         with pytest.raises(UsageError) as error:
-            check_same(others, of)
+            check_same_members(others, of)
         name = "tiny/few-test" if isinstance(of, Predictions) else "tiny"
         assert str(error.value) == (
             f"predictions tiny/far-test for {name}: {OTHERS}{found}. Take both with `members.predictions(…)` from one "
             "selection of members."
         )
-    assert check_same(sets["out"], members) is sets["out"]
+    assert check_same_members(sets["out"], members) is sets["out"]
 
 
 def test_members_without_hashes_are_compared_by_collection(tmp_path: Path, sets: dict[str, Predictions]) -> None:
@@ -88,10 +88,10 @@ def test_members_without_hashes_are_compared_by_collection(tmp_path: Path, sets:
         built.write()
         unhashed = zoo.load(name, source=built.root)
         if same:
-            check_same(sets["out"], unhashed)
+            check_same_members(sets["out"], unhashed)
         else:
             with pytest.raises(UsageError, match="found other weights of member 0"):
-                check_same(sets["out"], unhashed)
+                check_same_members(sets["out"], unhashed)
 
 
 def test_stored_predictions_take_the_place_of_the_images(members: zoo.Collection, sets: dict[str, Predictions]) -> None:

@@ -272,13 +272,13 @@ def test_parts_of_other_facts_are_not_used(tmp_path: Path, monkeypatch: pytest.M
 
 def test_verify_computes_some_logits_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(4))
-    by_members = storing.by_members
+    logits_by_group = storing.logits_by_group
 
     def wrong(*arguments: Any) -> Any:
-        for ids, logits in by_members(*arguments):
+        for ids, logits in logits_by_group(*arguments):
             yield ids, logits + torch.tensor([0.0, 0.0, 1.0, 0.0])[:, None, None]
 
-    monkeypatch.setattr(storing, "by_members", wrong)
+    monkeypatch.setattr(storing, "logits_by_group", wrong)
     predict(load(built), "digits", tmp_path)
     found = verify_predictions(load(built), "digits-test")
     assert [(p.collection, p.member, p.kind) for p in found] == [("tiny/digits-test", 2, "logits")]

@@ -117,14 +117,14 @@ def test_facts_round_trip(inputs: int, classes: int, labelled: bool, dtype: str,
 def test_stored_members_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, members=range(6))
     ran: list[int] = []
-    by_members = storing.by_members
+    logits_by_group = storing.logits_by_group
 
     def counted(*arguments: Any) -> Any:
-        for ids, logits in by_members(*arguments):
+        for ids, logits in logits_by_group(*arguments):
             ran.extend(ids)
             yield ids, logits
 
-    monkeypatch.setattr(storing, "by_members", counted)
+    monkeypatch.setattr(storing, "logits_by_group", counted)
     members = load(built)
     predict(members[1:3], few(), tmp_path)
     before = digest_of(tmp_path / "predictions")

@@ -24,10 +24,11 @@ from checkpoints_zoo.images import DATASETS, ImageData
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.publishing import cards
 from checkpoints_zoo.sources import hub as hub_room
+from checkpoints_zoo.training import population
 from checkpoints_zoo.training.optimizers import first_adam_state, scaled_step
-from checkpoints_zoo.training.population import Progress, train_stack
+from checkpoints_zoo.training.population import Progress, StackTrainer, train_stack
 from checkpoints_zoo.training.recipe import Recipe
-from checkpoints_zoo.training.recipes import convnet_digits, recipe_from_options
+from checkpoints_zoo.training.recipes import convnet_digits, mlp_digits, recipe_from_options
 from checkpoints_zoo.training.retrain import retrain
 from checkpoints_zoo.training.seeds import derive_seed, epoch_order
 from tests.hub import Hub
@@ -619,3 +620,17 @@ def test_the_printed_catalog_has_all_columns() -> None:
     assert all(column in text for column in frame.columns)
     assert "..." not in text.splitlines()[0]
     assert len(text.splitlines()) == 1 + len(frame)
+
+
+@pytest.mark.parametrize(("recipe", "threads"), [(replace(mlp_digits(), stack_width=1), 1), (convnet_digits(), 2)])
+def test_small_networks_train_on_one_thread(recipe: Recipe, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 37: a second thread of a tiny net waits; larger work has the threads that the user has set."""
+    before, seen = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(population, "train_stack", lambda *a: seen.append(torch.get_num_threads()) or [])
+    torch.set_num_threads(2)
+    try:
+        StackTrainer(recipe, None)((0,), "cpu")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [threads]

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import DamagedError
+from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.sources import fetching, hash_records
 from checkpoints_zoo.sources import hub as hub_client
 from tests.hub import Hub
+from tests.sources.test_archived_collections import forget, optunet
+from tests.support.archives import local_tar
 from tests.support.remote import ADDRESS, REPO, published
 from tests.support.scenarios import Built, build, load
 
@@ -129,3 +132,63 @@ def test_check_hashes_the_members_of_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match=r"^member 2 "):
         members[2].state_dict()
     assert members[:2].stack()
+
+
+def test_offline_a_damaged_member_stays_and_is_named(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline nothing can be fetched anew: the error says what is damaged, and how to get it again."""
+    collection = zoo.load("tiny", members="1,12", source=ADDRESS)
+    right = collection.stack()
+    path = collection._locations()[1].path
+    flip_bit(path, path.stat().st_size - 9)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(NetworkError) as error:
+        zoo.load("tiny", members="1,12", source=ADDRESS).stack()
+    assert str(error.value) == (
+        "1 of 2 members of tiny: expected members in the cache, since HF_HUB_OFFLINE is set; found no members 12 of "
+        f"{collection.source.repo}; the cached copy of members 12 is damaged. Get them online: "
+        f"`zoo-cli download tiny --members 12 --source {collection.source.repo}`."
+    )
+    assert path.exists()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    again = zoo.load("tiny", members="1,12", source=ADDRESS).stack()
+    assert all(torch.equal(again[name], right[name]) for name in right)
+
+
+def test_offline_a_damaged_archive_stays_and_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of an archive have no hashes of their own, so that none of a damaged archive is used."""
+    forget()
+    inside = "models/mnist-optunet/mnist-optunet-0-29.tgz"
+    files = [(f"mnist-optunet/version_{i}.safetensors", save(state)) for i, state in enumerate(optunet()[1])]
+    hub.commit("torch-uncertainty/Checkpoints", {inside: local_tar(files)}, lfs=True)
+    collection = zoo.load("optunet-mnist")
+    assert collection.source.repo is not None
+    path = hub_client.fetch_file(collection.source.repo, inside)
+    right = {name: tensor.clone() for name, tensor in collection.stack().items()}
+    size = path.stat().st_size
+    flip_bit(path.resolve(), size // 2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        NetworkError, match=rf"found no members 0-29 of .*; the cached copy of file {inside} is damaged"
+    ):
+        collection.stack()
+    assert path.stat().st_size == size
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert all(torch.equal(tensor, right[name]) for name, tensor in collection.stack().items())
+
+
+@pytest.mark.parametrize("part", ["manifests/tiny.json", "manifests/tiny.parquet"])
+def test_offline_a_damaged_manifest_stays_and_is_named(
+    hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    path = zoo.load("tiny", n=1, source=ADDRESS).source.local_path(part)
+    flip_bit(path.resolve(), path.stat().st_size // 2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DamagedError) as error:
+        zoo.load("tiny", n=1, source=ADDRESS)
+    assert str(error.value).startswith(f"file {part} of {ADDRESS}: expected the hash ")
+    assert str(error.value).endswith(
+        " The damaged copy in the cache stays, but is not used: unset HF_HUB_OFFLINE to get it again."
+    )
+    assert path.exists()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert zoo.load("tiny", n=1, source=ADDRESS).ids == [0]

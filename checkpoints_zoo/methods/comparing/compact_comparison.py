@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 JSON_VERSION = 1  # Version of the JSON text.
 # Figure -> title of its row in the table, and factor of its values there.
-ROW_TITLES = {
+ROW_TITLES_AND_SCALES = {
     "agreement": ("agreement with HMC (0..1)", 1),
     "total_variation": ("total variation to HMC (0..1)", 1),
     "sample_accuracy": ("test accuracy of samples (%)", 100),
@@ -70,7 +70,7 @@ DEFAULT_HMC, DEFAULT_VI, DEFAULT_ENSEMBLE = (
     DeepEnsemble(),
 )
 DISTANCE_ROWS = ("agreement", "total_variation")  # Rows of the table that compare predictions.
-_SMALLEST_NUMBERS = {"samples": 1, "splits": 2}
+_SMALLEST_OPTION_VALUES = {"samples": 1, "splits": 2}
 
 Figures = Mapping[str, Interval]
 
@@ -106,9 +106,9 @@ class CompactComparison:
         seed: seed of samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
         table: method ("hmc", "ensemble" or "vi") -> column ("sample", "q_d" or "q_r"; "q" for "vi") -> row of
-            `ROW_TITLES` -> Interval. Agreement and total variation compare a prediction with the mean prediction of all
-            draws of HMC. The column "sample" has no accuracy of the mean. Intervals are delete-half jackknifes over
-            chains, members and fits of VI, joined.
+            `ROW_TITLES_AND_SCALES` -> Interval. Agreement and total variation compare a prediction with the mean
+            prediction of all draws of HMC. The column "sample" has no accuracy of the mean. Intervals are delete-half
+            jackknifes over chains, members and fits of VI, joined.
         halves: column of "hmc" -> "agreement" and "total_variation" between one half of the chains and the draws of the
             other half of the chains (mean over the splits, and range of 95 % of the splits).
     """
@@ -198,7 +198,7 @@ class CompactComparison:
             rows = [["", *(f"HMC {column}" for column in self.halves)]]
             rows += [
                 [
-                    f"{ROW_TITLES[row][0]}, half against half",
+                    f"{ROW_TITLES_AND_SCALES[row][0]}, half against half",
                     *(as_text(figures[row], 1) for figures in self.halves.values()),
                 ]
                 for row in ("agreement", "total_variation")
@@ -209,18 +209,22 @@ class CompactComparison:
     def to_latex(self) -> str:
         """Return the table for LaTeX with booktabs, in the layout of the paper."""
         column_count = len(column_titles(self))
-        spans, first_column, rules = [], 2, []
+        method_cells, first_column, rules = [], 2, []
         for method, columns_of_method in self.table.items():
-            spans.append(rf"\multicolumn{{{len(columns_of_method)}}}{{c}}{{{escape_latex(METHOD_TITLES[method])}}}")
+            method_cells.append(
+                rf"\multicolumn{{{len(columns_of_method)}}}{{c}}{{{escape_latex(METHOD_TITLES[method])}}}"
+            )
             rules.append(rf"\cmidrule(lr){{{first_column}-{first_column + len(columns_of_method) - 1}}}")
             first_column += len(columns_of_method)
-        names = [_LATEX_COLUMNS[column] for columns_of_method in self.table.values() for column in columns_of_method]
+        column_names = [
+            _LATEX_COLUMNS[column] for columns_of_method in self.table.values() for column in columns_of_method
+        ]
         lines = [
             rf"\begin{{tabular}}{{l{'r' * column_count}}}",
             r"\toprule",
-            " & ".join(["", *spans]) + r" \\",
+            " & ".join(["", *method_cells]) + r" \\",
             " ".join(rules),
-            " & ".join(["", *names]) + r" \\",
+            " & ".join(["", *column_names]) + r" \\",
             r"\midrule",
             *(" & ".join([escape_latex(words), *("--" if x == "-" else x for x in values)]) + r" \\"
               for words, values in table_cells(self)),
@@ -250,7 +254,7 @@ def _intervals_from_json(intervals_json: Mapping[str, Any]) -> dict[str, Interva
 def table_cells(comparison: CompactComparison) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of the table: the title of the row, and a text for each column in the table's order."""
     columns = [figures for figures_by_row in comparison.table.values() for figures in figures_by_row.values()]
-    for row, (row_title, scale) in ROW_TITLES.items():
+    for row, (row_title, scale) in ROW_TITLES_AND_SCALES.items():
         yield row_title, [as_text(figures[row], scale) if row in figures else "-" for figures in columns]
 
 
@@ -417,7 +421,7 @@ def compare_with_hmc(
     seed = arguments.check_seed(seed)
     sample_count = min(len(hmc), MOST_SAMPLES) if samples is None else samples
     for option_name, number in (("samples", sample_count), ("splits", splits)):
-        _check_whole_number(option_name, number, _SMALLEST_NUMBERS[option_name])
+        _check_whole_number(option_name, number, _SMALLEST_OPTION_VALUES[option_name])
     if to not in (None, "mean"):
         raise UsageError("what draws are aligned to", expected="None or 'mean'", found=repr(to)[:80])
     ensembles = {name: _sort_by_run(name, members) for name, members in draws.items()}
@@ -483,7 +487,9 @@ def fit_and_compare(
         UsageError: a method can't be used for the network, a package is missing, or `compact` raises this error.
     """
     numbers = {"runs": (runs, 1), "draws": (draws, 2), "steps": (hmc.steps, 1), "warmup": (hmc.warmup, 0)}
-    numbers |= {n: (options[n], smallest) for n, smallest in _SMALLEST_NUMBERS.items() if options.get(n) is not None}
+    numbers |= {
+        n: (options[n], smallest) for n, smallest in _SMALLEST_OPTION_VALUES.items() if options.get(n) is not None
+    }
     for option_name, (number, smallest) in numbers.items():
         _check_whole_number(option_name, number, smallest)
     root = Path(out).expanduser().absolute()
@@ -528,15 +534,17 @@ def _sort_by_run(method_name: str, members: Collection) -> DrawEnsemble:
     if len(members) < 2:
         raise UsageError(f"draws of {method_name}", expected="two or more", found=str(len(members)))
     columns = (members.rows.column(column).to_pylist() for column in ("method", "run"))
-    by_run: dict[int, list[int]] = {}
+    positions_by_run: dict[int, list[int]] = {}
     for position, (method, run) in enumerate(zip(*columns, strict=True)):
-        by_run.setdefault(position if method == INDEPENDENT_METHOD else -1 if run is None else run, []).append(position)
-    runs = [by_run[run] for run in sorted(by_run)]
-    if method_name == "vi" and min(map(len, runs)) < 2:
+        positions_by_run.setdefault(
+            position if method == INDEPENDENT_METHOD else -1 if run is None else run, []
+        ).append(position)
+    positions_of_runs = [positions_by_run[run] for run in sorted(positions_by_run)]
+    if method_name == "vi" and min(map(len, positions_of_runs)) < 2:
         raise UsageError("draws of vi", expected="two or more of each run", found="one of some", do="Draw more")
-    ends = list(accumulate(map(len, runs)))
-    new_positions = tuple(tuple(range(end - len(run), end)) for run, end in zip(runs, ends, strict=True))
-    return DrawEnsemble(ONE_MODE, members.take([at for run in runs for at in run]), new_positions)
+    ends = list(accumulate(map(len, positions_of_runs)))
+    new_positions = tuple(tuple(range(end - len(run), end)) for run, end in zip(positions_of_runs, ends, strict=True))
+    return DrawEnsemble(ONE_MODE, members.take([at for run in positions_of_runs for at in run]), new_positions)
 
 
 @dataclass(frozen=True)
@@ -622,14 +630,18 @@ def measure_draws(
     plan = jackknife_plan(len(draws.runs), seed, splits)
     positions_of_subsets = [_positions_of_runs(draws, runs) for runs in plan.chosen]
     probs = _compute_probabilities(draws, evaluator)
-    columns = {"sample": _column_of_draws(probs, evaluator, positions_of_subsets)}
+    columns = {"sample": _predictives_of_draws(probs, evaluator, positions_of_subsets)}
     for name, view in (("q_d", draws.members), ("q_r", draws.members.align(to=to))):
-        columns[name] = _column_of_gaussians(
+        columns[name] = _predictives_of_gaussians(
             fit_gaussians(view, evaluator, positions_of_subsets), evaluator, samples, seed
         )
-    means_of_others = [probs[_other_positions(len(probs), half)].mean(0) for half in positions_of_subsets[1:]]
-    stacked_means = torch.stack(means_of_others) if means_of_others else probs.new_zeros((0, *probs.shape[1:]))
-    return MethodPredictives(plan, torch.eye(len(positions_of_subsets), dtype=torch.float64), columns, stacked_means)
+    mean_probs_of_others = [
+        probs[_mask_of_other_positions(len(probs), half)].mean(0) for half in positions_of_subsets[1:]
+    ]
+    other_half_probs = (
+        torch.stack(mean_probs_of_others) if mean_probs_of_others else probs.new_zeros((0, *probs.shape[1:]))
+    )
+    return MethodPredictives(plan, torch.eye(len(positions_of_subsets), dtype=torch.float64), columns, other_half_probs)
 
 
 def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
@@ -645,46 +657,55 @@ def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, se
         seed: seed of the halves.
     """
     plan = jackknife_plan(len(draws.runs), seed, splits)
-    runs = [torch.tensor(run) for run in draws.runs]
-    weights = torch.zeros(len(plan.chosen), len(runs), dtype=torch.float64)
-    for row, chosen_runs in zip(weights, plan.chosen, strict=True):
-        row[chosen_runs] = 1 / len(chosen_runs)
+    positions_of_runs = [torch.tensor(run) for run in draws.runs]
+    weights = torch.zeros(len(plan.chosen), len(positions_of_runs), dtype=torch.float64)
+    for predictive_weights, chosen_runs in zip(weights, plan.chosen, strict=True):
+        predictive_weights[chosen_runs] = 1 / len(chosen_runs)
     probs = _compute_probabilities(draws, evaluator)
-    sample = _column_of_draws(probs, evaluator, runs)
-    means = [evaluator.accuracies(evaluator.log_probs(q.center)) for q in fit_gaussians(draws.members, evaluator, runs)]
-    columns = {"q": ColumnPredictives(sample.probs, sample.sample_accuracy, torch.cat(means))}
+    sample_predictives = _predictives_of_draws(probs, evaluator, positions_of_runs)
+    accuracies_of_means = [
+        evaluator.accuracies(evaluator.log_probs(q.center))
+        for q in fit_gaussians(draws.members, evaluator, positions_of_runs)
+    ]
+    columns = {
+        "q": ColumnPredictives(
+            sample_predictives.probs, sample_predictives.sample_accuracy, torch.cat(accuracies_of_means)
+        )
+    }
     return MethodPredictives(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
 
 
-def table_column(method: MethodPredictives, column: str, against: MethodPredictives) -> dict[str, Interval]:
+def table_column(method: MethodPredictives, column_name: str, against: MethodPredictives) -> dict[str, Interval]:
     """Return a column of the table: figure -> value and interval, over the runs of both methods.
 
     Args:
         method: method that has the column.
-        column: name of the column.
+        column_name: name of the column.
         against: method to compare with; if `against` is `method` itself, each half of the runs is compared with the
             draws of that half.
     """
-    method_column, target = method.columns[column], against.columns["sample"].probs
-    by_row = {}
+    predictives, target_probs = method.columns[column_name], against.columns["sample"].probs
+    interval_by_row = {}
     if method is against:
-        by_row = {name: method.interval(values) for name, values in method_column.distances_to(target).items()}
+        interval_by_row = {
+            name: method.interval(values) for name, values in predictives.distances_to(target_probs).items()
+        }
     else:
-        distances = method_column.distances_to(target[0])
+        distances = predictives.distances_to(target_probs[0])
         # `distance_intervals` compares all runs of the method with each half of the other method's runs.
         distance_intervals = [
-            method.average_halves(torch.stack([n[row] for n in map(method_column.distances_to, target)]).T)[0]
+            method.average_halves(torch.stack([n[row] for n in map(predictives.distances_to, target_probs)]).T)[0]
             for row in DISTANCE_ROWS
         ]
         for name, values in zip(DISTANCE_ROWS, distance_intervals, strict=True):
             reference_interval = against.plan.intervals(values[:, None])[0]
-            by_row[name] = join_intervals(
+            interval_by_row[name] = join_intervals(
                 [method.plan.intervals(method.average_halves(distances[name])[:, None])[0], reference_interval]
             )
-    return by_row | {name: method.interval(values) for name, values in method_column.accuracies.items()}
+    return interval_by_row | {name: method.interval(values) for name, values in predictives.accuracies.items()}
 
 
-def compare_halves(method: MethodPredictives, column: str) -> dict[str, Interval]:
+def compare_halves(method: MethodPredictives, column_name: str) -> dict[str, Interval]:
     """Compare one half of a method's runs, or the Gaussian fitted to this half, with the draws of the other half;
     return figure -> mean.
 
@@ -692,12 +713,14 @@ def compare_halves(method: MethodPredictives, column: str) -> dict[str, Interval
     """
     if not len(method.other_half_probs):
         return {}
-    half_columns = ColumnPredictives(method.columns[column].probs[1:], method.columns[column].sample_accuracy[1:])
-    by_row = {}
-    for name, values in half_columns.distances_to(method.other_half_probs).items():
+    half_predictives = ColumnPredictives(
+        method.columns[column_name].probs[1:], method.columns[column_name].sample_accuracy[1:]
+    )
+    interval_by_row = {}
+    for name, values in half_predictives.distances_to(method.other_half_probs).items():
         low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
-        by_row[name] = Interval(float(values.mean()), low, high)
-    return by_row
+        interval_by_row[name] = Interval(float(values.mean()), low, high)
+    return interval_by_row
 
 
 def _cut_at_0_and_1(interval: Interval) -> Interval:
@@ -712,17 +735,21 @@ def _compute_probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
     return logits.double().softmax(-1)
 
 
-def _column_of_draws(probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]) -> ColumnPredictives:
-    accuracy_of_draw = evaluator.accuracies(probs)
-    return ColumnPredictives(torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
-                  torch.stack([accuracy_of_draw[positions].mean() for positions in positions_of_subsets]))  # fmt: skip
-
-
-def _column_of_gaussians(
-    gaussians: Sequence[Gaussian], evaluator: Evaluator, samples: int, seed: int
+def _predictives_of_draws(
+    probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]
 ) -> ColumnPredictives:
-    noise = torch.Generator().manual_seed(seed)
-    evaluated_gaussians = [evaluate_gaussian(evaluator, q, samples, noise) for q in gaussians]
+    accuracies_of_draws = evaluator.accuracies(probs)
+    return ColumnPredictives(
+        torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
+        torch.stack([accuracies_of_draws[positions].mean() for positions in positions_of_subsets]),
+    )
+
+
+def _predictives_of_gaussians(
+    gaussians: Sequence[Gaussian], evaluator: Evaluator, sample_count: int, seed: int
+) -> ColumnPredictives:
+    noise_generator = torch.Generator().manual_seed(seed)
+    evaluated_gaussians = [evaluate_gaussian(evaluator, q, sample_count, noise_generator) for q in gaussians]
     return ColumnPredictives(
         torch.stack([x.probs for x in evaluated_gaussians]),
         torch.stack([x.accuracies.mean() for x in evaluated_gaussians]),
@@ -734,7 +761,7 @@ def _positions_of_runs(draws: DrawEnsemble, runs: Tensor) -> Tensor:
     return torch.tensor([at for run in runs.tolist() for at in draws.runs[run]])
 
 
-def _other_positions(draw_count: int, positions: Tensor) -> Tensor:
+def _mask_of_other_positions(draw_count: int, positions: Tensor) -> Tensor:
     is_outside = torch.ones(draw_count, dtype=torch.bool)
     is_outside[positions] = False
     return is_outside

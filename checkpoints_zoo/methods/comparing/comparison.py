@@ -228,11 +228,11 @@ class Comparison(PrintedResult):
             r"\toprule",
             " & ".join(["Method", "Mode", *(escape_latex(COLUMN_TITLES[n]) for n in columns)]) + r" \\",
         ]
-        previous_group = ""
+        previous_block = ""
         for row in self.rows:
-            group = "reference" if row.method == "reference" else "method"
-            lines += [r"\midrule"] if group != previous_group else []
-            previous_group = group
+            block = "reference" if row.method == "reference" else "method"
+            lines += [r"\midrule"] if block != previous_block else []
+            previous_block = block
             cells = [_latex_value(row.figures.get(n)) for n in columns]
             lines.append(" & ".join([escape_latex(row.method), escape_latex(MODE_TITLES[row.mode]), *cells]) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
@@ -240,30 +240,30 @@ class Comparison(PrintedResult):
     def to_text(self) -> str:
         """Return the tables as text: figures, equivalent numbers of members, p-values, and explanations."""
         columns = [n for n in COLUMN_TITLES if any(n in row.figures for row in self.rows)]
-        figures = [
+        figure_rows = [
             {**_row_title_cells(row), "runs × draws": _size_text(row)}
             | {COLUMN_TITLES[n]: format_estimate(row.figures.get(n)) for n in columns}
             for row in self.rows
         ]
-        worth_figures = [n for n in MONOTONE_FIGURES if any(n in row.worth for row in self.rows)]
-        worth = [
+        worth_columns = [n for n in MONOTONE_FIGURES if any(n in row.worth for row in self.rows)]
+        worth_rows = [
             _row_title_cells(row)
-            | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in worth_figures}
+            | {COLUMN_NAMES[n]: row.worth[n].short if n in row.worth else "-" for n in worth_columns}
             for row in self.rows
             if row.worth
         ]
-        tests = [
+        p_value_rows = [
             _row_title_cells(row) | {"MMD": _p_text(row.figures.get("mmd")), "NS": _p_text(row.figures.get("ns")),
                            "corollary": "-" if row.corollary is None else f"{row.corollary:.2g}"}
             for row in self.rows
         ]  # fmt: skip
         blocks = [
             "All figures times 100: MMD² and NS (no unit), shares in %, Brier (0..200), NLL and mutual information in"
-            f" nats × 100.\n{_align_table(figures)}",
-            f"Worth as many independent members of the reference:\n{_align_table(worth)}"
-            if worth and worth_figures
+            f" nats × 100.\n{_align_table(figure_rows)}",
+            f"Worth as many independent members of the reference:\n{_align_table(worth_rows)}"
+            if worth_rows and worth_columns
             else "",
-            f"p-values:\n{_align_table(tests)}",
+            f"p-values:\n{_align_table(p_value_rows)}",
             "\n".join(explain_comparison(self)),
         ]
         return "\n\n".join(block for block in blocks if block)
@@ -397,33 +397,33 @@ def draw_comparison(comparison: Comparison) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     rows = _method_rows(comparison)
-    names = [n for n in DRAWN_FIGURES if any(n in row.figures for row in rows)]
-    distances = [d for d in DISTANCE_TITLES if any(d in row.figures for row in rows)]
-    row_count, column_count = math.ceil(len(names) / FIGURES_PER_ROW), FIGURES_PER_ROW * len(distances)
+    figure_names = [n for n in DRAWN_FIGURES if any(n in row.figures for row in rows)]
+    distance_names = [d for d in DISTANCE_TITLES if any(d in row.figures for row in rows)]
+    row_count, column_count = math.ceil(len(figure_names) / FIGURES_PER_ROW), FIGURES_PER_ROW * len(distance_names)
     size = (max(7.0, column_count * PANEL_WIDTH), row_count * PANEL_HEIGHT + 2.0)
-    figure = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
+    picture = Figure(figsize=size, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06, wspace=0.02))
     measured_on = comparison.data.split(" ")[0] + (
         f"; out of distribution: {comparison.ood.split(' ')[0]}" if comparison.ood else ""
     )
-    figure.suptitle(f"{picture_title(comparison)}\n{measured_on}", fontsize=12, parse_math=False)
-    marker_styles = _choose_styles([row.method for row in rows])
-    for figure_number, name in enumerate(names):
+    picture.suptitle(f"{picture_title(comparison)}\n{measured_on}", fontsize=12, parse_math=False)
+    colour_and_marker_of = _choose_colours_and_markers([row.method for row in rows])
+    for figure_number, figure_name in enumerate(figure_names):
         first_axes: Axes | None = None
-        for distance_number, distance in enumerate(distances):
+        for distance_number, distance_name in enumerate(distance_names):
             panel_number = (
                 (figure_number // FIGURES_PER_ROW) * column_count
-                + (figure_number % FIGURES_PER_ROW) * len(distances)
+                + (figure_number % FIGURES_PER_ROW) * len(distance_names)
                 + distance_number
                 + 1
             )
-            axes = figure.add_subplot(
-                row_count, column_count, panel_number, label=f"{name} {distance}", sharey=first_axes
+            axes = picture.add_subplot(
+                row_count, column_count, panel_number, label=f"{figure_name} {distance_name}", sharey=first_axes
             )
-            _draw_panel(axes, comparison, rows, name, distance, marker_styles)
-            axes.set_ylabel(KNOWN_FIGURES[name].label if first_axes is None else "", fontsize=9)
+            _draw_panel(axes, comparison, rows, figure_name, distance_name, colour_and_marker_of)
+            axes.set_ylabel(KNOWN_FIGURES[figure_name].label if first_axes is None else "", fontsize=9)
             first_axes = first_axes or axes
-    _add_legend(figure, rows, marker_styles, row_count)
-    return figure
+    _add_legend(picture, rows, colour_and_marker_of, row_count)
+    return picture
 
 
 def picture_title(comparison: Comparison) -> str:
@@ -436,12 +436,12 @@ def _method_rows(comparison: Comparison) -> list[Row]:
     return [row for row in comparison.rows if row.method != "reference"]
 
 
-def _choose_styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _choose_colours_and_markers(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Choose a colour and a marker for each method; return method -> (colour, marker)."""
-    names = list(dict.fromkeys(methods))
+    method_names = list(dict.fromkeys(methods))
     return {
         name: (METHOD_COLOURS[i % len(METHOD_COLOURS)], METHOD_MARKERS[i % len(METHOD_MARKERS)])
-        for i, name in enumerate(names)
+        for i, name in enumerate(method_names)
     }
 
 
@@ -449,18 +449,18 @@ def _draw_panel(
     axes: Axes,
     comparison: Comparison,
     rows: Sequence[Row],
-    figure: str,
-    distance: str,
-    marker_styles: Mapping[str, tuple[str, str]],
+    figure_name: str,
+    distance_name: str,
+    colour_and_marker_of: Mapping[str, tuple[str, str]],
 ) -> None:
     """Draw one figure against one distance: a marker for each row (hollow for mode "one"), and a dashed line for the
     reference's ensemble."""
-    scale = KNOWN_FIGURES[figure].scale
+    scale = KNOWN_FIGURES[figure_name].scale
     for row in rows:
-        if figure not in row.figures or distance not in row.figures:
+        if figure_name not in row.figures or distance_name not in row.figures:
             continue
-        colour, marker = marker_styles[row.method]
-        x, y = row.figures[distance], row.figures[figure]
+        colour, marker = colour_and_marker_of[row.method]
+        x, y = row.figures[distance_name], row.figures[figure_name]
         axes.errorbar(
             [_axis_position(x.value)], [y.value * scale], xerr=_error_bars(_axis_position, x),
             yerr=_error_bars(lambda v: v * scale, y), fmt=marker, color=colour,
@@ -468,9 +468,9 @@ def _draw_panel(
             alpha=0.9,
         )  # fmt: skip
     for row in comparison.rows:
-        if row.method == "reference" and figure in row.figures:
-            axes.axhline(row.figures[figure].value * scale, color=GREY, linestyle="--", linewidth=1)
-    values = [row.figures[figure].value * scale for row in comparison.rows if figure in row.figures]
+        if row.method == "reference" and figure_name in row.figures:
+            axes.axhline(row.figures[figure_name].value * scale, color=GREY, linestyle="--", linewidth=1)
+    values = [row.figures[figure_name].value * scale for row in comparison.rows if figure_name in row.figures]
     finite_values = [value for value in values if math.isfinite(value)]
     if finite_values and max(finite_values) > min(
         finite_values
@@ -483,7 +483,7 @@ def _draw_panel(
         ticks := [SMALLEST_DRAWN, 0.1, 1, 10, 100], [f"≤{SMALLEST_DRAWN:g}", *(f"{t:g}" for t in ticks[1:])]
     )
     axes.minorticks_off()
-    axes.set_xlabel(DISTANCE_TITLES[distance], fontsize=9)
+    axes.set_xlabel(DISTANCE_TITLES[distance_name], fontsize=9)
     axes.tick_params(labelsize=8)
     axes.ticklabel_format(axis="y", useOffset=False)
 
@@ -493,28 +493,40 @@ def _axis_position(distance: float) -> float:
     return max(SMALLEST_DRAWN, 100 * distance)
 
 
-def _error_bars(transform: object, estimate: Estimate) -> list[list[float]] | None:
+def _error_bars(axis_position_of: object, estimate: Estimate) -> list[list[float]] | None:
     """Return the distances of an interval's ends from the value on the axis; None without an interval."""
-    if estimate.low is None or estimate.high is None or not callable(transform):
+    if estimate.low is None or estimate.high is None or not callable(axis_position_of):
         return None
-    value = transform(estimate.value)
-    return [[max(0.0, value - transform(estimate.low))], [max(0.0, transform(estimate.high) - value)]]
+    value = axis_position_of(estimate.value)
+    return [[max(0.0, value - axis_position_of(estimate.low))], [max(0.0, axis_position_of(estimate.high) - value)]]
 
 
 def _add_legend(
-    figure: Figure, rows: Sequence[Row], marker_styles: Mapping[str, tuple[str, str]], row_count: int
+    picture: Figure, rows: Sequence[Row], colour_and_marker_of: Mapping[str, tuple[str, str]], row_count: int
 ) -> None:
     """Add a legend of methods, fills and the dashed line below all panels."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in marker_styles.items()]
-    fill_colours = {"one": "white", "multi": GREY, "members": GREY}
-    fill_texts = {"one": "hollow: one mode", "multi": "filled: multi mode", "members": "filled: independent members"}
+    legend_lines = [
+        Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (c, m) in colour_and_marker_of.items()
+    ]
+    fill_colour_of_mode = {"one": "white", "multi": GREY, "members": GREY}
+    fill_text_of_mode = {
+        "one": "hollow: one mode",
+        "multi": "filled: multi mode",
+        "members": "filled: independent members",
+    }
     for mode in dict.fromkeys(row.mode for row in rows):
-        handles.append(
+        legend_lines.append(
             Line2D(
-                [], [], color=GREY, marker="o", markerfacecolor=fill_colours[mode], linestyle="", label=fill_texts[mode]
+                [],
+                [],
+                color=GREY,
+                marker="o",
+                markerfacecolor=fill_colour_of_mode[mode],
+                linestyle="",
+                label=fill_text_of_mode[mode],
             )
         )
-    handles.append(Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="ensemble of the reference"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8.5)
+    legend_lines.append(Line2D([], [], color=GREY, linestyle="--", linewidth=1, label="ensemble of the reference"))
+    picture.legend(handles=legend_lines, loc="outside lower center", ncols=min(5, len(legend_lines)), fontsize=8.5)

@@ -52,11 +52,11 @@ class DrawEnsemble:
             subsets: number of subsets.
         """
         plan = metrics.jackknife_plan(len(self.runs), seed, subsets, skewness=self.name == MEMBERS_MODE)
-        draws_of_subsets = [
+        positions_of_subsets = [
             torch.tensor([at for run in runs_of_subset.tolist() for at in self.runs[run]])
             for runs_of_subset in plan.chosen
         ]
-        return replace(plan, chosen=draws_of_subsets)
+        return replace(plan, chosen=positions_of_subsets)
 
 
 def group_draws(method_name: str, members: Collection) -> list[DrawEnsemble]:
@@ -75,16 +75,23 @@ def group_draws(method_name: str, members: Collection) -> list[DrawEnsemble]:
     columns = {n: members.rows.column(n).to_pylist() for n in ("method", "run", "draw")}
     if set(columns["method"]) == {INDEPENDENT_METHOD}:
         return [independent_members(members)]
-    by_run: dict[int, list[tuple[int, int]]] = {}
+    order_and_position_by_run: dict[int, list[tuple[int, int]]] = {}
     for position, (run, draw) in enumerate(zip(columns["run"], columns["draw"], strict=True)):
-        by_run.setdefault(-1 if run is None else run, []).append((position if draw is None else draw, position))
-    runs = [[position for _, position in sorted(by_run[run])] for run in sorted(by_run)]
-    groupings = []
-    if min(map(len, runs)) > 1:
-        groupings.append(_ensemble_of_runs(ONE_MODE, members, runs))
-    if len(runs) > 1:
-        groupings.append(_ensemble_of_runs(MULTI_MODE, members, [run[:: len(runs)] for run in runs]))
-    return groupings
+        order_and_position_by_run.setdefault(-1 if run is None else run, []).append(
+            (position if draw is None else draw, position)
+        )
+    positions_of_runs = [
+        [position for _, position in sorted(order_and_position_by_run[run])]
+        for run in sorted(order_and_position_by_run)
+    ]
+    ensembles = []
+    if min(map(len, positions_of_runs)) > 1:
+        ensembles.append(_ensemble_of_runs(ONE_MODE, members, positions_of_runs))
+    if len(positions_of_runs) > 1:
+        ensembles.append(
+            _ensemble_of_runs(MULTI_MODE, members, [run[:: len(positions_of_runs)] for run in positions_of_runs])
+        )
+    return ensembles
 
 
 def independent_members(members: Collection) -> DrawEnsemble:
@@ -92,12 +99,16 @@ def independent_members(members: Collection) -> DrawEnsemble:
     return DrawEnsemble(MEMBERS_MODE, members, tuple((at,) for at in range(len(members))))
 
 
-def _ensemble_of_runs(mode_name: str, members: Collection, runs: Sequence[Sequence[int]]) -> DrawEnsemble:
-    positions_of_runs, draw_count = [], 0
-    for run in runs:
-        positions_of_runs.append(tuple(range(draw_count, draw_count + len(run))))
+def _ensemble_of_runs(
+    mode_name: str, members: Collection, old_positions_of_runs: Sequence[Sequence[int]]
+) -> DrawEnsemble:
+    new_positions_of_runs, draw_count = [], 0
+    for run in old_positions_of_runs:
+        new_positions_of_runs.append(tuple(range(draw_count, draw_count + len(run))))
         draw_count += len(run)
-    return DrawEnsemble(mode_name, members.take([at for run in runs for at in run]), tuple(positions_of_runs))
+    return DrawEnsemble(
+        mode_name, members.take([at for run in old_positions_of_runs for at in run]), tuple(new_positions_of_runs)
+    )
 
 
 def content_hash(members: Collection) -> str:

@@ -194,22 +194,22 @@ def available_methods(names: Iterable[str] | None, collection: str) -> tuple[lis
     requested_names = list(fitting.METHODS if names is None else names)
     if len(set(requested_names)) < len(requested_names):
         raise UsageError("methods", expected="each once", found=", ".join(requested_names))
-    usable_methods, left_out = [], {}
-    for method in [fitting.choose_method(name, collection) for name in requested_names]:
-        missing = [need for need in method.needs if not _is_installed(need)]
-        if not missing:
+    usable_methods, reason_of_left_out = [], {}
+    for method in [fitting.method_by_name(name, collection) for name in requested_names]:
+        missing_packages = [need for need in method.needs if not _is_installed(need)]
+        if not missing_packages:
             usable_methods.append(method)
             continue
         error = UsageError(
             f"method {method.name!r}",
-            expected=f"{' and '.join(missing)} to be installed",
+            expected=f"{' and '.join(missing_packages)} to be installed",
             found="none such",
-            do="Run: pip install " + " ".join(f'"{need}"' for need in missing),
+            do="Run: pip install " + " ".join(f'"{need}"' for need in missing_packages),
         )
         if names is not None:
             raise error
-        left_out[method.name] = str(error)
-    return usable_methods, left_out
+        reason_of_left_out[method.name] = str(error)
+    return usable_methods, reason_of_left_out
 
 
 def _is_installed(requirement: str) -> bool:
@@ -223,35 +223,35 @@ def _is_installed(requirement: str) -> bool:
 
 
 def fit_all(
-    fits: MethodFits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
+    fits: MethodFits, methods: Sequence[Method], worker_count: int, say: Callable[[str], object]
 ) -> tuple[list[Draws], dict[str, str]]:
     """Fit the methods that are not in the folder yet, several at once; return all draws, and refusals by method.
 
     Args:
         fits: recipe, folder and numbers of runs and draws of the fits.
         methods: methods in the order of the table.
-        workers: number of worker processes; each computes on one thread.
+        worker_count: number of worker processes; each computes on one thread.
         say: function that is called with lines of text on the progress.
 
     Raises:
         WorkerError, StorageError: workers died repeatedly, or the disk is full; other errors that concern all methods
             are raised too.
     """
-    refused: dict[str, str] = {}
+    reason_of_refused: dict[str, str] = {}
     if any(fits.load_draws(method) is None for method in methods):
         # If two calls use one folder at once, the second waits and reads the fits of the first.
         with cache.hold_key_lock(cache.writable_folder("local/fits"), str(fits.out.resolve())):
-            missing = [method for method in methods if fits.load_draws(method) is None]
-            refused = _fit_missing(fits, missing, workers, say)
+            missing_methods = [method for method in methods if fits.load_draws(method) is None]
+            reason_of_refused = _fit_missing(fits, missing_methods, worker_count, say)
     loaded_draws = [fits.load_draws(method) for method in methods]
-    return [draws for draws in loaded_draws if draws is not None], refused
+    return [draws for draws in loaded_draws if draws is not None], reason_of_refused
 
 
 def _fit_missing(
-    fits: MethodFits, methods: Sequence[Method], workers: int, say: Callable[[str], object]
+    fits: MethodFits, methods: Sequence[Method], worker_count: int, say: Callable[[str], object]
 ) -> dict[str, str]:
     """Fit methods, several at once; return method -> reason why the method can't be fitted."""
-    refused: dict[str, str] = {}
+    reason_of_refused: dict[str, str] = {}
     if any(not method.independent for method in methods):  # Methods start from modes, which are trained once here.
         say(f"{fits.recipe.name}: {fits.runs} modes for all methods …")
         Problem.of(fits.recipe, folder=fits.modes_folder, device=fits.device).modes(fits.runs)
@@ -260,17 +260,16 @@ def _fit_missing(
     )
     say(f"{fits.recipe.name}: fitting {', '.join(m.name for m in ordered_methods)} …")
     jobs = [Job(method.name, method) for method in ordered_methods]
-    for job, outcome in choose_engine(workers, (fits.device,), say=say).run(fits, jobs):
-        finished = fits.load_draws(job.argument)
+    for job, outcome in choose_engine(worker_count, (fits.device,), say=say).run(fits, jobs):
+        finished_draws = fits.load_draws(job.argument)
         if outcome.refusal:
-            refused[job.name] = outcome.refusal
+            reason_of_refused[job.name] = outcome.refusal
             say(f"{job.name}: left out: {outcome.refusal}")
-        elif finished is not None:
-            draws_text = f"{finished.members.name} in {fits.folder(job.argument)}"
-            say(
-                f"{job.name}: {len(finished.members):,} draws in {finished.facts['fit']['seconds']:.0f} s: {draws_text}"
-            )
-    return refused
+        elif finished_draws is not None:
+            draws_text = f"{finished_draws.members.name} in {fits.folder(job.argument)}"
+            seconds = finished_draws.facts["fit"]["seconds"]
+            say(f"{job.name}: {len(finished_draws.members):,} draws in {seconds:.0f} s: {draws_text}")
+    return reason_of_refused
 
 
 def check_custom_draws(draws: Mapping[str, Collection] | None, used_names: Iterable[str]) -> list[Draws]:

@@ -64,8 +64,10 @@ class FigureCurve:
             return 0.0
         for position in range(1, len(distances)):
             if target_distance > distances[position]:
-                share = (distances[position - 1] - target_distance) / (distances[position - 1] - distances[position])
-                return 1 / ((1 - share) / self.sizes[position - 1] + share / self.sizes[position])
+                share_of_step = (distances[position - 1] - target_distance) / (
+                    distances[position - 1] - distances[position]
+                )
+                return 1 / ((1 - share_of_step) / self.sizes[position - 1] + share_of_step / self.sizes[position])
             if target_distance == distances[position] and (
                 position + 1 == len(distances) or distances[position + 1] < target_distance
             ):

@@ -75,50 +75,56 @@ class Closeness:
     def _measure_views(
         self, draws: Collection, reference: Collection, grid: BandwidthGrid, plan: Plan | None
     ) -> EstimatesByGroup:
-        by_measure = {"mmd": self._measure_mmd(draws, reference, grid, plan)}
+        estimates_by_measure = {"mmd": self._measure_mmd(draws, reference, grid, plan)}
         try:
             views = [c.canonicalize(scale=NS_SCALE, permute=NS_PERMUTE) for c in (draws, reference)]
         except SymmetryError:
-            return by_measure  # Without a table of symmetries there is no NS.
-        return {**by_measure, "ns": self._measure_mmd(views[0], views[1], grid, plan)}
+            return estimates_by_measure  # Without a table of symmetries there is no NS.
+        return {**estimates_by_measure, "ns": self._measure_mmd(views[0], views[1], grid, plan)}
 
     def _measure_mmd(
         self, draws: Collection, reference: Collection, grid: BandwidthGrid, plan: Plan | None
     ) -> dict[str, Estimate]:
         """Return MMD² for each group of tensors; a plan of subsets adds intervals."""
-        units = unit_numbers(draws, reference)
-        exchange = Exchange.of_units(units[0], units[1], self.seed)
-        by_group, draw_count = {}, len(draws)
+        unit_of_members = unit_numbers(draws, reference)
+        exchange_test = Exchange.of_units(unit_of_members[0], unit_of_members[1], self.seed)
+        estimate_by_group, draw_count = {}, len(draws)
         for group, distances in discrepancy.distances_between_sets(draws, reference, device=self.device).items():
-            p = None if exchange is None else exchange.test(distances, "pooled", None, self.permutations, self.seed)
-            kernel = average_kernel(distances, choose_kernels(distances, draw_count, grid, None))
+            p = (
+                None
+                if exchange_test is None
+                else exchange_test.test(distances, "pooled", None, self.permutations, self.seed)
+            )
+            kernel_values = average_kernel(distances, choose_kernels(distances, draw_count, grid, None))
             if plan is None or not plan.widening:
-                by_group[group] = Estimate(float(mmd2(kernel, draw_count, [torch.arange(draw_count)])), p=p)
-            else:
-                by_group[group] = estimate_from_interval(
-                    "mmd", plan.intervals(mmd2(kernel, draw_count, plan.chosen)[:, None])[0], p
+                estimate_by_group[group] = Estimate(
+                    float(mmd2(kernel_values, draw_count, [torch.arange(draw_count)])), p=p
                 )
-        return by_group
+            else:
+                estimate_by_group[group] = estimate_from_interval(
+                    "mmd", plan.intervals(mmd2(kernel_values, draw_count, plan.chosen)[:, None])[0], p
+                )
+        return estimate_by_group
 
 
-def average_kernel(distances: Distances, kernels: Sequence[tuple[str, float]]) -> Tensor:
+def average_kernel(distances: Distances, kernels_and_bandwidths: Sequence[tuple[str, float]]) -> Tensor:
     """Return the mean of several kernels, (member, member) float64; its MMD² is the mean of the kernels' MMD².
 
     Args:
         distances: distances of all members.
-        kernels: (name, bandwidth) of each kernel.
+        kernels_and_bandwidths: (name, bandwidth) of each kernel.
     """
-    total = torch.zeros_like(distances.l2)
-    for kernel, bandwidth in kernels:
-        total += kernel_matrix(distances, kernel, bandwidth)
-    return total / len(kernels)
+    kernel_sum = torch.zeros_like(distances.l2)
+    for kernel_name, bandwidth in kernels_and_bandwidths:
+        kernel_sum += kernel_matrix(distances, kernel_name, bandwidth)
+    return kernel_sum / len(kernels_and_bandwidths)
 
 
-def mmd2(kernel: Tensor, first_count: int, subsets: Sequence[Tensor]) -> Tensor:
+def mmd2(kernel_values: Tensor, first_count: int, subsets: Sequence[Tensor]) -> Tensor:
     """Estimate MMD² between subsets of the first set and all of the second, without bias; return (subset,) on the CPU.
 
     Args:
-        kernel: values of the kernel for all pairs, (member, member), symmetric.
+        kernel_values: values of the kernel for all pairs, (member, member), symmetric.
         first_count: number of members of the first set.
         subsets: positions in the first set; each subset has two or more.
 
@@ -126,15 +132,23 @@ def mmd2(kernel: Tensor, first_count: int, subsets: Sequence[Tensor]) -> Tensor:
     >>> f"{mmd2(kernel, 2, [torch.arange(2)]).item():.4f}"  # 0.9 + 0.8 - 2 * 0.15
     '1.4000'
     """
-    pairs = kernel.double().clone().fill_diagonal_(0)
-    membership = torch.zeros(first_count, len(subsets), dtype=torch.float64)
+    values_of_pairs = kernel_values.double().clone().fill_diagonal_(0)
+    is_in_subset = torch.zeros(first_count, len(subsets), dtype=torch.float64)
     for column, subset in enumerate(subsets):
-        membership[subset, column] = 1
-    membership = membership.to(kernel.device)
-    size, other_size = membership.sum(0), len(kernel) - first_count
-    within = (membership * (pairs[:first_count, :first_count] @ membership)).sum(0) / (size * (size - 1))
-    across = (pairs[:first_count, first_count:].sum(1) @ membership) / (size * other_size)
-    return (within + pairs[first_count:, first_count:].sum() / (other_size * (other_size - 1)) - 2 * across).cpu()
+        is_in_subset[subset, column] = 1
+    is_in_subset = is_in_subset.to(kernel_values.device)
+    subset_sizes, second_count = is_in_subset.sum(0), len(kernel_values) - first_count
+    mean_within_subsets = (is_in_subset * (values_of_pairs[:first_count, :first_count] @ is_in_subset)).sum(0) / (
+        subset_sizes * (subset_sizes - 1)
+    )
+    mean_across_sets = (values_of_pairs[:first_count, first_count:].sum(1) @ is_in_subset) / (
+        subset_sizes * second_count
+    )
+    return (
+        mean_within_subsets
+        + values_of_pairs[first_count:, first_count:].sum() / (second_count * (second_count - 1))
+        - 2 * mean_across_sets
+    ).cpu()
 
 
 @dataclass(frozen=True)
@@ -164,8 +178,8 @@ class Uncertainty:
         """
         with one_thread(draws._member_nbytes < SMALL_MEMBER_BYTES):
             labels = arguments.labels_of(self.test_images, draws.description)
-            ood_images = None if self.ood_images is None else self._logits(draws, self.ood_images)
-            population = Population(self._logits(draws, self.test_images), labels, ood_images)
+            ood_logits = None if self.ood_images is None else self._logits(draws, self.ood_images)
+            population = Population(self._logits(draws, self.test_images), labels, ood_logits)
             if plan is None:
                 values = population.measure([torch.arange(len(draws))])[0].tolist()
                 return {
@@ -215,9 +229,9 @@ def choose_images(
         UsageError: the images lack labels of the members' classes.
         SourceNotFound, NetworkError, AccessError, DamagedError: the images can't be read.
     """
-    image_set = arguments.images_of(members.description) if data is None else images.of(data)
-    test_images, _ = arguments.require_labels(image_set, members.description)
-    image_source = DEFAULT_OOD.get(test_images.name) if ood is None else ood
-    if image_source is None or (isinstance(image_source, str) and image_source == NO_OOD):
+    labelled_images = arguments.images_of(members.description) if data is None else images.of(data)
+    test_images, _ = arguments.require_labels(labelled_images, members.description)
+    ood_source = DEFAULT_OOD.get(test_images.name) if ood is None else ood
+    if ood_source is None or (isinstance(ood_source, str) and ood_source == NO_OOD):
         return test_images, None
-    return test_images, images.of(image_source)
+    return test_images, images.of(ood_source)

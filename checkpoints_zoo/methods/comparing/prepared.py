@@ -89,23 +89,25 @@ class PreparedComparison:
     say: Say = field(repr=False)
 
     @cached_property
-    def cells(self) -> CellFiles:
+    def cell_files(self) -> CellFiles:
         return CellFiles(self.out / "cells", self.say)
 
     @cached_property
-    def measuring(self) -> CellMeasurer:
+    def cell_measurer(self) -> CellMeasurer:
         return CellMeasurer(self.closeness, self.uncertainty)
 
     def remaining_work(self) -> RemainingWork:
         """Return the fits and measurements that `run` would make."""
         fitted_draws = {m.name: None if self.fits is None else self.fits.load_draws(m) for m in self.methods}
         tasks = self._tasks([*(d for d in fitted_draws.values() if d is not None), *self.custom_draws])
-        missing = tuple(task.name for task in tasks if self.cells.read(self.measuring.key(task)) is None)
-        folders = {
+        missing_cells = tuple(task.name for task in tasks if self.cell_files.read(self.cell_measurer.key(task)) is None)
+        finished_folders = {
             m.name: str(self.fits.folder(m)) for m in self.methods if self.fits and fitted_draws[m.name] is not None
         }
-        fits = tuple(n for n, d in fitted_draws.items() if d is None)
-        return RemainingWork(fits, missing, len(tasks) - len(missing), self.unavailable, folders)
+        missing_fits = tuple(n for n, d in fitted_draws.items() if d is None)
+        return RemainingWork(
+            missing_fits, missing_cells, len(tasks) - len(missing_cells), self.unavailable, finished_folders
+        )
 
     def run(self) -> Comparison:
         """Make the missing fits and measurements; write comparison.json into the folder, and return the comparison.
@@ -117,24 +119,26 @@ class PreparedComparison:
         disk.check_folder(self.out)
         draws, left_out = list[Draws](), dict(self.unavailable)
         if self.fits is not None and self.methods:
-            draws, refused = fit_all(self.fits, self.methods, self.workers, self.say)
-            if refused and self.named:
-                name, reason = next(iter(refused.items()))
+            draws, reason_of_refused = fit_all(self.fits, self.methods, self.workers, self.say)
+            if reason_of_refused and self.named:
+                name, reason = next(iter(reason_of_refused.items()))
                 raise UsageError(f"method {name!r}", expected="one that can be fitted here", found=reason)
-            left_out |= refused
+            left_out |= reason_of_refused
             draws = [_check_fresh(d, self.reference) for d in draws]
         draws += self.custom_draws
         for custom_draws in self.custom_draws:
-            if shared := _count_shared_members(custom_draws.members, self.reference):
-                self.say(f"{custom_draws.name}: {shared:,} of its draws are members of the reference too: no p-values")
+            if shared_count := _count_shared_members(custom_draws.members, self.reference):
+                self.say(
+                    f"{custom_draws.name}: {shared_count:,} of its draws are members of the reference too: no p-values"
+                )
         tasks = self._tasks(draws)
-        values = {task.name: self.cells.read(self.measuring.key(task)) for task in tasks}
-        missing = [task for task in tasks if values[task.name] is None]
-        if missing:
-            self.say(f"{self.name}: measuring {len(missing)} of {len(tasks)} cells …")
-            for task, measured in self._measure_cells(missing):
-                values[task.name] = self.cells.write(self.measuring.key(task), measured)
-        comparison = self._assemble_comparison(draws, tasks, values, left_out)
+        values_of_cells = {task.name: self.cell_files.read(self.cell_measurer.key(task)) for task in tasks}
+        missing_tasks = [task for task in tasks if values_of_cells[task.name] is None]
+        if missing_tasks:
+            self.say(f"{self.name}: measuring {len(missing_tasks)} of {len(tasks)} cells …")
+            for task, measured_values in self._measure_cells(missing_tasks):
+                values_of_cells[task.name] = self.cell_files.write(self.cell_measurer.key(task), measured_values)
+        comparison = self._assemble_comparison(draws, tasks, values_of_cells, left_out)
         comparison.write_json(self.out / "comparison.json")
         return comparison
 
@@ -144,16 +148,18 @@ class PreparedComparison:
         return [*tasks, *cell_tasks(REFERENCE, independent_members(self.reference))]
 
     def _measure_cells(self, tasks: list[CellTask]) -> Iterable[tuple[CellTask, dict[str, Any]]]:
-        workers = min(self.workers, len(tasks))
-        if workers > 1:
+        worker_count = min(self.workers, len(tasks))
+        if worker_count > 1:
             try:
-                pickle_for_worker((self.measuring, tasks))
+                pickle_for_worker((self.cell_measurer, tasks))
             except UsageError as error:
                 self.say(f"measuring in one process: {error.found}")
-                workers = 1
+                worker_count = 1
         jobs = (Job(task.name, task) for task in tasks)
-        for job, measured in choose_engine(workers, (self.closeness.device,), say=self.say).run(self.measuring, jobs):
-            yield job.argument, measured
+        for job, cell_values in choose_engine(worker_count, (self.closeness.device,), say=self.say).run(
+            self.cell_measurer, jobs
+        ):
+            yield job.argument, cell_values
 
     def _assemble_comparison(
         self, draws: list[Draws], tasks: list[CellTask], cell_values: Mapping[str, Any], left_out: Mapping[str, str]
@@ -206,42 +212,50 @@ def _check_fresh(draws: Draws, reference: Collection) -> Draws:
 
 def _count_shared_members(draws: Collection, reference: Collection) -> int:
     """Count, by their hashes, the draws that are members of the reference."""
-    counts, reference_counts = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
-    return sum(count for digest, count in counts.items() if digest is not None and digest in reference_counts)
+    draw_counts, reference_counts = (Counter(c.rows.column("sha256").to_pylist()) for c in (draws, reference))
+    return sum(count for digest, count in draw_counts.items() if digest is not None and digest in reference_counts)
 
 
 def _row_of_cells(tasks: list[CellTask], cell_values: Mapping[str, Any], growth: Mapping[str, Any]) -> Row:
     """Make the row of a method and mode from the row's cells; figures of single runs are averaged."""
-    cells = {what: [cell_values[t.name] for t in tasks if t.measured == what] for what in MEASUREMENTS}
-    runs_are_separate, first_task, tests = tasks[0].run is not None, tasks[0], cells["corollary"]
-    distances = {
+    values_by_measurement = {what: [cell_values[t.name] for t in tasks if t.measured == what] for what in MEASUREMENTS}
+    runs_measured_alone, first_task, corollary_values = (
+        tasks[0].run is not None,
+        tasks[0],
+        values_by_measurement["corollary"],
+    )
+    distances_by_measure = {
         name: {
-            group: _join_runs(name, [cell[name][group] for cell in cells["closeness"]], runs_are_separate)
+            group: _join_runs(
+                name, [cell[name][group] for cell in values_by_measurement["closeness"]], runs_measured_alone
+            )
             for group in groups
         }
-        for name, groups in cells["closeness"][0].items()
+        for name, groups in values_by_measurement["closeness"][0].items()
     }
     figures = {
-        name: _join_runs(name, [cell["figures"][name] for cell in cells["uncertainty"]], runs_are_separate)
-        for name in cells["uncertainty"][0]["figures"]
+        name: _join_runs(
+            name, [cell["figures"][name] for cell in values_by_measurement["uncertainty"]], runs_measured_alone
+        )
+        for name in values_by_measurement["uncertainty"][0]["figures"]
     }
     return Row(
         method=first_task.method,
         mode=first_task.mode.name,
         runs=len(first_task.mode.runs),
         draws=first_task.mode.draws,
-        figures={**{n: groups[ALL_TENSORS] for n, groups in distances.items()}, **figures},
-        layers={n: {g: x for g, x in groups.items() if g != ALL_TENSORS} for n, groups in distances.items()},
-        corollary=tests[0]["p"] if tests else None,
-        corollary_layers=tests[0]["layers"] if tests else {},
+        figures={**{n: groups[ALL_TENSORS] for n, groups in distances_by_measure.items()}, **figures},
+        layers={n: {g: x for g, x in groups.items() if g != ALL_TENSORS} for n, groups in distances_by_measure.items()},
+        corollary=corollary_values[0]["p"] if corollary_values else None,
+        corollary_layers=corollary_values[0]["layers"] if corollary_values else {},
         worth=equivalent_sizes(growth, figures),
     )
 
 
-def _join_runs(figure: str, cells: list[dict[str, Any]], runs_are_separate: bool) -> Estimate:
+def _join_runs(figure_name: str, estimates_json: list[dict[str, Any]], runs_measured_alone: bool) -> Estimate:
     """Average a figure over runs that were measured alone; return the only estimate if all runs were measured
     together."""
-    estimates = [Estimate.from_json(cell) for cell in cells]
-    if not runs_are_separate:
+    estimates = [Estimate.from_json(cell) for cell in estimates_json]
+    if not runs_measured_alone:
         return estimates[0]
-    return mean_over_runs(figure, [x.value for x in estimates])
+    return mean_over_runs(figure_name, [x.value for x in estimates])

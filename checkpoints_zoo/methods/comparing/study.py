@@ -125,11 +125,11 @@ def _find_recipe(members: Collection, recipe: Recipe | None, *, required: bool) 
     return found_recipe
 
 
-def _check_same_network(label: str, members: Collection, reference: Collection) -> None:
+def _check_same_network(name_in_errors: str, members: Collection, reference: Collection) -> None:
     """Check that members have the reference's tensors.
 
     Args:
-        label: description of the members, for the error.
+        name_in_errors: description of the members, for the error.
         members, reference: collections to be compared.
 
     Raises:
@@ -139,11 +139,11 @@ def _check_same_network(label: str, members: Collection, reference: Collection) 
         {n: tuple(t.shape) for n, t in c._skeleton().named_parameters()} for c in (members, reference)
     )
     if shapes != expected_shapes:
-        differ = [n for n in {**expected_shapes, **shapes} if shapes.get(n) != expected_shapes.get(n)]
+        differing_names = [n for n in {**expected_shapes, **shapes} if shapes.get(n) != expected_shapes.get(n)]
         raise UsageError(
-            label,
+            name_in_errors,
             expected=f"the tensors of {reference.name}",
-            found=f"others, such as {differ[0]!r}",
+            found=f"others, such as {differing_names[0]!r}",
             do="All draws have to be of the reference's network",
         )
 

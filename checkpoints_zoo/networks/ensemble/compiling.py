@@ -32,12 +32,12 @@ class UnknownOperation(Exception):
     """Raised for an operation of a network that can't be turned into a step of a program."""
 
 
-def derive_program(module: nn.Module, rank: int) -> Program | None:
+def derive_program(module: nn.Module, input_rank: int) -> Program | None:
     """Derive the program of a module in eval mode; return the program, or None if the module has none.
 
     Args:
         module: the module, which is neither run nor changed.
-        rank: number of axes of the inputs, including the batch axis.
+        input_rank: number of axes of the inputs, including the batch axis.
     """
     layers = list(module.modules())
     if any(m.training or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOK_ATTRIBUTES) for m in layers):
@@ -51,7 +51,7 @@ def derive_program(module: nn.Module, rank: int) -> Program | None:
     if not all(_is_unchanged(vars(untraced), vars(traced)) for traced, untraced in pairs):
         return None  # The call changed attributes of the module, so a trace may not hold for the next call.
     try:
-        return ProgramBuilder(traced_copy, rank).build(graph)
+        return ProgramBuilder(traced_copy, input_rank).build(graph)
     except UnknownOperation:
         return None
 
@@ -175,7 +175,7 @@ class ProgramBuilder:
         rank: int,
         *,
         result_kind: str = "",
-        shares: TracedValue | None = None,
+        shares_memory_with: TracedValue | None = None,
         can_overwrite: bool = False,
         overwritten_value: TracedValue | None = None,
     ) -> TracedValue:
@@ -186,7 +186,7 @@ class ProgramBuilder:
             operands: activations and parameters that the step reads.
             rank: number of axes of the result.
             result_kind: kind of the result; "" to derive it from the operands.
-            shares: the operand with which the result may share memory.
+            shares_memory_with: the operand with which the result may share memory.
             can_overwrite: whether the function can write its result into an operand's memory.
             overwritten_value: the operand that the network's own code overwrites in this operation.
         """
@@ -194,9 +194,9 @@ class ProgramBuilder:
         value = TracedValue(
             result_kind,
             rank,
-            shares=shares,
-            owns_memory=shares is None,
-            shares_addresses=shares is not None and shares.shares_addresses,
+            shares=shares_memory_with,
+            owns_memory=shares_memory_with is None,
+            shares_addresses=shares_memory_with is not None and shares_memory_with.shares_addresses,
         )
         self.steps.append((compute, operands, value, can_overwrite, overwritten_value))
         return value
@@ -207,46 +207,48 @@ class ProgramBuilder:
         return TracedValue("parameter", self.tensors[tensor_name].dim(), name=self.names[id(self.tensors[tensor_name])])
 
     def add_parameter(
-        self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel: bool = False
+        self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], is_kernel: bool = False
     ) -> TracedValue:
         """Reserve a position in the list of values for a layer's parameter; the value of a missing parameter stays
         None."""
         require(tensor is None or id(tensor) in self.names)
         value = TracedValue("parameter", place=len(self.parameters))
-        self.parameters.append(None if tensor is None else StepParameter(self.names[id(tensor)], arrange, kernel))
+        self.parameters.append(None if tensor is None else StepParameter(self.names[id(tensor)], arrange, is_kernel))
         return value
 
     def repeat_if_shared(self, value: TracedValue) -> TracedValue:
         """Return a value of kind "member": a value that all members share is repeated, once for each member."""
         if value.kind == "member":
             return value
-        return self.add_step(program.repeat_for_members, (value,), value.rank, result_kind="member", shares=value)
+        return self.add_step(
+            program.repeat_for_members, (value,), value.rank, result_kind="member", shares_memory_with=value
+        )
 
     def add_layer(self, node: fx.Node, layer: Any) -> TracedValue:
         x = self.replace_nodes(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(x, TracedValue) or not x.is_activation:
             raise UnknownOperation
-        kind = type(layer)
-        if kind in program.CONVOLUTIONS:
+        layer_class = type(layer)
+        if layer_class in program.CONVOLUTIONS:
             return self.add_convolution(node, layer, x)
-        if kind in program.BATCH_NORMS:
+        if layer_class in program.BATCH_NORMS:
             return self.add_batch_norm(node, layer, x)
-        if kind is nn.Linear:
+        if layer_class is nn.Linear:
             require(x.rank == 2)
             operands = self.add_parameter(layer.weight, lambda t: t), self.add_parameter(layer.bias, lambda t: t)
             return self.add_step(program.linear(x.kind == "shared"), (x, *operands), 2, result_kind="member")
-        if kind is nn.GroupNorm:
+        if layer_class is nn.GroupNorm:
             require(x.rank > 2)
-            affine = [self.add_parameter(t, flatten_members) for t in (layer.weight, layer.bias)]
+            affine_values = [self.add_parameter(t, flatten_members) for t in (layer.weight, layer.bias)]
             return self.add_step(
-                program.group_norm(layer.num_groups, layer.eps), (self.repeat_if_shared(x), *affine), x.rank
+                program.group_norm(layer.num_groups, layer.eps), (self.repeat_if_shared(x), *affine_values), x.rank
             )
-        if kind in program.IDENTITY_LAYERS:
-            return self.add_step(program.return_input, (x,), x.rank, shares=x)
-        if kind is nn.Flatten:
+        if layer_class in program.IDENTITY_LAYERS:
+            return self.add_step(program.return_input, (x,), x.rank, shares_memory_with=x)
+        if layer_class is nn.Flatten:
             require(x.rank > 1 and layer.start_dim == 1 and layer.end_dim in (-1, x.rank - 1))
-            return self.add_step(program.flatten, (x,), 2, shares=x)
-        if kind in program.IN_PLACE_LAYERS:
+            return self.add_step(program.flatten, (x,), 2, shares_memory_with=x)
+        if layer_class in program.IN_PLACE_LAYERS:
             layer_copies = copy.copy(layer), copy.copy(layer)
             layer_copies[0].inplace, layer_copies[1].inplace = False, True
             overwritten_value = x if layer.inplace else None
@@ -258,31 +260,36 @@ class ProgramBuilder:
                 overwritten_value=overwritten_value,
             )
         require(
-            program.STATELESS_LAYERS.get(kind, -1) in (None, x.rank) and not getattr(layer, "return_indices", False)
+            program.STATELESS_LAYERS.get(layer_class, -1) in (None, x.rank)
+            and not getattr(layer, "return_indices", False)
         )
         return self.add_step(program.call_layer(layer), (x,), x.rank)
 
     def add_convolution(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
-        shared = x.kind == "shared" and layer.groups == 1
-        x = x if shared else self.repeat_if_shared(x)
-        weight = self.add_parameter(layer.weight, flatten_members, kernel=True)
+        is_input_shared = x.kind == "shared" and layer.groups == 1
+        x = x if is_input_shared else self.repeat_if_shared(x)
+        weight = self.add_parameter(layer.weight, flatten_members, is_kernel=True)
         bias = self.add_parameter(layer.bias, flatten_members)
-        names = self.parameter_name(layer.weight), self.parameter_name(layer.bias)
-        self.convolutions[node] = names, weight.place, bias.place
-        return self.add_step(program.convolution(layer, shared), (x, weight, bias), x.rank, result_kind="member")
+        tensor_names = self.parameter_name(layer.weight), self.parameter_name(layer.bias)
+        self.convolutions[node] = tensor_names, weight.place, bias.place
+        return self.add_step(
+            program.convolution(layer, is_input_shared), (x, weight, bias), x.rank, result_kind="member"
+        )
 
     def add_batch_norm(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         ranks = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}[type(layer)]
         require(layer.running_mean is not None and layer.running_var is not None and x.rank in ranks)
         tensors = layer.running_mean, layer.running_var, layer.weight, layer.bias
         operands = [self.add_parameter(t, flatten_members) for t in tensors]
-        (layer_before,) = node.all_input_nodes
-        if layer_before in self.convolutions and len(layer_before.users) == 1:
-            names, kernel, bias = self.convolutions[layer_before]
-            mean, var, gamma, beta = (v.place for v in operands)
-            norm_names = tuple(self.parameter_name(t) for t in tensors)
-            self.norms.append(FoldableNorm(kernel, bias, names, (mean, var, gamma, beta), norm_names, layer.eps))  # type: ignore[arg-type]
+        (node_before,) = node.all_input_nodes
+        if node_before in self.convolutions and len(node_before.users) == 1:
+            tensor_names, kernel_place, bias_place = self.convolutions[node_before]
+            mean_place, variance_place, weight_place, offset_place = (v.place for v in operands)
+            places = mean_place, variance_place, weight_place, offset_place
+            mean, variance, weight, offset = (self.parameter_name(t) for t in tensors)
+            norm_names = mean, variance, weight, offset
+            self.norms.append(FoldableNorm(kernel_place, bias_place, tensor_names, places, norm_names, layer.eps))
         return self.add_step(program.batch_norm(layer.eps), (self.repeat_if_shared(x), *operands), x.rank)
 
     def parameter_name(self, tensor: Tensor | None) -> str:
@@ -304,7 +311,7 @@ class ProgramBuilder:
                 overwritten_value is None
                 or (overwritten_value.memory_owner.owns_memory and last_reader[overwritten_value.memory_owner] == i)
             )
-            free = [
+            can_be_overwritten = [
                 v.is_activation
                 and v.memory_owner.owns_memory
                 and not v.shares_addresses
@@ -312,11 +319,20 @@ class ProgramBuilder:
                 for v in operands
             ]
             memory_owners = [v.memory_owner for v in operands]
-            free = [ok and memory_owners.count(root) == 1 for ok, root in zip(free, memory_owners, strict=True)]
+            can_be_overwritten = [
+                is_last_reader and memory_owners.count(owner) == 1
+                for is_last_reader, owner in zip(can_be_overwritten, memory_owners, strict=True)
+            ]
             freed_places = tuple(v.place for v in values[: i + 1] if last_reader.get(v.memory_owner) == i)
-            reads = tuple(v.place for v in operands)
+            operand_places = tuple(v.place for v in operands)
             steps.append(
-                Step(compute, reads, value.place, free.index(True) if can_overwrite and any(free) else -1, freed_places)
+                Step(
+                    compute,
+                    operand_places,
+                    value.place,
+                    can_be_overwritten.index(True) if can_overwrite and any(can_be_overwritten) else -1,
+                    freed_places,
+                )
             )
         return Program(
             tuple(self.parameters), tuple(steps), start + len(values), network_output.place, tuple(self.norms)
@@ -426,7 +442,7 @@ def _add_activation(
             program.pointwise(function_name, args, options),
             (x,),
             x.rank,
-            shares=shares,
+            shares_memory_with=shares,
             can_overwrite=can_overwrite,
             overwritten_value=overwritten_value,
         )
@@ -437,19 +453,19 @@ def _add_activation(
         return _add_flatten(builder, function_name, x, args, options)
     if function_name in ("getattr", "size", "dim", "ndimension"):
         require(not options)
-        return _describe_value(function_name, x, args)
+        return _shape_rank_or_dtype(function_name, x, args)
     if function_name == "to":
         return _add_cast(builder, x, args, options)
     if function_name == "expand":
         require(len(args) == 1 and isinstance(args[0], TracedValue) and args[0].kind == "shape" and not options)
         target = _require_activation(args[0].source_value)
         require(target.rank == x.rank and target.kind == x.kind)
-        value = builder.add_step(program.expand_like, (x, target), x.rank, shares=x)
+        value = builder.add_step(program.expand_like, (x, target), x.rank, shares_memory_with=x)
         value.shares_addresses = True
         return value
     if function_name == "dropout":
         require(is_constant and (args[1] if len(args) > 1 else options.get("training", True)) is False)
-        return builder.add_step(program.return_input, (x,), x.rank, shares=x)
+        return builder.add_step(program.return_input, (x,), x.rank, shares_memory_with=x)
     require(function_name == "pool" and is_constant and program.POOL_RANKS[node.target] == x.rank)  # type: ignore[index]
     require(not options.get("return_indices", False) and len(args) < 6)
     return builder.add_step(program.call_function(node.target, args, options), (x,), x.rank)  # type: ignore[arg-type]
@@ -502,11 +518,11 @@ def _align_parameter(builder: ProgramBuilder, parameter: TracedValue, rank: int)
     except RuntimeError as error:  # The shape of the parameter does not fit.
         raise UnknownOperation from error
     require(parameter.rank <= rank and trial_result.dim() == rank and trial_result.shape[0] == 1)
-    placed = builder.add_parameter(tensor, align)
+    aligned = builder.add_parameter(tensor, align)
     return (
-        placed
+        aligned
         if parameter.cast is None
-        else builder.add_step(program.cast_like, (placed, parameter.cast), rank, result_kind="parameter")
+        else builder.add_step(program.cast_like, (aligned, parameter.cast), rank, result_kind="parameter")
     )
 
 
@@ -516,9 +532,11 @@ def _reshape_parameter(
     """Return a parameter with another shape, or with the dtype of an activation."""
     arrange = parameter.arrange
     if function_name == "to":
-        (kind,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
-        require(isinstance(kind, TracedValue) and kind.kind == "dtype" and set(options) <= {"dtype"})
-        return TracedValue("parameter", parameter.rank, name=parameter.name, arrange=arrange, cast=kind.source_value)
+        (new_dtype,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
+        require(isinstance(new_dtype, TracedValue) and new_dtype.kind == "dtype" and set(options) <= {"dtype"})
+        return TracedValue(
+            "parameter", parameter.rank, name=parameter.name, arrange=arrange, cast=new_dtype.source_value
+        )
     sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
     require(function_name in ("view", "reshape") and not options and all(type(n) is int for n in sizes))
     return TracedValue(
@@ -530,7 +548,7 @@ def _reshape_parameter(
     )
 
 
-def _name_arguments(parameter_names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
+def _arguments_by_name(parameter_names: tuple[str, ...], args: tuple[Any, ...]) -> dict[str, Any]:
     """Return the positional arguments of a call as name -> value."""
     require(len(args) <= len(parameter_names))
     return dict(zip(parameter_names[: len(args)], args, strict=True))
@@ -539,7 +557,7 @@ def _name_arguments(parameter_names: tuple[str, ...], args: tuple[Any, ...]) -> 
 def _add_reduction(
     builder: ProgramBuilder, function_name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedValue:
-    arguments = _name_arguments(("dim", "keepdim"), args) | options
+    arguments = _arguments_by_name(("dim", "keepdim"), args) | options
     require(set(arguments) <= {"dim", "keepdim"} and arguments.get("dim") is not None)
     dims = arguments["dim"] if isinstance(arguments["dim"], list | tuple) else (arguments["dim"],)
     axes = tuple(sorted(d % x.rank for d in dims))
@@ -554,10 +572,10 @@ def _add_flatten(
     builder: ProgramBuilder, function_name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedValue:
     """Flatten all axes after the batch axis; a view must have the sizes (batch, -1), or (-1, a number)."""
-    width = 0
+    flat_width = 0
     require(x.rank > 1)
     if function_name == "flatten":
-        arguments = _name_arguments(("start_dim", "end_dim"), args) | options
+        arguments = _arguments_by_name(("start_dim", "end_dim"), args) | options
         require(arguments in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
     else:
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
@@ -566,11 +584,13 @@ def _add_flatten(
             require(sizes[0].kind == "extent" and sizes[0].dim == 0 and sizes[1] == -1)
         else:
             require(sizes[0] == -1 and type(sizes[1]) is int and sizes[1] > 0)
-            width = sizes[1]
-    return builder.add_step(program.flatten_to(width) if width else program.flatten, (x,), 2, shares=x)
+            flat_width = sizes[1]
+    return builder.add_step(
+        program.flatten_to(flat_width) if flat_width else program.flatten, (x,), 2, shares_memory_with=x
+    )
 
 
-def _describe_value(function_name: str, x: TracedValue, args: tuple[Any, ...]) -> Any:
+def _shape_rank_or_dtype(function_name: str, x: TracedValue, args: tuple[Any, ...]) -> Any:
     if function_name == "size" and args:
         require(type(args[0]) is int)
         return TracedValue("extent", source_value=x, dim=args[0])
@@ -581,9 +601,11 @@ def _describe_value(function_name: str, x: TracedValue, args: tuple[Any, ...]) -
 
 
 def _add_cast(builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]) -> TracedValue:
-    (kind,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
+    (new_dtype,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
     require(set(options) <= {"dtype"})
-    if isinstance(kind, torch.dtype):
-        return builder.add_step(program.call_function(Tensor.to, (kind,), {}), (x,), x.rank, shares=x)
-    require(isinstance(kind, TracedValue) and kind.kind == "dtype")
-    return builder.add_step(program.cast_like, (x, _require_activation(kind.source_value)), x.rank, shares=x)
+    if isinstance(new_dtype, torch.dtype):
+        return builder.add_step(program.call_function(Tensor.to, (new_dtype,), {}), (x,), x.rank, shares_memory_with=x)
+    require(isinstance(new_dtype, TracedValue) and new_dtype.kind == "dtype")
+    return builder.add_step(
+        program.cast_like, (x, _require_activation(new_dtype.source_value)), x.rank, shares_memory_with=x
+    )

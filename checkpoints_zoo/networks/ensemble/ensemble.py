@@ -109,7 +109,7 @@ class Ensemble(nn.Module):
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or len(ids) == 1:
                     raise
-            chunk = chunk_that_fits(read(range(1), device, dtype), len(ids), device)
+            chunk = members_in_chunk(read(range(1), device, dtype), len(ids), device)
             warnings.warn(
                 f"not enough memory on {device} for {len(ids)} members: every call reads them, {chunk} at a time",
                 SmallerChunk,
@@ -182,9 +182,9 @@ class Ensemble(nn.Module):
         """
         total: Tensor | None = None
         for logits in self._logits(inputs):
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            part_sum = logits.softmax(-1, dtype=wide).sum(0)
-            total = part_sum if total is None else total + part_sum
+            sum_dtype = torch.promote_types(logits.dtype, torch.float32)
+            sum_of_probs = logits.softmax(-1, dtype=sum_dtype).sum(0)
+            total = sum_of_probs if total is None else total + sum_of_probs
         if total is None:
             raise UsageError("ensemble", expected="one member or more", found="none")
         return total / len(self)
@@ -203,12 +203,15 @@ class Ensemble(nn.Module):
         if self._stream is None:
             yield self
         else:
-            yield from self._stream.use_chunks(self._subset)
+            yield from self._stream.map_chunks(self._subset)
 
     def _subset(self, positions: range, stacked: StackedTensors) -> Ensemble:
         ids = self.ids[positions.start : positions.stop]
-        options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
-        part = Ensemble(self._skeleton[0], stacked, ids, **options)
+        execution_options: dict[str, Any] = {
+            "execution": self._options["requested"],
+            "compile": self._options["compiled"],
+        }
+        part = Ensemble(self._skeleton[0], stacked, ids, **execution_options)
         part._graphs = self._graphs  # CUDA graphs do not depend on the weights, so slices share them.
         return part
 
@@ -226,13 +229,15 @@ class Ensemble(nn.Module):
                 self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
             yield self._check_logits(self._runner(inputs), inputs)
         else:
-            yield from self._stream.use_chunks(lambda some, stacked: next(self._subset(some, stacked)._logits(inputs)))
+            yield from self._stream.map_chunks(
+                lambda positions, stacked: next(self._subset(positions, stacked)._logits(inputs))
+            )
 
     def _check_logits(self, logits: Tensor, inputs: Tensor) -> Tensor:
         if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
-            bad = ~torch.isfinite(logits).flatten(1).all(1)
+            has_nonfinite = ~torch.isfinite(logits).flatten(1).all(1)
             raise DamagedError(
-                f"logits of members {', '.join(str(self.ids[int(i)]) for i in bad.nonzero()[:5])}",
+                f"logits of members {', '.join(str(self.ids[int(i)]) for i in has_nonfinite.nonzero()[:5])}",
                 expected="finite numbers",
                 found="infinite ones or NaN",
                 do="float16 ends at 65,504: compute in float32 or bfloat16"
@@ -273,12 +278,19 @@ class Ensemble(nn.Module):
         if not positions:
             raise SelectionError("slice of an ensemble", expected="one member or more", found="none")
         ids = [self.ids[i] for i in positions]
-        options: dict[str, Any] = {"execution": self._options["requested"], "compile": self._options["compiled"]}
+        execution_options: dict[str, Any] = {
+            "execution": self._options["requested"],
+            "compile": self._options["compiled"],
+        }
         if self._stream is not None:
-            part = self._stream.select(positions)
-            return self._from_stream(self._skeleton[0], part, ids, **options)
-        at = slice(positions.start, positions.stop, positions.step) if positions.step > 0 else list(positions)
-        return Ensemble(self._skeleton[0], {n: t[at] for n, t in self.stacked.items()}, ids, **options)
+            selected_stream = self._stream.select(positions)
+            return self._from_stream(self._skeleton[0], selected_stream, ids, **execution_options)
+        slice_or_positions = (
+            slice(positions.start, positions.stop, positions.step) if positions.step > 0 else list(positions)
+        )
+        return Ensemble(
+            self._skeleton[0], {n: t[slice_or_positions] for n, t in self.stacked.items()}, ids, **execution_options
+        )
 
     def train(self, mode: bool = True) -> Ensemble:
         """Accept only eval mode (`mode=False`); return this ensemble.
@@ -295,21 +307,21 @@ class Ensemble(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
-        like = fn(torch.empty(0, dtype=self.dtype, device=self.device))
-        check_execution(self._options["requested"], like.device, self._options["compiled"])
+        converted_example = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        check_execution(self._options["requested"], converted_example.device, self._options["compiled"])
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._runner, self._graphs = None, GraphCache()
-        self._dtype, self._device = like.dtype, like.device
+        self._dtype, self._device = converted_example.dtype, converted_example.device
         if self._stream is not None:
-            self._stream = self._stream.to(like.device, like.dtype)
+            self._stream = self._stream.to(converted_example.device, converted_example.dtype)
             return self
-        norms = modules.norm_tensor_names(self.stacked)
+        norm_tensors = modules.norm_tensor_names(self.stacked)
         for name, tensor in self.stacked.items():
-            moved = fn(tensor)
+            converted = fn(tensor)
             # A variance that is finite in float32 can be infinite in float16.
-            if name in norms and moved.is_floating_point():
-                moved = tensor.to(moved.device, modules.norm_dtype(moved.dtype))
-            self.stacked[name] = moved
+            if name in norm_tensors and converted.is_floating_point():
+                converted = tensor.to(converted.device, modules.norm_dtype(converted.dtype))
+            self.stacked[name] = converted
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -333,37 +345,37 @@ class Stream:
         self.read, self.count, self.chunk = read, member_count, chunk
         self.device, self.dtype = device, dtype
 
-    def use_chunks(self, function: Callable[[range, StackedTensors], T]) -> Iterator[T]:
-        """Read the members chunk by chunk; yield the result of `function` for each chunk.
+    def map_chunks(self, function_of_chunk: Callable[[range, StackedTensors], T]) -> Iterator[T]:
+        """Read the members chunk by chunk; yield the result of `function_of_chunk` for each chunk.
 
         If memory runs out, a warning is given and the remaining chunks are half as large.
         """
-        at, part = 0, self._chunk_positions(0)
+        first_position, positions = 0, self._chunk_positions(0)
         with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-            next_read = reader.submit(self._read_chunk, part)
-            while part:
-                next_part = None
+            read_future = reader.submit(self._read_chunk, positions)
+            while positions:
+                next_read_future = None
                 try:
-                    stacked = next_read.result()
-                    if after := self._chunk_positions(part.stop):
-                        next_part = reader.submit(self._read_chunk, after)
-                    made = function(part, stacked)
+                    stacked = read_future.result()
+                    if next_positions := self._chunk_positions(positions.stop):
+                        next_read_future = reader.submit(self._read_chunk, next_positions)
+                    result = function_of_chunk(positions, stacked)
                 except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error) or len(part) == 1:
+                    if not is_out_of_memory(error) or len(positions) == 1:
                         raise
                 else:
-                    at, part = part.stop, after
+                    first_position, positions = positions.stop, next_positions
                     del stacked  # Free the memory of the chunk before the caller uses the results.
-                    if next_part is not None:
-                        next_read = next_part
-                    yield made
+                    if next_read_future is not None:
+                        read_future = next_read_future
+                    yield result
                     continue
                 stacked = {}
-                if next_part is not None:
-                    wait([next_part])
-                self.chunk = halve_members(len(part), self.device)
-                part = self._chunk_positions(at)
-                next_read = reader.submit(self._read_chunk, part)
+                if next_read_future is not None:
+                    wait([next_read_future])
+                self.chunk = halve_members(len(positions), self.device)
+                positions = self._chunk_positions(first_position)
+                read_future = reader.submit(self._read_chunk, positions)
 
     def _chunk_positions(self, first_position: int) -> range:
         return range(first_position, min(first_position + self.chunk, self.count))
@@ -376,14 +388,14 @@ class Stream:
         return self._read_chunk(range(position, position + 1))
 
     def select(self, positions: range) -> Stream:
-        """Return a stream of the members at the given positions."""
+        """Return a stream that reads only the members at the given positions."""
 
-        def read(some: range, device: torch.device, dtype: torch.dtype | None) -> StackedTensors:
-            chosen = positions[some.start : some.stop]
-            if chosen.step == 1:
-                return self.read(chosen, device, dtype)
-            parts = [self.read(range(i, i + 1), device, dtype) for i in chosen]
-            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        def read(positions_in_stream: range, device: torch.device, dtype: torch.dtype | None) -> StackedTensors:
+            chosen_positions = positions[positions_in_stream.start : positions_in_stream.stop]
+            if chosen_positions.step == 1:
+                return self.read(chosen_positions, device, dtype)
+            single_members = [self.read(range(i, i + 1), device, dtype) for i in chosen_positions]
+            return {name: torch.cat([part[name] for part in single_members]) for name in single_members[0]}
 
         return Stream(read, len(positions), self.chunk, self.device, self.dtype)
 
@@ -392,14 +404,14 @@ class Stream:
         return Stream(self.read, self.count, self.chunk, device, dtype)
 
 
-def chunk_that_fits(member_tensors: StackedTensors, members: int, device: torch.device) -> int:
+def members_in_chunk(member_tensors: StackedTensors, member_count: int, device: torch.device) -> int:
     """Return the number of members in a chunk, so that two chunks take half of the free memory.
 
     Args:
         member_tensors: stacked tensors of one member, from which the number of bytes of a member is computed.
-        members: the number of all members.
+        member_count: the number of all members.
         device: device that the chunks are read onto.
     """
-    each = sum(t.numel() * t.element_size() for t in member_tensors.values())
-    free = devices.free_bytes(device)
-    return members if free is None else max(1, min(members, free // max(1, 4 * each)))
+    member_nbytes = sum(t.numel() * t.element_size() for t in member_tensors.values())
+    free_nbytes = devices.free_bytes(device)
+    return member_count if free_nbytes is None else max(1, min(member_count, free_nbytes // max(1, 4 * member_nbytes)))

@@ -34,9 +34,9 @@ VMAP_BATCH_BYTES = {"cpu": 2**16}
 _SMALL_MEMBER_ELEMENTS = 2**18
 # A batch is cut into pieces that fit a CPU's cache: bytes of a piece, and smallest number of inputs in a piece.
 _PIECE_BYTES, _LEAST_PIECE_INPUTS = 2**21, 16
-_MAX_CACHED_TENSORS = 50_000  # Largest number of tensors that are cached between calls.
-_MAX_CACHED_GRAPHS = 4  # Largest number of cached graphs; each holds memory for a member's activations.
-_WARM_UP_RUNS = 3  # Number of runs before a graph is captured, in which libraries choose their kernels.
+_MOST_CACHED_TENSORS = 50_000  # Largest number of tensors that are cached between calls.
+_MOST_CACHED_GRAPHS = 4  # Largest number of cached graphs; each holds memory for a member's activations.
+_WARM_UP_RUNS = 3  # Number of runs before a CUDA graph is captured; libraries choose their kernels in them.
 _TRIAL_INPUT_COUNT = 3
 _TOLERANCES = {
     torch.float64: 1e-9,
@@ -46,7 +46,7 @@ _TOLERANCES = {
 _DTYPE_MISMATCH = re.compile(r"dtype|scalar type|should be the same")
 _REFUSAL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
 Weights = list[Tensor | None]
-MemberGroup = tuple[int, list[Tensor | None]]
+CountAndTensors = tuple[int, list[Tensor | None]]
 
 
 def check_execution(requested: str | None, device: torch.device, compiled: bool) -> None:
@@ -87,7 +87,7 @@ class Runner:
     ) -> None:
         self.skeleton, self.stacked, self.requested, self.compiled = skeleton, stacked, requested, compiled
         first = next(iter(stacked.values()))
-        self.members, self.device = len(first), first.device
+        self.member_count, self.device = len(first), first.device
         self.dtype = modules.input_dtype(stacked)
         superseded_params = modules.superseded_names(skeleton)
         self.names = [n for n in skeleton.state_dict(keep_vars=True) if n in stacked and n not in superseded_params]
@@ -96,11 +96,13 @@ class Runner:
             for n, t in modules.unsaved_tensors(skeleton).items()
         }
         self.weights = sum(t[0].numel() for t in self.tensors.values())
-        self.max_at_once = self.members  # Largest number of members side by side; it is reduced when memory runs out.
+        self.max_at_once = (
+            self.member_count
+        )  # Largest number of members side by side; it is reduced when memory runs out.
         self.trials = Trials.of_skeleton(skeleton)
         self._cached_tensors: list[Tensor] = []
         self._cached_versions: list[int] = []
-        self._cached_groups: dict[tuple[int, bool], list[MemberGroup]] = {}
+        self._cached_groups: dict[tuple[int, bool], list[CountAndTensors]] = {}
         self._folded_norms: dict[tuple[int, int], tuple[FoldableNorm, ...]] = {}
         self.graphs = GraphCache() if graphs is None else graphs
         self._compiled: dict[int, Any] = {}
@@ -126,10 +128,10 @@ class Runner:
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
-                    if choice.members == 1:
+                    if choice.members_at_once == 1:
                         raise too_large_error(self.device, len(inputs)) from error
                 self._cached_groups.clear()
-                self.max_at_once = halve_members(choice.members, self.device)
+                self.max_at_once = halve_members(choice.members_at_once, self.device)
 
     def choose(self, inputs: Tensor) -> tuple[Choice, Program | None]:
         """Choose the execution for the given inputs; return its name, and the network's program if it has a correct
@@ -137,9 +139,9 @@ class Runner:
         if self.requested == "module":
             return Choice("module"), None
         program = self.program(inputs)
-        batch_bytes = self.trials.widest_activation(self, program, inputs) * len(inputs)
+        batch_bytes = self.trials.widest_activation_nbytes(self, program, inputs) * len(inputs)
         choice = choose_execution(
-            self.device.type, self.weights, min(self.members, self.max_at_once), batch_bytes, self.requested
+            self.device.type, self.weights, min(self.member_count, self.max_at_once), batch_bytes, self.requested
         )
         if choice.execution == "grouped" and program is None:
             if self.requested:
@@ -149,8 +151,8 @@ class Runner:
                     found=type(self.skeleton).__name__,
                     do="Take 'vmap', 'loop' or None",
                 )
-            is_slow = batch_bytes > VMAP_BATCH_BYTES.get(self.device.type, batch_bytes) or self.compiled
-            choice = Choice("loop") if is_slow else Choice("vmap", choice.members)
+            is_vmap_slow = batch_bytes > VMAP_BATCH_BYTES.get(self.device.type, batch_bytes) or self.compiled
+            choice = Choice("loop") if is_vmap_slow else Choice("vmap", choice.members_at_once)
         if choice.execution == "vmap" and not self.trials.is_correct("vmap", self, inputs):
             if self.requested:
                 raise UsageError(
@@ -181,36 +183,45 @@ class Runner:
     def run(self, choice: Choice, program: Program | None, inputs: Tensor) -> Tensor:
         if choice.execution == "vmap":
             with self.trials.lock:
-                return self.run_vmap(inputs, choice.members)
+                return self.run_vmap(inputs, choice.members_at_once)
         if choice.execution == "graph":
             return self.graphs.run(self, program, inputs)
         if program is None:
             run = self.compile_once(0, self.run_module) if self.compiled else self.run_module
             with self.trials.lock:
                 return torch.stack([run(state, inputs) for state in self.member_states()])
-        overwrite = not self.wants_gradients(inputs) and not self.compiled
+        can_overwrite = not self.wants_gradients(inputs) and not self.compiled
         channels_last = (
-            prefers_channels_last(self.device.type, len(inputs)) and choice.members == 1 and inputs.dim() == 4
+            prefers_channels_last(self.device.type, len(inputs)) and choice.members_at_once == 1 and inputs.dim() == 4
         )
         if channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         piece_count = (
             1
-            if choice.members > 1
-            else count_pieces(self.device.type, len(inputs), self.trials.widest_activation(self, program, inputs))
+            if choice.members_at_once > 1
+            else count_pieces(
+                self.device.type, len(inputs), self.trials.widest_activation_nbytes(self, program, inputs)
+            )
         )
-        parts = inputs.tensor_split(piece_count) if piece_count > 1 else (inputs,)
+        pieces = inputs.tensor_split(piece_count) if piece_count > 1 else (inputs,)
         results = []
-        for members, prepared_params in self.member_groups(program, choice.members, channels_last):
-            logits = [self.run_program(program, prepared_params, part, members, overwrite) for part in parts]
+        for member_count, prepared_params in self.member_groups(program, choice.members_at_once, channels_last):
+            logits = [
+                self.run_program(program, prepared_params, piece, member_count, can_overwrite) for piece in pieces
+            ]
             results.append(logits[0] if piece_count == 1 else torch.cat(logits, 1))
         return results[0] if len(results) == 1 else torch.cat(results)
 
     def run_program(
-        self, program: Program, tensors: list[Tensor | None], inputs: Tensor, members: int, overwrite: bool
+        self,
+        program: Program,
+        prepared: list[Tensor | None],
+        inputs: Tensor,
+        member_count: int,
+        can_overwrite: bool,
     ) -> Tensor:
         run = self.compile_once(id(program), program.run) if self.compiled else program.run
-        logits: Tensor = run(tensors, inputs, members, overwrite)
+        logits: Tensor = run(prepared, inputs, member_count, can_overwrite)
         return logits
 
     def compile_once(self, function_id: int, function: Callable[..., Tensor]) -> Any:
@@ -218,7 +229,7 @@ class Runner:
             self._compiled[function_id] = _compile_or_warn(function)
         return self._compiled[function_id]
 
-    def member_groups(self, program: Program, group_size: int, channels_last: bool) -> Iterator[MemberGroup]:
+    def member_groups(self, program: Program, group_size: int, channels_last: bool) -> Iterator[CountAndTensors]:
         """Yield groups of members: the number of members in a group, and their tensors as the program reads them. The
         groups are cached if they need little memory."""
         tensors = list(self.tensors.values())
@@ -237,36 +248,36 @@ class Runner:
             yield from cached_groups
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
-        few_tensors = -(-self.members // group_size) * len(program.parameters) <= _MAX_CACHED_TENSORS
-        can_cache = can_fold and few_tensors and fits_easily(nbytes, self.device)
+        has_few_tensors = -(-self.member_count // group_size) * len(program.parameters) <= _MOST_CACHED_TENSORS
+        can_cache = can_fold and has_few_tensors and fits_easily(nbytes, self.device)
         self._cached_groups.clear()  # Groups of only one size and memory format are cached.
         groups = []
-        for start in range(0, self.members, group_size):
-            part = {n: t[start : start + group_size] for n, t in self.tensors.items()}
+        for start in range(0, self.member_count, group_size):
+            tensors_of_group = {n: t[start : start + group_size] for n, t in self.tensors.items()}
             if can_fold:
-                group = self._prepare_group(program, part, (start, group_size), channels_last and can_cache)
+                group = self._prepare_group(program, tensors_of_group, (start, group_size), channels_last and can_cache)
             else:
-                group = len(next(iter(part.values()))), program.prepare(part)
+                group = len(next(iter(tensors_of_group.values()))), program.prepare(tensors_of_group)
             groups += [group] * can_cache
             yield group
         if can_cache:
             self._cached_groups[group_size, channels_last] = groups
 
     def _prepare_group(
-        self, program: Program, stacked: Mapping[str, Tensor], positions: tuple[int, int], channels_last: bool
-    ) -> MemberGroup:
+        self, program: Program, stacked: Mapping[str, Tensor], start_and_size: tuple[int, int], channels_last: bool
+    ) -> CountAndTensors:
         # The cached tensors must not be inference tensors, since a later call with gradients may use them.
         with torch.inference_mode(False), torch.no_grad():
-            if positions not in self._folded_norms:
+            if start_and_size not in self._folded_norms:
                 # Only the statistics of the group's own members decide which batch norms are folded, so that logits do
                 # not depend on other groups.
-                self._folded_norms[positions] = choose_foldable_norms(program.norms, stacked)
+                self._folded_norms[start_and_size] = choose_foldable_norms(program.norms, stacked)
             return len(next(iter(stacked.values()))), program.prepare(
-                stacked, self._folded_norms[positions], channels_last
+                stacked, self._folded_norms[start_and_size], channels_last
             )
 
     def member_states(self) -> Iterator[dict[str, Tensor]]:
-        return ({n: t[i] for n, t in self.tensors.items()} for i in range(self.members))
+        return ({n: t[i] for n, t in self.tensors.items()} for i in range(self.member_count))
 
     def run_module(self, member_tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """Run one member by the code of its module; return logits (batch, …)."""
@@ -291,8 +302,8 @@ class Runner:
             )
         return logits
 
-    def run_vmap(self, inputs: Tensor, members: int) -> Tensor:
-        logits: Tensor = vmap(lambda state: self.run_module(state, inputs), chunk_size=members)(self.tensors)
+    def run_vmap(self, inputs: Tensor, members_at_once: int) -> Tensor:
+        logits: Tensor = vmap(lambda state: self.run_module(state, inputs), chunk_size=members_at_once)(self.tensors)
         return logits
 
     def wants_gradients(self, inputs: Tensor) -> bool:
@@ -310,18 +321,18 @@ class Runner:
 def _compile_or_warn(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compile a function with torch.compile; return the compiled function. If the compiler fails, the returned function
     warns once and calls the original function."""
-    compiled: Callable[..., Tensor] | None = torch.compile(function)
+    compiled_function: Callable[..., Tensor] | None = torch.compile(function)
 
     def run(*arguments: Any) -> Tensor:
-        nonlocal compiled
-        if compiled is None:
+        nonlocal compiled_function
+        if compiled_function is None:
             return function(*arguments)
         try:
-            return compiled(*arguments)
+            return compiled_function(*arguments)
         except Exception as error:
             if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
                 raise
-            compiled = None
+            compiled_function = None
             reason = " ".join(str(error).split())[:200]
             warnings.warn(f"torch.compile failed, so the ensemble runs without it: {reason}", stacklevel=2)
             return function(*arguments)
@@ -336,17 +347,17 @@ class ExecutionRule:
     Args:
         device: type of the device; "" for all other devices.
         execution: name of the execution, one of EXECUTIONS.
-        weight_count: largest number of elements of a member's tensors.
-        batch_bytes: largest number of bytes of a member's widest activation on the batch.
-        bytes_side_by_side: largest number of bytes of the widest activation of all members side by side.
+        most_weights: largest number of elements of a member's tensors.
+        most_batch_nbytes: largest number of bytes of a member's widest activation on the batch.
+        most_nbytes_side_by_side: largest number of bytes of the widest activation of all members side by side.
         least_members: smallest number of members; with fewer members, the next rule is tried.
     """
 
     device: str
     execution: str
-    weight_count: int = UNLIMITED
-    batch_bytes: int = UNLIMITED
-    bytes_side_by_side: int = 2**22
+    most_weights: int = UNLIMITED
+    most_batch_nbytes: int = UNLIMITED
+    most_nbytes_side_by_side: int = 2**22
     least_members: int = 1
 
 
@@ -356,73 +367,78 @@ class Choice:
 
     Args:
         execution: name of the execution, one of EXECUTIONS.
-        members: the number of members side by side.
+        members_at_once: the number of members side by side.
     """
 
     execution: str
-    members: int = 1
+    members_at_once: int = 1
 
 
 # Rules are tried in this order, and the first rule that fits is used. For a network without a program, vmap replaces
 # grouped convolutions.
 EXECUTION_RULES = (
-    ExecutionRule("cpu", "grouped", weight_count=2**19, batch_bytes=2**18, least_members=8),
+    ExecutionRule("cpu", "grouped", most_weights=2**19, most_batch_nbytes=2**18, least_members=8),
     ExecutionRule("cpu", "loop"),
-    ExecutionRule("cuda", "grouped", weight_count=2**21, batch_bytes=2**24, bytes_side_by_side=2**27),
-    ExecutionRule("cuda", "grouped", batch_bytes=2**20, bytes_side_by_side=2**23),
+    ExecutionRule("cuda", "grouped", most_weights=2**21, most_batch_nbytes=2**24, most_nbytes_side_by_side=2**27),
+    ExecutionRule("cuda", "grouped", most_batch_nbytes=2**20, most_nbytes_side_by_side=2**23),
     ExecutionRule("cuda", "graph"),
     ExecutionRule("", "loop"),
 )
 
 
 def choose_execution(
-    device: str, weight_count: int, members: int, batch_bytes: int, requested: str | None = None
+    device_type: str, weight_count: int, member_count: int, batch_bytes: int, requested: str | None = None
 ) -> Choice:
     """Choose an execution by EXECUTION_RULES unless an execution is requested; return the execution.
 
     Args:
-        device: type of the device.
+        device_type: type of the device.
         weight_count: number of elements of a member's tensors.
-        members: the number of members.
+        member_count: the number of members.
         batch_bytes: number of bytes of a member's widest activation on the batch.
         requested: name of a requested execution, one of EXECUTIONS; None to apply the rules.
 
-    >>> choose_execution("cpu", 273_258, members=64, batch_bytes=65_536)  # ResNet-20, one image
-    Choice(execution='grouped', members=64)
-    >>> choose_execution("cpu", 11_220_132, members=64, batch_bytes=128 * 262_144)  # ResNet-18, 128 images
-    Choice(execution='loop', members=1)
+    >>> choose_execution("cpu", 273_258, member_count=64, batch_bytes=65_536)  # ResNet-20, one image
+    Choice(execution='grouped', members_at_once=64)
+    >>> choose_execution("cpu", 11_220_132, member_count=64, batch_bytes=128 * 262_144)  # ResNet-18, 128 images
+    Choice(execution='loop', members_at_once=1)
     """
-    rows = [row for row in EXECUTION_RULES if row.device in (device, "")]
-    row = next(
-        r
-        for r in rows
-        if weight_count <= r.weight_count and batch_bytes <= r.batch_bytes and members >= r.least_members
+    rules = [rule for rule in EXECUTION_RULES if rule.device in (device_type, "")]
+    rule = next(
+        each
+        for each in rules
+        if weight_count <= each.most_weights
+        and batch_bytes <= each.most_batch_nbytes
+        and member_count >= each.least_members
     )
-    execution = requested or row.execution
-    side_by_side = execution in ("grouped", "vmap")
-    return Choice(execution, max(1, min(members, row.bytes_side_by_side // max(1, batch_bytes))) if side_by_side else 1)
+    execution = requested or rule.execution
+    runs_side_by_side = execution in ("grouped", "vmap")
+    return Choice(
+        execution,
+        max(1, min(member_count, rule.most_nbytes_side_by_side // max(1, batch_bytes))) if runs_side_by_side else 1,
+    )
 
 
-def prefers_channels_last(device: str, batch_size: int) -> bool:
+def prefers_channels_last(device_type: str, batch_size: int) -> bool:
     """Say whether a single member's convolutions are faster on activations in the memory format channels_last."""
-    return device == "cuda" or (device == "cpu" and batch_size >= 8)
+    return device_type == "cuda" or (device_type == "cpu" and batch_size >= 8)
 
 
-def is_single_threaded(device: str, weight_count: int) -> bool:
+def is_single_threaded(device_type: str, weight_count: int) -> bool:
     """Say whether members are so small that a second thread would only slow them down."""
-    return device == "cpu" and weight_count < _SMALL_MEMBER_ELEMENTS
+    return device_type == "cpu" and weight_count < _SMALL_MEMBER_ELEMENTS
 
 
-def count_pieces(device: str, batch_size: int, bytes_per_input: int) -> int:
+def count_pieces(device_type: str, batch_size: int, nbytes_per_input: int) -> int:
     """Return the number of pieces that a batch is cut into, so that a CPU's cache holds a member's activations.
 
     Args:
-        device: type of the device.
+        device_type: type of the device.
         batch_size: number of inputs in the batch.
-        bytes_per_input: number of bytes of one input's widest activation.
+        nbytes_per_input: number of bytes of one input's widest activation.
     """
-    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, bytes_per_input))
-    return -(-batch_size // inputs_per_piece) if device == "cpu" and batch_size >= 2 * inputs_per_piece else 1
+    inputs_per_piece = max(_LEAST_PIECE_INPUTS, _PIECE_BYTES // max(1, nbytes_per_input))
+    return -(-batch_size // inputs_per_piece) if device_type == "cpu" and batch_size >= 2 * inputs_per_piece else 1
 
 
 class Trials:
@@ -455,65 +471,72 @@ class Trials:
             runner: runner that has the members.
             inputs: a batch of inputs, of which only the shape and dtype matter.
         """
-        autocast = torch.is_autocast_enabled(runner.device.type)
-        key = (execution, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), autocast)
-        if key not in self.verdicts:
+        is_autocast_on = torch.is_autocast_enabled(runner.device.type)
+        trial_key = (execution, runner.device.type, inputs.dtype, tuple(inputs.shape[1:]), is_autocast_on)
+        if trial_key not in self.verdicts:
             # A network may draw random numbers, but the state of the caller's generator must not change.
             with (
                 self.lock,
                 torch.no_grad(),
                 torch.random.fork_rng([runner.device] if runner.device.type == "cuda" else []),
             ):
-                verdict = self._compare_with_module(execution, runner, inputs)
-            if verdict is None:
+                is_equal = self._compare_with_module(execution, runner, inputs)
+            if is_equal is None:
                 return False
-            self.verdicts[key] = verdict
-        return self.verdicts[key]
+            self.verdicts[trial_key] = is_equal
+        return self.verdicts[trial_key]
 
     def _compare_with_module(self, execution: str, runner: Runner, inputs: Tensor) -> bool | None:
         random_inputs = torch.randn(
             (_TRIAL_INPUT_COUNT, *inputs.shape[1:]), generator=torch.Generator().manual_seed(0), device="cpu"
         )
         random_inputs = random_inputs.to(runner.device, inputs.dtype)
-        state = {n: t[:2] for n, t in runner.tensors.items()}
-        members = len(next(iter(state.values())))
+        stacked = {n: t[:2] for n, t in runner.tensors.items()}
+        member_count = len(next(iter(stacked.values())))
         try:
-            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
+            module_logits = [
+                runner.run_module({n: t[i] for n, t in stacked.items()}, random_inputs) for i in range(member_count)
+            ]
         except IndexError:  # The network uses its inputs as indices into a table.
             random_inputs = inputs[:_TRIAL_INPUT_COUNT]
-            expected = [runner.run_module({n: t[i] for n, t in state.items()}, random_inputs) for i in range(members)]
-        if not all(torch.isfinite(logits).all() for logits in expected):
+            module_logits = [
+                runner.run_module({n: t[i] for n, t in stacked.items()}, random_inputs) for i in range(member_count)
+            ]
+        if not all(torch.isfinite(stacked_module_logits).all() for stacked_module_logits in module_logits):
             return None  # The module itself fails, so there are no logits to compare with.
         try:
             if execution == "program":
                 program = self.programs[inputs.dim()]
                 if program is None:
                     return False
-                actual = program.run(
-                    program.prepare(state, choose_foldable_norms(program.norms, state)), random_inputs, members, True
+                trial_logits = program.run(
+                    program.prepare(stacked, choose_foldable_norms(program.norms, stacked)),
+                    random_inputs,
+                    member_count,
+                    True,
                 )
             else:
-                actual = torch.func.vmap(lambda s: runner.run_module(s, random_inputs))(state)
+                trial_logits = torch.func.vmap(lambda s: runner.run_module(s, random_inputs))(stacked)
         except _REFUSAL_ERRORS:
             return False
-        logits = torch.stack(expected)
-        if (actual.shape, actual.dtype) != (logits.shape, logits.dtype):
+        stacked_module_logits = torch.stack(module_logits)
+        if (trial_logits.shape, trial_logits.dtype) != (stacked_module_logits.shape, stacked_module_logits.dtype):
             return False
-        tolerance = _TOLERANCES.get(logits.dtype, 0.1) * logits.abs().max()
-        return bool((actual - logits).abs().max() <= tolerance)
+        tolerance = _TOLERANCES.get(stacked_module_logits.dtype, 0.1) * stacked_module_logits.abs().max()
+        return bool((trial_logits - stacked_module_logits).abs().max() <= tolerance)
 
-    def widest_activation(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
+    def widest_activation_nbytes(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
         """Return the number of bytes of a member's widest activation for one input; an estimate if there is no
         program."""
         shape = tuple(inputs.shape[1:])
         if program is None:
             return 8 * inputs[:1].numel() * inputs.element_size()
         if shape not in self.widths:
-            sizes: list[int] = []
+            element_counts: list[int] = []
             with torch.no_grad():
                 prepared_params = program.prepare({n: t[:1] for n, t in runner.tensors.items()})
-                program.run(prepared_params, torch.zeros_like(inputs[:1]), 1, False, sizes)
-            self.widths[shape] = max(sizes)
+                program.run(prepared_params, torch.zeros_like(inputs[:1]), 1, False, element_counts)
+            self.widths[shape] = max(element_counts)
         return self.widths[shape] * inputs.element_size()
 
 
@@ -539,14 +562,14 @@ class GraphCache:
     def _find_or_capture_graph(
         self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, channels_last: bool
     ) -> _CapturedGraph:
-        shapes = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
-        key = (tuple(inputs.shape), inputs.dtype, shapes)
-        if key not in self.captured:
-            self.captured[key] = _capture_graph(runner, program, inputs, weights, channels_last)
-        self.captured.move_to_end(key)
-        while len(self.captured) > _MAX_CACHED_GRAPHS:
+        shapes_and_strides = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
+        graph_key = (tuple(inputs.shape), inputs.dtype, shapes_and_strides)
+        if graph_key not in self.captured:
+            self.captured[graph_key] = _capture_graph(runner, program, inputs, weights, channels_last)
+        self.captured.move_to_end(graph_key)
+        while len(self.captured) > _MOST_CACHED_GRAPHS:
             self.captured.popitem(last=False)
-        return self.captured[key]
+        return self.captured[graph_key]
 
 
 @dataclass(frozen=True)
@@ -566,8 +589,12 @@ class _CapturedGraph:
 
     def run_member(self, weights: Weights) -> Tensor:
         """Run a member by the graph; return its logits, which the next call overwrites."""
-        pairs = [(to, t) for to, t in zip(self.weights, weights, strict=True) if to is not None and t is not None]
-        torch._foreach_copy_([to for to, _ in pairs], [t for _, t in pairs])
+        new_weights = [
+            (graph_weight, t)
+            for graph_weight, t in zip(self.weights, weights, strict=True)
+            if graph_weight is not None and t is not None
+        ]
+        torch._foreach_copy_([graph_weight for graph_weight, _ in new_weights], [t for _, t in new_weights])
         self.graph.replay()
         return self.logits
 
@@ -613,17 +640,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("not enough memory" in words or "can't allocate memory" in words)
 
 
-def halve_members(members: int, device: torch.device) -> int:
+def halve_members(member_count: int, device: torch.device) -> int:
     """Warn that memory is short, and return half the number of members."""
-    half = max(1, members // 2)
+    half_count = max(1, member_count // 2)
     warnings.warn(
-        f"not enough memory on {device} for {members} members at once: {half} at a time from now on",
+        f"not enough memory on {device} for {member_count} members at once: {half_count} at a time from now on",
         SmallerChunk,
         stacklevel=5,
     )
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return half
+    return half_count
 
 
 def too_large_error(device: torch.device, batch_size: int) -> TooLargeError:

@@ -94,64 +94,64 @@ class Program:
     norms: tuple[FoldableNorm, ...]
 
     def prepare(
-        self, stacked: Mapping[str, Tensor], folded: Sequence[FoldableNorm] = (), channels_last: bool = False
+        self, stacked: Mapping[str, Tensor], folded_norms: Sequence[FoldableNorm] = (), channels_last: bool = False
     ) -> list[Tensor | None]:
         """Arrange the tensors of members for the steps; return the first part of the list of values.
 
         Args:
             stacked: tensors of the members that run side by side, name -> (member, …).
-            folded: batch norms to fold into the convolutions before them.
+            folded_norms: batch norms to fold into the convolutions before them.
             channels_last: whether kernels get the memory format channels_last.
         """
-        changed: dict[int, tuple[str, Tensor]] = {}
+        folded_tensor_at: dict[int, tuple[str, Tensor]] = {}
         folded_places: set[int] = set()
-        for norm in folded:
+        for norm in folded_norms:
             weight, bias = fold_norm(norm, stacked)
-            changed |= {norm.kernel: ("", weight), norm.bias: ("", bias)}
+            folded_tensor_at |= {norm.kernel: ("", weight), norm.bias: ("", bias)}
             folded_places.update(norm.places)
-        places: list[Tensor | None] = []
+        prepared_params: list[Tensor | None] = []
         for i, parameter in enumerate(self.parameters):
-            if i in folded_places or (parameter is None and i not in changed):
-                places.append(None)
+            if i in folded_places or (parameter is None and i not in folded_tensor_at):
+                prepared_params.append(None)
             elif parameter is None:
-                places.append(changed[i][1].flatten(0, 1))
+                prepared_params.append(folded_tensor_at[i][1].flatten(0, 1))
             else:
-                tensor = parameter.arrange(changed[i][1] if i in changed else stacked[parameter.name])
+                tensor = parameter.arrange(folded_tensor_at[i][1] if i in folded_tensor_at else stacked[parameter.name])
                 if parameter.kernel and channels_last and tensor.dim() == 4:
                     tensor = tensor.contiguous(memory_format=torch.channels_last)
-                places.append(tensor)
-        return places
+                prepared_params.append(tensor)
+        return prepared_params
 
     def run(
         self,
         prepared: Sequence[Tensor | None],
         inputs: Tensor,
-        members: int,
-        overwrite: bool,
-        sizes: list[int] | None = None,
+        member_count: int,
+        can_overwrite: bool,
+        element_counts: list[int] | None = None,
     ) -> Tensor:
         """Run members side by side on a batch of inputs; return logits (member, batch, …).
 
         Args:
             prepared: the result of `prepare` for these members.
             inputs: (batch, …).
-            members: the number of members.
-            overwrite: whether intermediate results may be overwritten; gradients forbid it.
-            sizes: list to which the number of elements of each step's result is appended.
+            member_count: the number of members.
+            can_overwrite: whether intermediate results may be overwritten; gradients forbid it.
+            element_counts: list to which the number of elements of each step's result is appended.
         """
         values: list[Any] = [*prepared, inputs, *[None] * (self.places - len(prepared) - 1)]
         for step in self.steps:
             operands = [values[i] for i in step.reads]
-            values[step.place] = step.compute(members, step.overwrite_index if overwrite else -1, *operands)
-            if sizes is not None:
-                sizes.append(values[step.place].numel())
+            values[step.place] = step.compute(member_count, step.overwrite_index if can_overwrite else -1, *operands)
+            if element_counts is not None:
+                element_counts.append(values[step.place].numel())
             for i in step.freed_places:
                 values[i] = None
         logits: Tensor = values[self.result]
         return (
             logits[None]
-            if members == 1
-            else logits.reshape(len(logits), members, -1, *logits.shape[2:]).transpose(0, 1)
+            if member_count == 1
+            else logits.reshape(len(logits), member_count, -1, *logits.shape[2:]).transpose(0, 1)
         )
 
 
@@ -163,8 +163,8 @@ def fold_norm(norm: FoldableNorm, stacked: Mapping[str, Tensor]) -> tuple[Tensor
     weight = stacked[norm.names[0]]
     mean, factor, beta = _norm_coefficients(norm, stacked)
     bias = stacked[norm.names[1]].double() if norm.names[1] else torch.zeros_like(mean)
-    wide_weight = weight if weight.dtype == torch.float64 else weight.float()
-    kernel = wide_weight * factor.to(wide_weight.dtype).reshape(*factor.shape, *[1] * (weight.dim() - 2))
+    float_weight = weight if weight.dtype == torch.float64 else weight.float()
+    kernel = float_weight * factor.to(float_weight.dtype).reshape(*factor.shape, *[1] * (weight.dim() - 2))
     return kernel.to(weight.dtype), (beta + (bias - mean) * factor).to(weight.dtype)
 
 
@@ -180,12 +180,14 @@ def choose_foldable_norms(norms: Sequence[FoldableNorm], stacked: Mapping[str, T
     for norm in norms:
         mean, factor, beta = _norm_coefficients(norm, stacked)
         weight = stacked[norm.names[0]]
-        limit = torch.finfo(weight.dtype).max / 4
-        largest = torch.stack(torch.aminmax(weight)).abs().max().double()
+        largest_allowed = torch.finfo(weight.dtype).max / 4
+        largest_weight = torch.stack(torch.aminmax(weight)).abs().max().double()
         variance = stacked[norm.norm[1]].double()
-        ratio = mean.abs() / (variance + norm.eps).sqrt()
-        fits = (largest * factor.abs() < limit).all() and ((mean * factor).abs() + beta.abs() < limit).all()
-        if bool(fits) and bool((ratio <= MAX_MEAN_RATIO).all()):
+        mean_ratio = mean.abs() / (variance + norm.eps).sqrt()
+        is_in_range = (largest_weight * factor.abs() < largest_allowed).all() and (
+            (mean * factor).abs() + beta.abs() < largest_allowed
+        ).all()
+        if bool(is_in_range) and bool((mean_ratio <= MAX_MEAN_RATIO).all()):
             foldable.append(norm)
     return tuple(foldable)
 
@@ -262,8 +264,10 @@ def convolution(layer: Any, are_inputs_shared: bool) -> Compute:
     function, stride, padding = CONVOLUTIONS[type(layer)], layer.stride, layer.padding
     dilation, groups = layer.dilation, layer.groups
 
-    def compute(members: int, overwrite_index: int, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        return function(x, kernel, bias, stride, padding, dilation, groups if are_inputs_shared else groups * members)
+    def compute(member_count: int, overwrite_index: int, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        return function(
+            x, kernel, bias, stride, padding, dilation, groups if are_inputs_shared else groups * member_count
+        )
 
     return compute
 
@@ -273,7 +277,7 @@ def batch_norm(eps: float) -> Compute:
     bias. The operands of a folded norm are None."""
 
     def compute(
-        members: int,
+        member_count: int,
         overwrite_index: int,
         x: Tensor,
         mean: Tensor | None,
@@ -286,50 +290,54 @@ def batch_norm(eps: float) -> Compute:
     return compute
 
 
-def group_norm(groups: int, eps: float) -> Compute:
-    def compute(members: int, overwrite_index: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.group_norm(x, groups * members, weight, bias, eps)
+def group_norm(group_count: int, eps: float) -> Compute:
+    def compute(
+        member_count: int, overwrite_index: int, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        return F.group_norm(x, group_count * member_count, weight, bias, eps)
 
     return compute
 
 
-def split_members(x: Tensor, members: int) -> Tensor:
+def split_members(x: Tensor, member_count: int) -> Tensor:
     """Split the joint axis of members and channels; return (batch, member, channel, …)."""
-    return x.reshape(len(x), members, -1, *x.shape[2:])
+    return x.reshape(len(x), member_count, -1, *x.shape[2:])
 
 
 def linear(are_inputs_shared: bool) -> Compute:
     """Return a step function for linear layers; its operands are x (batch, member·feature), weights (member, out, in)
     and biases (member, out) or None."""
 
-    def compute(members: int, overwrite_index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if members == 1:
+    def compute(member_count: int, overwrite_index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if member_count == 1:
             return F.linear(x, weight[0], None if bias is None else bias[0])
-        inputs = x.expand(members, *x.shape) if are_inputs_shared else split_members(x, members).transpose(0, 1)
+        inputs = (
+            x.expand(member_count, *x.shape) if are_inputs_shared else split_members(x, member_count).transpose(0, 1)
+        )
         out = inputs @ weight.mT if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
         return out.transpose(0, 1).flatten(1, 2)
 
     return compute
 
 
-def return_input(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+def return_input(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
     return x
 
 
-def repeat_for_members(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+def repeat_for_members(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
     """Repeat inputs that all members share, once for each member."""
-    return x if members == 1 else x.repeat(1, members, *[1] * (x.dim() - 2))
+    return x if member_count == 1 else x.repeat(1, member_count, *[1] * (x.dim() - 2))
 
 
-def flatten(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+def flatten(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
     return x.flatten(1)
 
 
 def flatten_to(width: int) -> Compute:
-    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
         flat = x.flatten(1)
-        if flat.shape[1] != members * width:
-            raise RuntimeError(f"{width} features a row expected, {flat.shape[1] // members} found")
+        if flat.shape[1] != member_count * width:
+            raise RuntimeError(f"{width} features a row expected, {flat.shape[1] // member_count} found")
         return flat
 
     return compute
@@ -338,20 +346,20 @@ def flatten_to(width: int) -> Compute:
 def call_layer(module: nn.Module) -> Compute:
     """Return a step function that calls a layer without parameters."""
 
-    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
         result: Tensor = module.forward(x)
         return result
 
     return compute
 
 
-def call_twin_layers(modules: tuple[nn.Module, nn.Module]) -> Compute:
+def call_twin_layers(layer_copies: tuple[nn.Module, nn.Module]) -> Compute:
     """Return a step function that calls the first of two copies of a layer, or the second copy, which overwrites its
     input."""
-    keeping, overwriting_layer = modules
+    keeping_layer, overwriting_layer = layer_copies
 
-    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
-        result: Tensor = (keeping if overwrite_index < 0 else overwriting_layer).forward(x)
+    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
+        result: Tensor = (keeping_layer if overwrite_index < 0 else overwriting_layer).forward(x)
         return result
 
     return compute
@@ -361,7 +369,7 @@ def pointwise(function_name: str, arguments: Sequence[Any], options: dict[str, A
     function = POINTWISE_FUNCTIONS[function_name]
     more = [options, {**options, "inplace": True} if function_name in IN_PLACE_FUNCTIONS else options]
 
-    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
         return function(x, *arguments, **more[overwrite_index >= 0])
 
     return compute
@@ -370,7 +378,7 @@ def pointwise(function_name: str, arguments: Sequence[Any], options: dict[str, A
 def call_function(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
     """Return a step function that calls a function of one activation and constants."""
 
-    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
         result: Tensor = function(x, *arguments, **options)
         return result
 
@@ -381,11 +389,11 @@ def binary(function_name: str, number: float | None) -> Compute:
     """Return a step function that combines two tensors, or a tensor and a number."""
     function = BINARY_FUNCTIONS[function_name]
 
-    def compute(members: int, overwrite_index: int, *tensors: Tensor) -> Tensor:
+    def compute(member_count: int, overwrite_index: int, *tensors: Tensor) -> Tensor:
         if number is not None:
             a = tensors[0]
             return function(a, number, out=a) if overwrite_index == 0 and a.is_floating_point() else function(a, number)
-        a, b = tensors if members == 1 else _match_channels(*tensors)
+        a, b = tensors if member_count == 1 else _match_channels(*tensors)
         if overwrite_index >= 0 and _can_hold_result((a, b)[overwrite_index], (a, b)[1 - overwrite_index]):
             return function(a, b, out=(a, b)[overwrite_index])
         return function(a, b)
@@ -416,22 +424,22 @@ def reduce_spatial(function_name: str, axes: tuple[int, ...], keep_dims: bool) -
     """Return a step function that reduces over axes after the channels."""
     function = REDUCTION_FUNCTIONS[function_name]
 
-    def compute(members: int, overwrite_index: int, x: Tensor) -> Tensor:
+    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
         return function(x, dim=axes, keepdim=keep_dims)
 
     return compute
 
 
-def expand_like(members: int, overwrite_index: int, x: Tensor, target: Tensor) -> Tensor:
+def expand_like(member_count: int, overwrite_index: int, x: Tensor, target: Tensor) -> Tensor:
     return x.expand(target.shape)
 
 
-def cast_like(members: int, overwrite_index: int, x: Tensor, target: Tensor) -> Tensor:
+def cast_like(member_count: int, overwrite_index: int, x: Tensor, target: Tensor) -> Tensor:
     return x.to(target.dtype)
 
 
-def concatenate(members: int, overwrite_index: int, *parts: Tensor) -> Tensor:
+def concatenate(member_count: int, overwrite_index: int, *parts: Tensor) -> Tensor:
     """Concatenate channels member by member."""
-    if members == 1:
+    if member_count == 1:
         return torch.cat(parts, 1)
-    return torch.cat([split_members(part, members) for part in parts], 2).flatten(1, 2)
+    return torch.cat([split_members(part, member_count) for part in parts], 2).flatten(1, 2)

@@ -24,7 +24,7 @@ from checkpoints_zoo.populations.alignment_table import Alignment, alignment
 from checkpoints_zoo.populations.discrepancy import MMD, mmd, ns
 from checkpoints_zoo.populations.mass import minimal_mass
 from checkpoints_zoo.populations.pairwise_information import Pairwise, pairwise
-from checkpoints_zoo.predictions import Predictions, check_same
+from checkpoints_zoo.predictions import Predictions, check_same_members
 from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, PredictionSet, SetDescription, logits_layout
 from checkpoints_zoo.symmetry import Table
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
@@ -155,7 +155,7 @@ def _predict(
         image_arguments = (data, ood, None if isinstance(held_out, float | int) else held_out)
         if any(argument is not None and not isinstance(argument, Predictions) for argument in image_arguments):
             raise _images_for_predictions(measured)
-        check_same(measured, members)
+        check_same_members(measured, members)
         say(f"{measured.name}: stored predictions of {count_with_noun(len(measured), 'member')} …")
         return measured, ood if isinstance(ood, Predictions) else None
     test_set = (

@@ -65,18 +65,22 @@ def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
     return archives_in(paths, archives)
 
 
-def open_remote(repo: hub.Repo, archive_paths: Sequence[str]) -> list[OpenedArchive]:
+def open_remote(repo: hub.Repo, archive_paths: Sequence[str], check: bool = False) -> list[OpenedArchive]:
     """Index archives of a repo; an archive without a stored index is indexed by a few range reads. Return the opened
     archives.
+
+    Args:
+        repo, archive_paths: the repo, and the paths of the archives in it.
+        check: whether gzipped archives and their unpacked tars are hashed again even if their hashes are recorded.
 
     Raises:
         NetworkError, AccessError, SourceNotFound: for the same reasons as in `hub.resolve_address`.
         DamagedError: a file is no archive, or is cut short.
     """
     if len(archive_paths) == 1:
-        return [_open_remote(repo, archive_paths[0], archive.index_archive)]
+        return [_open_remote(repo, archive_paths[0], archive.index_archive, check=check)]
     with ThreadPoolExecutor(ARCHIVES_INDEXED_AT_ONCE, thread_name_prefix="zoo-index") as pool:
-        return list(pool.map(lambda source_path: _open_remote(repo, source_path, archive.index_archive), archive_paths))
+        return list(pool.map(lambda p: _open_remote(repo, p, archive.index_archive, check=check), archive_paths))
 
 
 def walk_remote(repo: hub.Repo, source_path: str) -> None:
@@ -90,13 +94,17 @@ def walk_remote(repo: hub.Repo, source_path: str) -> None:
 
 
 def _open_remote(
-    repo: hub.Repo, source_path: str, build_index: Callable[..., Index], ignores_stored_index: bool = False
+    repo: hub.Repo,
+    source_path: str,
+    build_index: Callable[..., Index],
+    ignores_stored_index: bool = False,
+    check: bool = False,
 ) -> OpenedArchive:
     from huggingface_hub import is_offline_mode
 
     key = (repo, source_path)
     if not ignores_stored_index and key in _indexes:
-        return _unpack_if_gzipped(repo, source_path, _indexes[key])
+        return _unpack_if_gzipped(repo, source_path, _indexes[key], check)
     record, index = cache.read_file_record(repo.id, repo.commit, source_path), None
     if record is not None and not ignores_stored_index:
         index = _load_index(repo.id, _index_path(record[0]), record[1])
@@ -111,18 +119,18 @@ def _open_remote(
         cache.write_file_record(cache.writable_folder(repo.id), repo.commit, source_path, remote.etag, remote.size)
         index = build_index(remote.bytes_at, remote.size, f"{source_path} of {repo.label}")
         _save_json(repo.id, _index_path(remote.etag), index.to_json())
-    opened = _unpack_if_gzipped(repo, source_path, index)
+    opened = _unpack_if_gzipped(repo, source_path, index, check)
     with _indexes_lock:
         _indexes[key] = index
     return opened
 
 
-def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index) -> OpenedArchive:
+def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index, check: bool) -> OpenedArchive:
     """Unpack an archive if it is gzipped; return the opened archive."""
     if index.kind != "gzip":
         return OpenedArchive(source_path, index, None)
-    path = hub.cached_file(repo, source_path) or hub.fetch_file(repo, source_path)
-    return _open_unpacked(path, source_path, path.resolve().name, cache.writable_folder(repo.id))
+    path = hub.fetch_file(repo, source_path, check)
+    return _open_unpacked(path, source_path, path.resolve().name, cache.writable_folder(repo.id), check)
 
 
 def _index_path(etag: str) -> Path:
@@ -161,28 +169,32 @@ def list_in_folder(root: Path, archives: Archives) -> list[str]:
     return archives_in((p.relative_to(root).as_posix() for p in file_paths), archives)
 
 
-def open_local(root: Path, archive_paths: Sequence[str]) -> list[OpenedArchive]:
+def open_local(root: Path, archive_paths: Sequence[str], check: bool = False) -> list[OpenedArchive]:
     """Index archives on this disk by reading every header; return the opened archives.
+
+    Args:
+        root, archive_paths: folder of the source, and the paths of the archives in it.
+        check: whether the unpacked tars of gzipped archives are hashed again even if their hashes are recorded.
 
     Raises:
         DamagedError: a file is no archive, or is cut short.
         StorageError: the disk has no room to unpack a gzipped archive.
     """
-    return [_open_local(root / source_path, source_path) for source_path in archive_paths]
+    return [_open_local(root / source_path, source_path, check) for source_path in archive_paths]
 
 
-def _open_local(path: Path, source_path: str) -> OpenedArchive:
+def _open_local(path: Path, source_path: str, check: bool) -> OpenedArchive:
     file_key = (str(path), file_stamp(path))
     if file_key not in _indexes:
         _indexes[file_key] = archive.index_file(path)
     if _indexes[file_key].kind != "gzip":
         return OpenedArchive(source_path, _indexes[file_key], path)
     content_key = hashlib.sha256(repr(file_key).encode()).hexdigest()
-    return _open_unpacked(path, source_path, content_key, cache.writable_folder("local/archives"))
+    return _open_unpacked(path, source_path, content_key, cache.writable_folder("local/archives"), check)
 
 
-def _open_unpacked(path: Path, source_path: str, content_key: str, cache_folder: Path) -> OpenedArchive:
-    unpacked_path = streams.unpack_once(path, content_key, cache_folder)
+def _open_unpacked(path: Path, source_path: str, content_key: str, cache_folder: Path, check: bool) -> OpenedArchive:
+    unpacked_path = streams.unpack_once(path, content_key, cache_folder, check)
     file_key = (str(unpacked_path), file_stamp(unpacked_path))
     if file_key not in _indexes:
         _indexes[file_key] = archive.index_file(unpacked_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from checkpoints_zoo.formats.shard_files import Header, parse_header
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import LARGEST_FILE_NBYTES, damage_error, header_at, tidy_name
+from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
 LARGEST_UNPACKING_RATIO = 200  # Largest ratio of unpacked to gzipped size; gzipped weights stay below it.
 PIECE_BYTES = 2**20
@@ -23,42 +25,67 @@ LARGEST_MEMBER_BYTES = 2**33
 LARGEST_REST_BYTES = 2**26  # Largest number of bytes that are read after the tar's end mark, to reach gzip's checksum.
 
 
-def unpack_once(gzip_path: Path, content_key: str, cache_folder: Path) -> Path:
+def unpack_once(gzip_path: Path, content_key: str, cache_folder: Path, check: bool = False) -> Path:
     """Unpack a gzipped file unless this was done before; return the path of the tar.
+
+    A tar that has changed since it was unpacked is deleted, and the gzipped file is unpacked again.
 
     Args:
         gzip_path: path of the gzipped file.
         content_key: text that identifies the content of the gzipped file.
         cache_folder: folder of the cache into which the tar is written.
+        check: whether an unpacked tar is hashed again even if its hash is recorded.
 
     Raises:
         DamagedError: the file is cut short, or unpacks to more than `LARGEST_UNPACKING_RATIO` times its size.
         StorageError: the disk is full.
     """
     tar_path = cache_folder / "unpacked" / f"{content_key}.tar"
-    if not tar_path.is_file():
+    if not _is_intact(tar_path, check):
         tar_path.parent.mkdir(parents=True, exist_ok=True)
         with cache.hold_key_lock(cache_folder, f"unpacked {content_key}"):
-            if not tar_path.is_file():  # Another process may have unpacked the file in the meantime.
+            if not _is_intact(tar_path):  # Another process may have unpacked the file in the meantime.
+                delete_file(tar_path, cache.hash_record_path(tar_path))
                 _unpack(gzip_path, tar_path)
     return tar_path
 
 
+def _is_intact(tar_path: Path, check: bool = False) -> bool:
+    """Say whether an unpacked tar exists and has the hash that was recorded when it was unpacked. A tar whose hash is
+    recorded is not read again, unless `check` is true."""
+    if not tar_path.is_file():
+        return False
+    hash_record = HashRecord(tar_path, cache.hash_record_path(tar_path), check)
+    if hash_record.hashes:
+        return True
+    with tar_path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if hash_record.old_hashes.get("") != digest:
+        return False
+    hash_record.add("", digest)
+    hash_record.save()
+    return True
+
+
 def _unpack(gzip_path: Path, tar_path: Path) -> None:
-    largest_nbytes = gzip_path.stat().st_size * LARGEST_UNPACKING_RATIO + 2**20
+    largest_nbytes, digest = gzip_path.stat().st_size * LARGEST_UNPACKING_RATIO + 2**20, hashlib.sha256()
     try:
-        with gzip.open(gzip_path) as gzipped_file, replace_file(tar_path, "wb") as tar_file:
+        with gzip.open(gzip_path) as gzipped_file, replace_file(tar_path, "wb", sync=True) as tar_file:
             while piece := gzipped_file.read(2**20):
                 if tar_file.tell() + len(piece) > largest_nbytes:
                     expected = f"at most {LARGEST_UNPACKING_RATIO} times its size when unpacked"
                     raise DamagedError(f"archive {gzip_path}", expected=expected, found="more", path=gzip_path)
                 tar_file.write(piece)
+                digest.update(piece)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DamagedError(
             f"archive {gzip_path}", expected="a whole gzip file", found=str(error), do="Get it again", path=gzip_path
         ) from error
     except OSError as error:
         raise disk.disk_full_error(tar_path.parent, error) from error
+    hash_record = HashRecord(tar_path, cache.hash_record_path(tar_path))
+    hash_record.add("", digest.hexdigest())
+    hash_record.save()
 
 
 def stream_members(

@@ -18,11 +18,11 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
 from checkpoints_zoo.symmetry.applying import check_element, check_unstacked, count_stacked_members, permute
 from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, matched_tensors
-from checkpoints_zoo.symmetry.canonical.products import dot
+from checkpoints_zoo.symmetry.canonical.products import inner_product
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
-_SMALL_MEMBER = 1 << 20  # Number of weights of all members below which one thread is faster.
+_FEW_WEIGHTS = 1 << 20  # Number of weights of all members below which one thread is faster.
 _MOST_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
@@ -91,21 +91,29 @@ def match_weights(
     >>> match_weights(table, stacked, weights).permutations["0"].tolist()
     [[1, 0]]
     """
-    members = count_stacked_members(table, params)
+    member_count = count_stacked_members(table, params)
     check_unstacked(table, reference, "reference")
-    begin = dict(start or {})
-    check_element(table, Element(begin), members)
+    start_permutations = dict(start or {})
+    check_element(table, Element(start_permutations), member_count)
     _check_sweep_limit(most)
-    stacked, fixed = matched_tensors(table, params, "members"), matched_tensors(table, reference, "reference")
-    wide = compute_dtype(*(tensor.dtype for network in (stacked, fixed) for tensor in network.values()))
-    with torch.no_grad(), one_thread(_has_few_weights(fixed)):
-        matcher = Matcher(table, {name: tensor.to(wide) for name, tensor in fixed.items()})
+    stacked, reference_tensors = (
+        matched_tensors(table, params, "members"),
+        matched_tensors(table, reference, "reference"),
+    )
+    wide_dtype = compute_dtype(
+        *(tensor.dtype for network in (stacked, reference_tensors) for tensor in network.values())
+    )
+    with torch.no_grad(), one_thread(_has_few_weights(reference_tensors)):
+        matcher = Matcher(table, {name: tensor.to(wide_dtype) for name, tensor in reference_tensors.items()})
         matches, objectives = [], []
-        for i in range(members):
+        for i in range(member_count):
             # The tensor is copied, because the rounding of a product may depend on the address of a tensor.
-            weights = {name: tensor[i].to(fixed[name].device, wide, copy=True) for name, tensor in stacked.items()}
-            first = {name: p if p.ndim == 1 else p[i] for name, p in begin.items()}
-            matches.append(matcher.match(weights, first, seed, most, f"the member at position {i}"))
+            weights = {
+                name: tensor[i].to(reference_tensors[name].device, wide_dtype, copy=True)
+                for name, tensor in stacked.items()
+            }
+            start_of_member = {name: p if p.ndim == 1 else p[i] for name, p in start_permutations.items()}
+            matches.append(matcher.match(weights, start_of_member, seed, most, f"the member at position {i}"))
             objectives.append(matcher.objective(weights, matches[-1].permutations))
     return _stack_matches(table, matches, objectives)
 
@@ -137,83 +145,88 @@ def match_mean(
         LayoutError, DamagedError: for the same reasons as in `match_weights`.
         UsageError: for the same reasons as in `match_weights`, and if there are no members.
     """
-    members = count_stacked_members(table, params)
+    member_count = count_stacked_members(table, params)
     _check_sweep_limit(most)
-    if not members:
+    if not member_count:
         raise UsageError("members", expected="at least one", found="none")
     stacked = matched_tensors(table, params, "members")
-    with torch.no_grad(), one_thread(_has_few_weights(stacked, members)):
-        moved, mean = _stack_matches(table, *_match_to_means(table, stacked, members, seed, most)), {}
+    with torch.no_grad(), one_thread(_has_few_weights(stacked, member_count)):
+        matching, mean = _stack_matches(table, *_match_to_means(table, stacked, member_count, seed, most)), {}
         for name, tensor in params.items():
-            placed = permute(table, {name: tensor}, moved.permutations)[name]
+            permuted = permute(table, {name: tensor}, matching.permutations)[name]
             mean[name] = (
-                _sum_over_members(placed).div(members).to(compute_dtype(placed.dtype))
+                _sum_over_members(permuted).div(member_count).to(compute_dtype(permuted.dtype))
                 if tensor.is_floating_point()
-                else placed[0]
+                else permuted[0]
             )
-    return moved, mean
+    return matching, mean
 
 
 def _match_to_means(
-    table: Table, params: Mapping[str, Tensor], members: int, seed: int, most: int
+    table: Table, params: Mapping[str, Tensor], member_count: int, seed: int, most_passes: int
 ) -> tuple[list[MemberMatch], list[float]]:
     """Match each member to the mean of the other members, until nothing changes; return the matches and the
     objectives."""
-    wide, generator = compute_dtype(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
-    total = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
-    unpermuted = {name: torch.arange(group.size) for name, group in table.groups.items()}
+    wide_dtype, generator = compute_dtype(*(tensor.dtype for tensor in params.values())), np.random.default_rng(seed)
+    param_sums = {name: torch.zeros_like(tensor[0], dtype=torch.float64) for name, tensor in params.items()}
+    identity_permutations = {name: torch.arange(group.size) for name, group in table.groups.items()}
     matches: dict[int, MemberMatch] = {}
-    changes_when_matched, changes, pass_count, has_ended = [-1] * members, 0, 0, False
-    while not has_ended and pass_count < most:
-        pass_count, changes_before = pass_count + 1, changes
-        for i in generator.permutation(members).tolist():
-            if changes_when_matched[i] == changes:
+    change_count_at_match, change_count, pass_count, has_ended = [-1] * member_count, 0, 0, False
+    while not has_ended and pass_count < most_passes:
+        pass_count, change_count_before = pass_count + 1, change_count
+        for i in generator.permutation(member_count).tolist():
+            if change_count_at_match[i] == change_count:
                 continue
-            weights = {name: tensor[i].to(wide) for name, tensor in params.items()}
-            last_match = matches.get(i, MemberMatch(unpermuted, 0, 0, True))
-            placed = permute(table, weights, last_match.permutations)
+            weights = {name: tensor[i].to(wide_dtype) for name, tensor in params.items()}
+            last_match = matches.get(i, MemberMatch(identity_permutations, 0, 0, True))
+            permuted = permute(table, weights, last_match.permutations)
             if i in matches:
-                _add_params(total, placed, -1)
-            others, new_match = len(matches) - (i in matches), last_match
-            if others:
-                matcher = Matcher(table, {name: (t / others).to(wide) for name, t in total.items()}, "the mean")
+                _add_params(param_sums, permuted, -1)
+            other_count, new_match = len(matches) - (i in matches), last_match
+            if other_count:
+                matcher = Matcher(
+                    table, {name: (t / other_count).to(wide_dtype) for name, t in param_sums.items()}, "the mean"
+                )
                 new_match = matcher.match(
                     weights, last_match.permutations, seed, _MOST_SWEEPS, f"the member at position {i}"
                 )
             has_moved = any(
                 not torch.equal(p, new_match.permutations[name]) for name, p in last_match.permutations.items()
             )
-            _add_params(total, permute(table, weights, new_match.permutations) if has_moved else placed, 1)
-            changes += has_moved or i not in matches
-            changes_when_matched[i] = changes
+            _add_params(param_sums, permute(table, weights, new_match.permutations) if has_moved else permuted, 1)
+            change_count += has_moved or i not in matches
+            change_count_at_match[i] = change_count
             matches[i] = (
                 replace(
                     new_match, sweeps=last_match.sweeps + new_match.sweeps, visits=last_match.visits + new_match.visits
                 )
-                if others
+                if other_count
                 else new_match
             )
-        has_ended = changes == changes_before
+        has_ended = change_count == change_count_before
     objectives = []
-    for i in range(members):
-        weights = permute(table, {name: tensor[i].to(wide) for name, tensor in params.items()}, matches[i].permutations)
-        objectives.append(
-            sum(dot(total[name] - weights[name], weights[name]) for name in weights) / max(1, members - 1)
+    for i in range(member_count):
+        weights = permute(
+            table, {name: tensor[i].to(wide_dtype) for name, tensor in params.items()}, matches[i].permutations
         )
-    return [replace(matches[i], converged=has_ended and matches[i].converged) for i in range(members)], objectives
+        objectives.append(
+            sum(inner_product(param_sums[name] - weights[name], weights[name]) for name in weights)
+            / max(1, member_count - 1)
+        )
+    return [replace(matches[i], converged=has_ended and matches[i].converged) for i in range(member_count)], objectives
 
 
-def _add_params(total: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
+def _add_params(param_sums: Mapping[str, Tensor], params: Mapping[str, Tensor], sign: int) -> None:
     for name, tensor in params.items():
-        total[name].add_(tensor, alpha=sign)
+        param_sums[name].add_(tensor, alpha=sign)
 
 
 def _sum_over_members(tensor: Tensor) -> Tensor:
     """Return the sum over members in float64, without a float64 copy of all members."""
-    total = torch.zeros_like(tensor[0], dtype=torch.float64)
+    sum_of_members = torch.zeros_like(tensor[0], dtype=torch.float64)
     for member in tensor:
-        total += member
-    return total
+        sum_of_members += member
+    return sum_of_members
 
 
 def _check_sweep_limit(most: int) -> None:
@@ -221,8 +234,8 @@ def _check_sweep_limit(most: int) -> None:
         raise UsageError("most", expected="at least one sweep", found=repr(most))
 
 
-def _has_few_weights(params: Mapping[str, Tensor], members: int = 1) -> bool:
-    return sum(tensor.numel() for tensor in params.values()) < _SMALL_MEMBER * members
+def _has_few_weights(params: Mapping[str, Tensor], member_count: int = 1) -> bool:
+    return sum(tensor.numel() for tensor in params.values()) < _FEW_WEIGHTS * member_count
 
 
 def _stack_matches(table: Table, matches: Sequence[MemberMatch], objectives: Sequence[float]) -> Matching:

@@ -39,10 +39,10 @@ def transpositions(permutation: Tensor) -> Tensor:
             f"{permutation.flatten()[:8].tolist()}",
         )
     # Each unit learns the least unit of its cycle; each step looks twice as far along the cycle.
-    least_unit_of_cycle, units_ahead = torch.minimum(permutation, units), permutation
+    least_unit_of_cycle, next_units = torch.minimum(permutation, units), permutation
     for _ in range(max(0, len(units) - 1).bit_length()):
-        units_ahead = units_ahead.gather(-1, units_ahead)
-        least_unit_of_cycle = torch.minimum(least_unit_of_cycle, least_unit_of_cycle.gather(-1, units_ahead))
+        next_units = next_units.gather(-1, next_units)
+        least_unit_of_cycle = torch.minimum(least_unit_of_cycle, least_unit_of_cycle.gather(-1, next_units))
     return len(units) - (least_unit_of_cycle == units).sum(-1)
 
 

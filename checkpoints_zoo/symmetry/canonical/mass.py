@@ -160,8 +160,8 @@ def minimal_mass(
     members = count_stacked_members(table, params)
     if not 0 < tolerance < 1:
         raise UsageError("tolerance", expected="a share of the mass above 0 and below 1", found=repr(tolerance))
-    roles = (*WEIGHT_ROLES, *(BIAS_ROLES if biases else ()))
-    names = [name for name, axes in table.tensors.items() if axes.role in roles and name not in same]
+    counted_roles = (*WEIGHT_ROLES, *(BIAS_ROLES if biases else ()))
+    names = [name for name, axes in table.tensors.items() if axes.role in counted_roles and name not in same]
     for name in names:
         if name not in params:
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
@@ -172,74 +172,78 @@ def minimal_mass(
     return join_masses(parts, range(members), held)
 
 
-def join_masses(results: Sequence[MinimalMass], ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
+def join_masses(results: Sequence[MinimalMass], member_ids: Iterable[int], held_scales: tuple[str, ...]) -> MinimalMass:
     """Concatenate the results of members of one network; return one result for all members.
 
     Args:
         results: one result or more, computed with the same options.
-        ids: ids of the members of all results, in order.
+        member_ids: ids of the members of all results, in order.
         held_scales: names of the scales that were not changed.
     """
-    history_length = max(len(part.history) for part in results)
-    histories = [torch.cat([p.history, p.history[-1:].expand(history_length - len(p.history), -1)]) for p in results]
+    history_length = max(len(result.history) for result in results)
+    histories = [
+        torch.cat([each.history, each.history[-1:].expand(history_length - len(each.history), -1)]) for each in results
+    ]
     return MinimalMass(
-        ids=tuple(ids),
-        before=torch.cat([part.before for part in results]),
-        after=torch.cat([part.after for part in results]),
-        unbounded=torch.cat([part.unbounded for part in results]),
-        residual=torch.cat([part.residual for part in results]),
-        converged=torch.cat([part.converged for part in results]),
-        sweeps=torch.cat([part.sweeps for part in results]),
+        ids=tuple(member_ids),
+        before=torch.cat([result.before for result in results]),
+        after=torch.cat([result.after for result in results]),
+        unbounded=torch.cat([result.unbounded for result in results]),
+        residual=torch.cat([result.residual for result in results]),
+        converged=torch.cat([result.converged for result in results]),
+        sweeps=torch.cat([result.sweeps for result in results]),
         history=torch.cat(histories, 1),
-        scales={name: torch.cat([part.scales[name] for part in results]) for name in results[0].scales},
+        scales={name: torch.cat([result.scales[name] for result in results]) for name in results[0].scales},
         degenerate=results[0].degenerate,
-        dead=tuple(units for part in results for units in part.dead),
+        dead=tuple(units for result in results for units in result.dead),
         held=held_scales,
     )
 
 
-def _free_scales(table: Table, hold: Collection[str], approximate: bool) -> tuple[list[str], tuple[str, ...]]:
-    for name in hold:
+def _free_scales(table: Table, held_scales: Collection[str], approximate: bool) -> tuple[list[str], tuple[str, ...]]:
+    for name in held_scales:
         if name not in table.scales:
             raise UsageError(f"scale {name!r}", expected=f"one among {', '.join(table.scales)}", found="another")
-    free = [n for n, scale in table.scales.items() if n not in hold and (scale.exact or approximate)]
-    return free, tuple(n for n in table.scales if n not in free)
+    free_scales = [n for n, scale in table.scales.items() if n not in held_scales and (scale.exact or approximate)]
+    return free_scales, tuple(n for n in table.scales if n not in free_scales)
 
 
-def _member_chunks(params: Mapping[str, Tensor], members: int) -> Iterator[dict[str, Tensor]]:
+def _member_chunks(params: Mapping[str, Tensor], member_count: int) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors of a few members at a time."""
     entries_per_member = sum(tensor[0].numel() for tensor in params.values() if len(tensor))
     device_type = next((tensor.device.type for tensor in params.values()), "cpu")
-    step = max(1, _ENTRIES_AT_ONCE.get(device_type, _ENTRIES_AT_ONCE_ON_GPU) // max(1, entries_per_member))
-    for start in range(0, max(1, members), step):
-        yield {name: tensor[start : start + step] for name, tensor in params.items()}
+    members_at_once = max(1, _ENTRIES_AT_ONCE.get(device_type, _ENTRIES_AT_ONCE_ON_GPU) // max(1, entries_per_member))
+    for start in range(0, max(1, member_count), members_at_once):
+        yield {name: tensor[start : start + members_at_once] for name, tensor in params.items()}
 
 
 def _minimise_mass(
-    table: Table, params: Mapping[str, Tensor], free_scales: list[str], tolerance: float, most: int
+    table: Table, params: Mapping[str, Tensor], free_scales: list[str], tolerance: float, most_sweeps: int
 ) -> MinimalMass:
     """Minimise the mass of some members, numbered from 0; return the result."""
     monomials = collect_monomials(table, params, list(params), free_scales, torch.float64)
-    removed = remove_unbounded_mass(monomials)
-    if not bool(torch.stack([removed.mass, *(block.mass.sum((1, 2)) for block in monomials.blocks)]).isfinite().all()):
+    unbounded_mass = remove_unbounded_mass(monomials)
+    if not bool(
+        torch.stack([unbounded_mass.mass, *(block.mass.sum((1, 2)) for block in monomials.blocks)]).isfinite().all()
+    ):
         _refuse_nonfinite(params)
-    members = len(monomials.constant)
-    degenerate, dead = {}, [dict[str, tuple[int, ...]]() for _ in range(members)]
-    if any(bool(units.any()) for units in removed.has_no_mass.values()):
-        of_unit_weights = remove_unbounded_mass(unit_weights(monomials))
-        for name, units in removed.has_no_mass.items():
-            had_mass, has_no_mass = of_unit_weights.had_mass[name][0], of_unit_weights.has_no_mass[name][0]
+    member_count = len(monomials.constant)
+    degenerate, dead = {}, [dict[str, tuple[int, ...]]() for _ in range(member_count)]
+    if any(bool(unit_is_massless.any()) for unit_is_massless in unbounded_mass.has_no_mass.values()):
+        unbounded_unit_mass = remove_unbounded_mass(monomials_of_unit_weights(monomials))
+        for name, unit_is_massless in unbounded_mass.has_no_mass.items():
+            had_mass, has_no_mass = unbounded_unit_mass.had_mass[name][0], unbounded_unit_mass.has_no_mass[name][0]
             if bool((has_no_mass & had_mass).any()):
                 degenerate[name] = tuple((has_no_mass & had_mass).nonzero()[:, 0].tolist())
-            for member, unit in (units & had_mass & ~has_no_mass).nonzero().tolist():
+            for member, unit in (unit_is_massless & had_mass & ~has_no_mass).nonzero().tolist():
                 dead[member][name] = (*dead[member].get(name, ()), unit)
         monomials.blocks = [block for block in monomials.blocks if bool(block.mass.any())]
-    balance_result = balance_scales(monomials, tolerance, most)
+    balance_result = balance_scales(monomials, tolerance, most_sweeps)
     return MinimalMass(
-        ids=tuple(range(members)),
+        ids=tuple(range(member_count)),
         before=balance_result.history[0],
         after=balance_result.history[-1],
-        unbounded=removed.mass,
+        unbounded=unbounded_mass.mass,
         residual=balance_result.residual,
         converged=balance_result.converged,
         sweeps=balance_result.sweeps,
@@ -257,26 +261,32 @@ def _check_range(params: Mapping[str, Tensor]) -> None:
         if tensor.dtype != torch.float64:
             continue
         magnitudes = tensor.abs()
-        bad = tensor.isfinite() & (magnitudes > 0) & ((magnitudes < _SMALLEST_WEIGHT) | (magnitudes > _LARGEST_WEIGHT))
-        if bool(bad.any()):
-            at = int(bad.flatten(1).any(1).nonzero()[0]) if tensor.ndim > 1 else int(bad.nonzero()[0])
+        is_out_of_range = (
+            tensor.isfinite() & (magnitudes > 0) & ((magnitudes < _SMALLEST_WEIGHT) | (magnitudes > _LARGEST_WEIGHT))
+        )
+        if bool(is_out_of_range.any()):
+            member_position = (
+                int(is_out_of_range.flatten(1).any(1).nonzero()[0])
+                if tensor.ndim > 1
+                else int(is_out_of_range.nonzero()[0])
+            )
             raise UsageError(
                 f"tensor {name!r}",
                 expected=f"0, or magnitudes from {_SMALLEST_WEIGHT:.0e} to {_LARGEST_WEIGHT:.0e}, "
                 "whose squares float64 holds",
-                found=f"{float(magnitudes[bad][0]):.3g} in the member at position {at}",
+                found=f"{float(magnitudes[is_out_of_range][0]):.3g} in the member at position {member_position}",
             )
 
 
 def _refuse_nonfinite(params: Mapping[str, Tensor]) -> None:
     for name, tensor in params.items():
-        bad = (~tensor.isfinite()).flatten(1).any(1).nonzero()
-        if len(bad):
-            at = int(bad[0])
+        nonfinite_positions = (~tensor.isfinite()).flatten(1).any(1).nonzero()
+        if len(nonfinite_positions):
+            member_position = int(nonfinite_positions[0])
             raise DamagedError(
                 f"tensor {name!r}",
                 expected="finite weights",
-                found=f"others in the member at position {at}",
+                found=f"others in the member at position {member_position}",
                 tensor=name,
             )
 
@@ -303,43 +313,47 @@ def remove_unbounded_mass(monomials: Monomials) -> UnboundedMass:
         monomials: the mass. It is changed.
     """
     balancer = Balancer(monomials)
-    masses = _growing_and_shrinking_mass(balancer)
-    had_mass = {name: (grow > 0) | (shrink > 0) for name, (grow, shrink) in masses.items()}
-    mass, unbounded_units = torch.zeros_like(monomials.constant), _unbounded_units(masses)
-    while unbounded_units:
-        before = _total_mass(monomials)
+    masses = _masses_by_scale(balancer)
+    had_mass = {name: (growing > 0) | (shrinking > 0) for name, (growing, shrinking) in masses.items()}
+    removed_mass, is_unbounded_by_scale = torch.zeros_like(monomials.constant), _masks_of_unbounded_units(masses)
+    while is_unbounded_by_scale:
+        mass_before = _total_mass(monomials)
         for block in monomials.blocks:
-            for part, axis in ((part, i) for i, side in enumerate((block.rows, block.columns)) for part in side):
-                if part.scale in unbounded_units:
-                    units = unbounded_units[part.scale]
-                    units = units if part.units is None else units[:, part.units]
-                    block.mass.masked_fill_(units if axis == 0 else units.mT, 0.0)
-        mass += before - _total_mass(monomials)
-        masses = _growing_and_shrinking_mass(balancer)
-        unbounded_units = _unbounded_units(masses)
-    has_no_mass = {name: (grow == 0) & (shrink == 0) for name, (grow, shrink) in masses.items()}
+            for scale_power, axis in (
+                (scale_power, i)
+                for i, scale_powers in enumerate((block.rows, block.columns))
+                for scale_power in scale_powers
+            ):
+                if scale_power.scale in is_unbounded_by_scale:
+                    is_unbounded = is_unbounded_by_scale[scale_power.scale]
+                    is_unbounded = is_unbounded if scale_power.units is None else is_unbounded[:, scale_power.units]
+                    block.mass.masked_fill_(is_unbounded if axis == 0 else is_unbounded.mT, 0.0)
+        removed_mass += mass_before - _total_mass(monomials)
+        masses = _masses_by_scale(balancer)
+        is_unbounded_by_scale = _masks_of_unbounded_units(masses)
+    has_no_mass = {name: (growing == 0) & (shrinking == 0) for name, (growing, shrinking) in masses.items()}
     return UnboundedMass(
-        {n: t[..., 0] for n, t in had_mass.items()}, {n: s[..., 0] for n, s in has_no_mass.items()}, mass
+        {n: t[..., 0] for n, t in had_mass.items()}, {n: s[..., 0] for n, s in has_no_mass.items()}, removed_mass
     )
 
 
-def unit_weights(monomials: Monomials) -> Monomials:
+def monomials_of_unit_weights(monomials: Monomials) -> Monomials:
     """Return the monomials of one member whose weights are all 1."""
     blocks = [Block(b.rows, b.columns, torch.ones_like(b.mass[:1])) for b in monomials.blocks]
     return Monomials(monomials.sizes, blocks, monomials.constant[:1])
 
 
-def _growing_and_shrinking_mass(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
+def _masses_by_scale(balancer: Balancer) -> dict[str, tuple[Tensor, Tensor]]:
     uses = balancer.uses.items()
     return {
-        name: balancer.grow_and_shrink(name, [balancer.sum_monomials(use) for use in scale_uses])
+        name: balancer.growing_and_shrinking_mass(name, [balancer.sum_monomials(use) for use in scale_uses])
         for name, scale_uses in uses
     }
 
 
-def _unbounded_units(masses: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    unbounded_units = {name: (grow > 0) ^ (shrink > 0) for name, (grow, shrink) in masses.items()}
-    return {name: units for name, units in unbounded_units.items() if bool(units.any())}
+def _masks_of_unbounded_units(masses: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    is_unbounded_by_scale = {name: (grow > 0) ^ (shrink > 0) for name, (grow, shrink) in masses.items()}
+    return {name: is_unbounded for name, is_unbounded in is_unbounded_by_scale.items() if bool(is_unbounded.any())}
 
 
 def _total_mass(monomials: Monomials) -> Tensor:

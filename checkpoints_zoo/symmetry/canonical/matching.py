@@ -30,7 +30,7 @@ _SMOOTHING_STAGES = (
 )  # (smoothing in standard deviations of the gains, number of steps) of each stage.
 _LEAST_LOGARITHM = -80.0  # Logarithm of the smallest number in use, which float32 can represent.
 Matrix = NDArray[np.float32] | NDArray[np.float64]
-Places = NDArray[np.int64]
+Assignment = NDArray[np.int64]
 OrdersInBlocks = dict[
     str, NDArray[np.int64]
 ]  # Group -> (new unit u of the mover, old unit v, place): the order inside the block of v if v becomes u.
@@ -95,11 +95,11 @@ class Matcher:
             g: start_permutations[g].cpu() if g in start_permutations else torch.arange(n.size)
             for g, n in self._table.groups.items()
         }
-        names, generator = list(permutations), np.random.default_rng(seed)
-        groups_to_visit, sweeps, visits = set(names), 0, 0
+        group_names, generator = list(permutations), np.random.default_rng(seed)
+        groups_to_visit, sweeps, visits = set(group_names), 0, 0
         while groups_to_visit and sweeps < most_sweeps:
             sweeps += 1
-            for group in (names[i] for i in generator.permutation(len(names))):
+            for group in (group_names[i] for i in generator.permutation(len(group_names))):
                 if group not in groups_to_visit:
                     continue
                 groups_to_visit.discard(group)
@@ -117,22 +117,23 @@ class Matcher:
     ) -> list[str]:
         """Permute a group, and the groups whose blocks it moves, if that raises the objective; return the permuted
         groups."""
-        best, gain = best_move(products, self._families, group, permutations)
-        moved = [name for name, p in best.items() if not torch.equal(p, permutations[name])]
-        if not moved:
+        best_permutations, gain = best_move(products, self._families, group, permutations)
+        permuted_groups = [name for name, p in best_permutations.items() if not torch.equal(p, permutations[name])]
+        if not permuted_groups:
             return []
         # Products are rounded. A small gain, or a gain of several groups, is therefore computed exactly.
-        rounding = torch.finfo(products.dtype).eps * norm_product
-        if not self._linear[group] or gain <= rounding:
-            names = {name for group in moved for name in self._reference.names[group]}
-            before, after = (
-                self._reference.objective(products.tensors, p, names) for p in (permutations, permutations | best)
+        rounding_error = torch.finfo(products.dtype).eps * norm_product
+        if not self._linear[group] or gain <= rounding_error:
+            group_names = {name for group in permuted_groups for name in self._reference.names[group]}
+            objective_before, objective_after = (
+                self._reference.objective(products.tensors, p, group_names)
+                for p in (permutations, permutations | best_permutations)
             )
-            gain = after - before
+            gain = objective_after - objective_before
             if gain <= _LEAST_GAIN * norm_product:
                 return []
-        permutations |= {name: best[name] for name in moved}
-        return moved
+        permutations |= {name: best_permutations[name] for name in permuted_groups}
+        return permuted_groups
 
 
 def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> dict[str, Tensor]:
@@ -166,10 +167,10 @@ def _l2_norm(params: Mapping[str, Tensor], name_in_errors: str) -> float:
         UsageError: the weights are so large that their squares are not finite.
     """
     norms = [torch.linalg.vector_norm(tensor) for tensor in params.values()]
-    total = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-    largest = torch.finfo(norms[0].dtype).max ** 0.5 if norms else 1.0
-    if total < largest:
-        return total
+    norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    norm_limit = torch.finfo(norms[0].dtype).max ** 0.5 if norms else 1.0
+    if norm < norm_limit:
+        return norm
     for name, tensor in params.items():
         if not bool(tensor.isfinite().all()):
             raise DamagedError(
@@ -177,8 +178,8 @@ def _l2_norm(params: Mapping[str, Tensor], name_in_errors: str) -> float:
             )
     raise UsageError(
         f"weights of {name_in_errors}",
-        expected=f"a norm below {largest:.2g}, so that products are finite",
-        found=f"{total:.3g}",
+        expected=f"a norm below {norm_limit:.2g}, so that products are finite",
+        found=f"{norm:.3g}",
         do="Give them in float64",
     )
 
@@ -195,11 +196,11 @@ class Families:
         self.children = {g: [c.name for c in table.groups.values() if c.mover == g] for g in table.groups}
         self.above: dict[str, tuple[str, ...]] = {}
         for name in table.groups:
-            chain, mover = [], table.groups[name].mover
+            ancestors, mover = [], table.groups[name].mover
             while mover is not None:
-                chain.append(mover)
+                ancestors.append(mover)
                 mover = table.groups[mover].mover
-            self.above[name] = tuple(chain)
+            self.above[name] = tuple(ancestors)
         self.below = {g: tuple(c for c in table.groups if g in self.above[c]) for g in table.groups}
 
     def common_ancestor(self, group: str, other_group: str) -> str | None:
@@ -222,20 +223,27 @@ def best_move(
         group: the group to visit.
         permutations: group -> present permutation, for all groups.
     """
-    values, inside = _Subtree(products, families, group, permutations).solve(group)
-    size, blocks = families.groups[group].size, families.groups[group].blocks
-    width = size // blocks
-    places = np.empty(size, dtype=np.int64)
-    for b in range(blocks):
-        source = int(permutations[group][b * width]) // width if blocks > 1 else 0
-        new, old = slice(b * width, (b + 1) * width), slice(source * width, (source + 1) * width)
-        places[new] = source * width + solve_assignment(values[new, old])
-    result = {group: torch.from_numpy(places)}
-    for name, chosen in inside.items():
-        moved = chosen[np.arange(size), places] + places[:, None] * chosen.shape[-1]
-        result[name] = torch.from_numpy(moved.flatten())
-    rows, before = np.arange(size), permutations[group].numpy()
-    return result, float((values[rows, places] - values[rows, before]).sum(dtype=np.float64))
+    gains, orders_in_blocks = _Subtree(products, families, group, permutations).solve(group)
+    size, block_count = families.groups[group].size, families.groups[group].blocks
+    width = size // block_count
+    new_permutation = np.empty(size, dtype=np.int64)
+    for block in range(block_count):
+        old_block = int(permutations[group][block * width]) // width if block_count > 1 else 0
+        new_slice, old_slice = (
+            slice(block * width, (block + 1) * width),
+            slice(old_block * width, (old_block + 1) * width),
+        )
+        new_permutation[new_slice] = old_block * width + solve_assignment(gains[new_slice, old_slice])
+    best_permutations = {group: torch.from_numpy(new_permutation)}
+    for name, inner_orders in orders_in_blocks.items():
+        child_permutation = (
+            inner_orders[np.arange(size), new_permutation] + new_permutation[:, None] * inner_orders.shape[-1]
+        )
+        best_permutations[name] = torch.from_numpy(child_permutation.flatten())
+    unit_numbers, old_permutation = np.arange(size), permutations[group].numpy()
+    return best_permutations, float(
+        (gains[unit_numbers, new_permutation] - gains[unit_numbers, old_permutation]).sum(dtype=np.float64)
+    )
 
 
 class _Subtree:
@@ -253,51 +261,60 @@ class _Subtree:
         """Return the best gain if new unit u is old unit v, (u, v), and the orders inside blocks that reach this
         gain."""
         gains = self._products.gains(group, self._permutations, self._left_out_terms)
-        values: Matrix = gains.cpu().numpy()
+        gain_matrix: Matrix = gains.cpu().numpy()
         if group in self._kernel_gains:
-            values = values + self._kernel_gains[group]
-        inside: OrdersInBlocks = {}
+            gain_matrix = gain_matrix + self._kernel_gains[group]
+        orders_in_blocks: OrdersInBlocks = {}
         for child in self._families.children[group]:
             for common_group, earlier_term, later_term in self._connecting_kernels:
                 if common_group == group and (
                     later_term.move.group == child or child in self._families.above[later_term.move.group]
                 ):
-                    gain = _kernel_gains(self._products, later_term, inside[earlier_term.move.group])
-                    self._kernel_gains[later_term.move.group] = self._kernel_gains.get(later_term.move.group, 0) + gain
-            below, orders_below = self.solve(child)
-            best, order = best_orders(below, len(values))
-            values = values + best
-            inside[child] = order
-            inside |= {name: _nest_orders(order, chosen) for name, chosen in orders_below.items()}
-        return values, inside
+                    kernel_gain = _kernel_gains(self._products, later_term, orders_in_blocks[earlier_term.move.group])
+                    self._kernel_gains[later_term.move.group] = (
+                        self._kernel_gains.get(later_term.move.group, 0) + kernel_gain
+                    )
+            child_gains, child_orders = self.solve(child)
+            best_gains_of_child, order_of_child = best_orders(child_gains, len(gain_matrix))
+            gain_matrix = gain_matrix + best_gains_of_child
+            orders_in_blocks[child] = order_of_child
+            orders_in_blocks |= {
+                name: _nest_orders(order_of_child, inner_orders) for name, inner_orders in child_orders.items()
+            }
+        return gain_matrix, orders_in_blocks
 
 
-def best_orders(gains: Matrix, blocks: int) -> tuple[Matrix, NDArray[np.int64]]:
+def best_orders(gains: Matrix, block_count: int) -> tuple[Matrix, NDArray[np.int64]]:
     """Return for each new and old place of a block the largest sum of gains inside the block, (new, old), and the order
     of units with this sum, (new, old, unit).
 
     Args:
         gains: gain of each move of an old unit to a new place, (new unit, old unit).
-        blocks: number of blocks of the units.
+        block_count: number of blocks of the units.
     """
-    width = len(gains) // blocks
-    pairs = gains.reshape(blocks, width, blocks, width).transpose(0, 2, 1, 3)
+    width = len(gains) // block_count
+    gains_of_blocks = gains.reshape(block_count, width, block_count, width).transpose(0, 2, 1, 3)
     if width <= _MOST_UNITS_TO_TRY_ALL:
-        every = np.array(list(orders(range(width))))
-        sums = pairs[:, :, np.arange(width), every].sum(-1)
-        return sums.max(-1), every[sums.argmax(-1)]
-    order = np.array([[solve_assignment(pair) for pair in row] for row in pairs])
-    return np.take_along_axis(pairs, order[..., None], -1)[..., 0].sum(-1), order
+        all_orders = np.array(list(orders(range(width))))
+        gain_sums = gains_of_blocks[:, :, np.arange(width), all_orders].sum(-1)
+        return gain_sums.max(-1), all_orders[gain_sums.argmax(-1)]
+    best_order = np.array(
+        [
+            [solve_assignment(block_gains) for block_gains in gains_of_new_block]
+            for gains_of_new_block in gains_of_blocks
+        ]
+    )
+    return np.take_along_axis(gains_of_blocks, best_order[..., None], -1)[..., 0].sum(-1), best_order
 
 
-def _nest_orders(order: NDArray[np.int64], child_orders: NDArray[np.int64]) -> NDArray[np.int64]:
+def _nest_orders(mover_orders: NDArray[np.int64], child_orders: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the orders inside the units of a mover, made from the orders inside the units of its child group, (new,
     old, child unit * place)."""
-    count, width, inner = len(order), order.shape[-1], child_orders.shape[-1]
-    new_units = np.arange(count)[:, None, None] * width + np.arange(width)
-    old_units = np.arange(count)[None, :, None] * width + order
-    result: NDArray[np.int64] = child_orders[new_units, old_units] + order[..., None] * inner
-    return result.reshape(count, count, width * inner)
+    block_count, width, child_width = len(mover_orders), mover_orders.shape[-1], child_orders.shape[-1]
+    new_units = np.arange(block_count)[:, None, None] * width + np.arange(width)
+    old_units = np.arange(block_count)[None, :, None] * width + mover_orders
+    result: NDArray[np.int64] = child_orders[new_units, old_units] + mover_orders[..., None] * child_width
+    return result.reshape(block_count, block_count, width * child_width)
 
 
 def _kernels_connecting_groups(
@@ -306,29 +323,31 @@ def _kernels_connecting_groups(
     """Return grouped kernels between two groups with a common ancestor: the ancestor, and the terms of both groups."""
     if len(families.below[top_group]) < 2:
         return ()
-    order = (top_group, *families.below[top_group])
+    groups_in_order = (top_group, *families.below[top_group])
     result = []
-    for later_term in (term for group in order for term in reference.terms[group] if term.kernel_move is not None):
+    for later_term in (
+        term for group in groups_in_order for term in reference.terms[group] if term.kernel_move is not None
+    ):
         for earlier_term in (
-            term for group in order for term in reference.terms[group] if term.name == later_term.name
+            term for group in groups_in_order for term in reference.terms[group] if term.name == later_term.name
         ):
             common_group = families.common_ancestor(earlier_term.move.group, later_term.move.group)
-            if len(later_term.axes.moves) != 2 or later_term.kernel_move is None or common_group not in order:
+            if len(later_term.axes.moves) != 2 or later_term.kernel_move is None or common_group not in groups_in_order:
                 continue
-            first, second = (
+            first_child, second_child = (
                 _child_leading_to_group(families, common_group, term.move.group) for term in (earlier_term, later_term)
             )
-            if families.groups[common_group].size == later_term.kernel_move.within and order.index(first) < order.index(
-                second
-            ):
+            if families.groups[common_group].size == later_term.kernel_move.within and groups_in_order.index(
+                first_child
+            ) < groups_in_order.index(second_child):
                 result.append((common_group, earlier_term, later_term))
     return result
 
 
 def _child_leading_to_group(families: Families, ancestor: str, group: str) -> str:
     """Return the child of `ancestor` on the path to `group` in the tree of groups."""
-    chain = (group, *families.above[group])
-    return chain[chain.index(ancestor) - 1]
+    group_and_ancestors = (group, *families.above[group])
+    return group_and_ancestors[group_and_ancestors.index(ancestor) - 1]
 
 
 def _kernel_gains(products: Products, later_term: Term, block_orders: NDArray[np.int64]) -> Matrix:
@@ -339,22 +358,24 @@ def _kernel_gains(products: Products, later_term: Term, block_orders: NDArray[np
         later_term: the term of the later axis of the kernel.
         block_orders: orders inside the blocks of the kernel's other axis, (new block, old block, place).
     """
-    blocks, axis = len(block_orders), 1 - later_term.move.axis
-    fixed, units = (
-        split_axis(tensors[later_term.name], 0, blocks).flatten(3)
+    block_count, axis = len(block_orders), 1 - later_term.move.axis
+    reference_units, units = (
+        split_axis(tensors[later_term.name], 0, block_count).flatten(3)
         for tensors in (products.reference.tensors, products.tensors)
     )
     if axis == 0:
-        fixed, units = fixed.transpose(1, 2), units.transpose(1, 2)
-    rows = []
-    for u, order in enumerate(torch.from_numpy(block_orders).to(units.device)):
-        moved = units[torch.arange(blocks, device=units.device)[:, None], :, order].transpose(1, 2)
-        rows.append(fixed[u].flatten(1) @ moved.flatten(0, 1).flatten(1).T)
-    result: Matrix = torch.cat(rows).cpu().numpy().astype(np.float64)
+        reference_units, units = reference_units.transpose(1, 2), units.transpose(1, 2)
+    gain_rows = []
+    for u, orders_of_new_block in enumerate(torch.from_numpy(block_orders).to(units.device)):
+        moved_units = units[torch.arange(block_count, device=units.device)[:, None], :, orders_of_new_block].transpose(
+            1, 2
+        )
+        gain_rows.append(reference_units[u].flatten(1) @ moved_units.flatten(0, 1).flatten(1).T)
+    result: Matrix = torch.cat(gain_rows).cpu().numpy().astype(np.float64)
     return result
 
 
-def solve_assignment(gains: Matrix) -> Places:
+def solve_assignment(gains: Matrix) -> Assignment:
     """Return the permutation p that maximises the sum of gains[u, p[u]], (unit).
 
     scipy solves the assignment problem exactly. For large matrices, a number is first subtracted from each row and each
@@ -371,16 +392,16 @@ def solve_assignment(gains: Matrix) -> Places:
     from scipy.optimize import linear_sum_assignment
 
     costs = -gains.astype(np.float64) if len(gains) < _SMALL_GROUP else _reduced_costs(gains)
-    places: Places = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
+    places: Assignment = linear_sum_assignment(costs)[1].astype(np.int64, copy=False)
     return places
 
 
 def _reduced_costs(gains: Matrix) -> NDArray[np.float64]:
     """Return the costs (negative gains) after a number is subtracted from each row and each column."""
-    exact = torch.from_numpy(gains)
-    rows, columns = smoothed_potentials(exact)
-    costs = rows[:, None] - exact
-    costs += columns
+    exact_gains = torch.from_numpy(gains)
+    row_numbers, column_numbers = smoothed_potentials(exact_gains)
+    costs = row_numbers[:, None] - exact_gains
+    costs += column_numbers
     costs -= costs.amin(1, keepdim=True)
     result: NDArray[np.float64] = costs.numpy()
     return result
@@ -396,19 +417,22 @@ def smoothed_potentials(gains: Tensor) -> tuple[Tensor, Tensor]:
         gains: (unit, unit).
     """
     largest, spread = gains.amax(1), float(gains.std(correction=0))
-    rows, columns = largest.double(), torch.zeros(len(gains), dtype=torch.float64)
+    row_potentials, column_potentials = largest.double(), torch.zeros(len(gains), dtype=torch.float64)
     if not 0 < spread < float("inf"):
-        return rows, columns
-    scaled = (gains - largest[:, None]).div_(spread).float()
-    up, down = torch.zeros(2, len(gains))
+        return row_potentials, column_potentials
+    scaled_gains = (gains - largest[:, None]).div_(spread).float()
+    scaled_rows, scaled_columns = torch.zeros(2, len(gains))
     for smoothing, steps in _SMOOTHING_STAGES:
-        kernel = scaled - up[:, None]
-        kernel -= down
+        kernel = scaled_gains - scaled_rows[:, None]
+        kernel -= scaled_columns
         kernel.div_(smoothing).clamp_(_LEAST_LOGARITHM, -_LEAST_LOGARITHM).exp_()
-        right = torch.ones_like(down)
+        column_factors = torch.ones_like(scaled_columns)
         for _ in range(steps):
-            left = torch.mv(kernel, right).reciprocal_()
-            right = torch.mv(kernel.T, left).reciprocal_()
-        up, down = up - smoothing * left.log(), down - smoothing * right.log()
-    result = rows + spread * up.double(), spread * down.double()
-    return result if all(bool(part.isfinite().all()) for part in result) else (rows, columns)
+            row_factors = torch.mv(kernel, column_factors).reciprocal_()
+            column_factors = torch.mv(kernel.T, row_factors).reciprocal_()
+        scaled_rows, scaled_columns = (
+            scaled_rows - smoothing * row_factors.log(),
+            scaled_columns - smoothing * column_factors.log(),
+        )
+    result = row_potentials + spread * scaled_rows.double(), spread * scaled_columns.double()
+    return result if all(bool(part.isfinite().all()) for part in result) else (row_potentials, column_potentials)

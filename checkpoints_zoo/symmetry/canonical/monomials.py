@@ -86,11 +86,13 @@ def collect_monomials(
         dtype: dtype in which squares are summed.
     """
     tensors = [params[name] for name in tensor_names]
-    members, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
+    member_count, device = (len(tensors[0]), tensors[0].device) if tensors else (0, torch.device("cpu"))
     result = Monomials(
-        {name: table.scales[name].size for name in free_scales}, [], torch.zeros(members, dtype=dtype, device=device)
+        {name: table.scales[name].size for name in free_scales},
+        [],
+        torch.zeros(member_count, dtype=dtype, device=device),
     )
-    merged: dict[tuple[tuple[str, float], ...], Block] = {}
+    block_of_powers: dict[tuple[tuple[str, float], ...], Block] = {}
     for name, tensor in zip(tensor_names, tensors, strict=True):
         axes = table.tensors[name]
         powers = tuple(power for power in axes.powers if power.scale in result.sizes)
@@ -98,16 +100,16 @@ def collect_monomials(
             result.constant += _sum_squares(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None], dtype)
             continue
         for block in _sum_into_blocks(axes, powers, table, tensor, dtype):
-            parts = (*block.rows, *block.columns)
-            key = tuple((part.scale, part.power) for part in parts)
-            if not parts:
+            scale_powers = (*block.rows, *block.columns)
+            powers_key = tuple((scale_power.scale, scale_power.power) for scale_power in scale_powers)
+            if not scale_powers:
                 result.constant += block.mass.sum((1, 2))
-            elif any(part.units is not None for part in parts):
+            elif any(scale_power.units is not None for scale_power in scale_powers):
                 result.blocks.append(block)
-            elif key in merged:
-                merged[key].mass += block.mass
+            elif powers_key in block_of_powers:
+                block_of_powers[powers_key].mass += block.mass
             else:
-                result.blocks.append(merged.setdefault(key, block))
+                result.blocks.append(block_of_powers.setdefault(powers_key, block))
     return result
 
 
@@ -118,11 +120,14 @@ def _sum_squares(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     sums = torch.empty(len(rows), dtype=dtype, device=tensor.device)
     if length == 1:
         return sums.copy_(rows[:, 0]).square_().reshape(shape)
-    step, ones = max(1, _ENTRIES_AT_ONCE // max(1, length)), torch.ones(length, dtype=dtype, device=tensor.device)
-    wide = torch.empty(min(step, len(rows)), length, dtype=dtype, device=tensor.device)
-    for start in range(0, len(rows), step):
-        piece = rows[start : start + step]
-        torch.mv(wide[: len(piece)].copy_(piece).square_(), ones, out=sums[start : start + step])
+    rows_at_once, ones = (
+        max(1, _ENTRIES_AT_ONCE // max(1, length)),
+        torch.ones(length, dtype=dtype, device=tensor.device),
+    )
+    square_buffer = torch.empty(min(rows_at_once, len(rows)), length, dtype=dtype, device=tensor.device)
+    for start in range(0, len(rows), rows_at_once):
+        piece = rows[start : start + rows_at_once]
+        torch.mv(square_buffer[: len(piece)].copy_(piece).square_(), ones, out=sums[start : start + rows_at_once])
     return sums.reshape(shape)
 
 
@@ -130,22 +135,22 @@ def _sum_into_blocks(
     axes: Axes, powers: tuple[Power, ...], table: Table, tensor: Tensor, dtype: torch.dtype
 ) -> Iterator[Block]:
     """Sum the squares of a tensor; yield its blocks: one block, unless some powers leave out entries."""
-    whole = all(p.length == axes.shape[p.axis] and not p.within for p in powers)
-    if not whole or len({p.axis for p in powers}) != len(powers) or len(powers) > 2:
+    powers_cover_axes = all(p.length == axes.shape[p.axis] and not p.within for p in powers)
+    if not powers_cover_axes or len({p.axis for p in powers}) != len(powers) or len(powers) > 2:
         yield from _sum_squares_in_cells(axes, powers, table, tensor, dtype)
         return
     powers = tuple(sorted(powers, key=lambda power: power.axis))
     # The axes are (member, before, value, span, between, value, span, behind): sum over all axes except members and
     # values.
-    view, start = [len(tensor)], 0
+    view_shape, start = [len(tensor)], 0
     for power in powers:
         size = table.scales[power.scale].size
-        view += [prod(axes.shape[start : power.axis]), size, power.length // size]
+        view_shape += [prod(axes.shape[start : power.axis]), size, power.length // size]
         start = power.axis + 1
-    remaining = [0, 2] if len(powers) == 1 else [0, 2, 5]
-    view.append(prod(axes.shape[start:]))
-    others = [i for i in range(len(view)) if i not in remaining]
-    mass = _sum_squares(tensor.reshape(view).permute(*remaining, *others).flatten(len(remaining)), dtype)
+    kept_axes = [0, 2] if len(powers) == 1 else [0, 2, 5]
+    view_shape.append(prod(axes.shape[start:]))
+    summed_axes = [i for i in range(len(view_shape)) if i not in kept_axes]
+    mass = _sum_squares(tensor.reshape(view_shape).permute(*kept_axes, *summed_axes).flatten(len(kept_axes)), dtype)
     rows, *columns = [(ScalePower(p.scale, p.power, None),) for p in powers]
     yield Block(rows, columns[0] if columns else (), mass if columns else mass[..., None])
 
@@ -157,29 +162,33 @@ def _sum_squares_in_cells(
 
     Cells are needed for kernels whose inputs several layers write, for grouped kernels, and for products of scales.
     """
-    scaled = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
-    lengths = [axes.shape[i] for i in scaled]
-    others = [i + 1 for i in range(len(axes.shape)) if i not in scaled]
-    summed = tensor.permute(0, *(i + 1 for i in scaled), *others).reshape(len(tensor), prod(lengths), -1)
-    grid = torch.meshgrid(*map(torch.arange, lengths), indexing="ij")
+    scaled_axes = sorted({p.axis for p in powers} | ({0} if any(p.within for p in powers) else set()))
+    scaled_lengths = [axes.shape[i] for i in scaled_axes]
+    other_axes = [i + 1 for i in range(len(axes.shape)) if i not in scaled_axes]
+    entries_by_cell = tensor.permute(0, *(i + 1 for i in scaled_axes), *other_axes).reshape(
+        len(tensor), prod(scaled_lengths), -1
+    )
+    grid = torch.meshgrid(*map(torch.arange, scaled_lengths), indexing="ij")
     units = []
     for power in powers:
-        entry = grid[scaled.index(power.axis)] - power.offset
+        entry = grid[scaled_axes.index(power.axis)] - power.offset
         if power.within:
             rows_per_block = axes.shape[0] // power.within
             entry = entry + grid[0].div(rows_per_block, rounding_mode="floor") * axes.shape[power.axis]
-        inside = (entry >= 0) & (entry < power.length)
-        value = (entry * table.scales[power.scale].size).div(power.length, rounding_mode="floor")
-        units.append(torch.where(inside, value, -1).flatten())
-    cells, places = torch.unique(torch.stack(units), dim=1, return_inverse=True)
+        is_scaled = (entry >= 0) & (entry < power.length)
+        unit = (entry * table.scales[power.scale].size).div(power.length, rounding_mode="floor")
+        units.append(torch.where(is_scaled, unit, -1).flatten())
+    cells, cell_of_entry = torch.unique(torch.stack(units), dim=1, return_inverse=True)
     mass = torch.zeros(len(tensor), cells.shape[1], dtype=dtype, device=tensor.device)
-    mass.index_add_(1, places.to(tensor.device), _sum_squares(summed, dtype))
-    for pattern in torch.unique(cells >= 0, dim=1).T:
-        chosen = ((cells >= 0) == pattern[:, None]).all(0).nonzero()[:, 0]
-        side = _merge_powers(
-            ScalePower(p.scale, p.power, cells[i, chosen].to(tensor.device)) for i, p in enumerate(powers) if pattern[i]
+    mass.index_add_(1, cell_of_entry.to(tensor.device), _sum_squares(entries_by_cell, dtype))
+    for has_power in torch.unique(cells >= 0, dim=1).T:
+        chosen_cells = ((cells >= 0) == has_power[:, None]).all(0).nonzero()[:, 0]
+        scale_powers = _merge_powers(
+            ScalePower(p.scale, p.power, cells[i, chosen_cells].to(tensor.device))
+            for i, p in enumerate(powers)
+            if has_power[i]
         )
-        yield Block(side, (), mass[:, chosen.to(tensor.device), None])
+        yield Block(scale_powers, (), mass[:, chosen_cells.to(tensor.device), None])
 
 
 def _merge_powers(scale_powers: Iterable[ScalePower]) -> PowerProduct:

@@ -80,22 +80,24 @@ def sort_units(
     """
     if key not in SORTING_KEYS:
         raise UsageError("key", expected=" or ".join(map(repr, SORTING_KEYS)), found=repr(key))
-    count = count_stacked_members(table, params) if params else None
-    free = _sortable_groups(table, streams)
-    moving = {n: a for n, a in table.tensors.items() if any(move.group in free for move in a.moves)}
-    for name in moving:
+    member_count = count_stacked_members(table, params) if params else None
+    groups_to_sort = _sortable_groups(table, streams)
+    axes_of_moving = {n: a for n, a in table.tensors.items() if any(move.group in groups_to_sort for move in a.moves)}
+    for name in axes_of_moving:
         if name not in params:
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
-    if not free:
+    if not groups_to_sort:
         return dict(params), {}
     with torch.no_grad():
-        members = Members(table, {name: params[name].detach() for name in moving}, free, tolerance=tolerance)
-        order = (
-            _sort_remaining(members, False, _sorting_turns(table, free), key)
-            if count
-            else _empty_orders(table, free, members.device)
+        members = Members(
+            table, {name: params[name].detach() for name in axes_of_moving}, groups_to_sort, tolerance=tolerance
         )
-    permutations = {name: order[name] for name in table.groups if name in free}
+        orders = (
+            _sort_remaining(members, False, _list_joint_groups(table, groups_to_sort), key)
+            if member_count
+            else _empty_orders(table, groups_to_sort, members.device)
+        )
+    permutations = {name: orders[name] for name in table.groups if name in groups_to_sort}
     return permute(table, params, permutations), permutations
 
 
@@ -106,23 +108,27 @@ def _empty_orders(table: Table, groups_to_sort: frozenset[str], device: torch.de
 def _sortable_groups(table: Table, streams: bool) -> frozenset[str]:
     """Return the groups to sort: all groups, or only the groups of inner channels whose blocks hold no units of
     residual streams."""
-    excluded: set[str | None] = set() if streams else {name for name, group in table.groups.items() if group.stream}
+    excluded_groups: set[str | None] = (
+        set() if streams else {name for name, group in table.groups.items() if group.stream}
+    )
     for name in reversed(list(table.groups)):
-        if name in excluded:
-            excluded.add(table.groups[name].mover)
-    return frozenset(name for name in table.groups if name not in excluded)
+        if name in excluded_groups:
+            excluded_groups.add(table.groups[name].mover)
+    return frozenset(name for name in table.groups if name not in excluded_groups)
 
 
-def _sorting_turns(table: Table, groups_to_sort: frozenset[str]) -> list[list[str]]:
-    """Return the groups in sorting order. A group without writers is sorted together with the first group inside its
-    blocks."""
-    turns: list[list[str]] = []
-    placed: set[str] = set()
+def _list_joint_groups(table: Table, groups_to_sort: frozenset[str]) -> list[list[str]]:
+    """Return lists of joint groups (groups that are sorted together), in sorting order. A group without writers is
+    sorted together with the first group inside its blocks."""
+    joint_groups_in_order: list[list[str]] = []
+    listed_groups: set[str] = set()
     for name in table.groups:
-        if name in groups_to_sort and name not in placed:
-            turns.append(_groups_sorted_together(table, name) if not table.groups[name].writers else [name])
-            placed.update(turns[-1])
-    return turns
+        if name in groups_to_sort and name not in listed_groups:
+            joint_groups_in_order.append(
+                _groups_sorted_together(table, name) if not table.groups[name].writers else [name]
+            )
+            listed_groups.update(joint_groups_in_order[-1])
+    return joint_groups_in_order
 
 
 def _groups_sorted_together(table: Table, group_name: str) -> list[str]:
@@ -130,58 +136,60 @@ def _groups_sorted_together(table: Table, group_name: str) -> list[str]:
     no such group exists."""
     for other in table.groups.values():
         if other.mover == group_name:
-            below = [other.name] if other.writers else _groups_sorted_together(table, other.name)
-            if table.groups[below[-1]].writers:
-                return [group_name, *below]
+            groups_below = [other.name] if other.writers else _groups_sorted_together(table, other.name)
+            if table.groups[groups_below[-1]].writers:
+                return [group_name, *groups_below]
     return [group_name]
 
 
 def _sort_remaining(
     members: Members,
     first_unit_only: bool,
-    turns: list[list[str]],
+    all_joint_groups: list[list[str]],
     key_kind: str,
     order_counter: list[int] | None = None,
 ) -> Orders:
     """Sort all groups that are not sorted yet; return the permutations of all groups."""
     orders_by_member: dict[int, Orders] = {}
     is_unsorted = torch.ones(len(members), dtype=torch.bool, device=members.device)
-    for turn in turns:
-        if turn[0] in members.order:
+    for joint_groups in all_joint_groups:
+        if joint_groups[0] in members.order:
             continue
-        for member in _sort_turn(members, turn, key_kind, is_unsorted).nonzero()[:, 0].tolist():
-            single, counter = members.select(member), [0] if order_counter is None else order_counter
-            sort_rest = partial(_sort_remaining, turns=turns, key_kind=key_kind, order_counter=counter)
-            orders_by_member[member] = Search(single, turn, sort_rest, counter).find_best_orders(
-                _initial_colours(single, turn, key_kind), first_unit_only
+        for member in _sort_joint_groups(members, joint_groups, key_kind, is_unsorted).nonzero()[:, 0].tolist():
+            one_member, counter = members.select(member), [0] if order_counter is None else order_counter
+            sort_rest = partial(
+                _sort_remaining, all_joint_groups=all_joint_groups, key_kind=key_kind, order_counter=counter
+            )
+            orders_by_member[member] = Search(one_member, joint_groups, sort_rest, counter).find_best_orders(
+                _initial_colours(one_member, joint_groups, key_kind), first_unit_only
             )
             is_unsorted[member] = False
-        members.move_blocks(turn)
-    for member, order in orders_by_member.items():
-        for name, permutation in order.items():
+        members.move_blocks(joint_groups)
+    for member, orders in orders_by_member.items():
+        for name, permutation in orders.items():
             members.order[name][member] = permutation[0]
     return members.order
 
 
-def _sort_turn(members: Members, turn: list[str], key_kind: str, is_unsorted: Tensor) -> Tensor:
-    """Sort a turn (groups that are sorted together) inside its blocks; return whether a member has ties left, (member).
+def _sort_joint_groups(members: Members, joint_groups: list[str], key_kind: str, is_unsorted: Tensor) -> Tensor:
+    """Sort the units of joint groups inside their blocks; return whether a member has ties left, (member).
 
     Args:
         is_unsorted: (member), whether a member still needs sorting.
     """
-    table, last = members.table, turn[-1]
+    table, last_group = members.table, joint_groups[-1]
     has_open_tie = torch.zeros_like(is_unsorted)
-    last_keys = unit_keys(members, table.groups[last], key_kind)
-    for name in reversed(turn):
+    last_keys = unit_keys(members, table.groups[last_group], key_kind)
+    for name in reversed(joint_groups):
         group = table.groups[name]
         keys = last_keys
-        if name != last:
+        if name != last_group:
             # A group without writers is sorted by the keys of the units inside its blocks, the largest key first.
-            keys = _keys_of_blocks(last_keys, members.inner[last], group.size)
+            keys = _keys_of_blocks(last_keys, members.inner[last_group], group.size)
         order, cells = _sort_in_blocks(group, keys, is_unsorted & ~has_open_tie)
         if len(cells):
             has_open_tie |= break_ties(members, group, cells, order)
-        members.set_order_in_blocks(turn, name, order.reshape(len(members), -1))
+        members.set_order_in_blocks(joint_groups, name, order.reshape(len(members), -1))
     return has_open_tie
 
 
@@ -198,27 +206,33 @@ def _keys_of_blocks(keys: Keys, unit_order: Tensor, block_count: int) -> Keys:
 
 def _sort_in_blocks(group: Group, keys: Keys, is_unsorted: Tensor) -> tuple[Tensor, Cells]:
     """Sort units by keys inside their blocks; return the unit at each place, flat over members, and the ties."""
-    members, step = len(keys.approximate_keys), group.size // group.blocks
-    values, within = keys.approximate_keys.reshape(members, group.blocks, step).sort(dim=-1, stable=True)
-    order = (within + torch.arange(0, group.size, step, device=within.device)[:, None]).flatten()
-    tied = keys.may_tie(values[..., :-1], values[..., 1:]) & is_unsorted[:, None, None]
-    ties_with_previous = torch.zeros_like(within, dtype=torch.bool)
+    member_count, units_per_block = len(keys.approximate_keys), group.size // group.blocks
+    sorted_keys, order_in_blocks = keys.approximate_keys.reshape(member_count, group.blocks, units_per_block).sort(
+        dim=-1, stable=True
+    )
+    order = (
+        order_in_blocks + torch.arange(0, group.size, units_per_block, device=order_in_blocks.device)[:, None]
+    ).flatten()
+    ties_with_right = keys.may_tie(sorted_keys[..., :-1], sorted_keys[..., 1:]) & is_unsorted[:, None, None]
+    ties_with_previous = torch.zeros_like(order_in_blocks, dtype=torch.bool)
     ties_with_next = torch.zeros_like(ties_with_previous)
-    ties_with_previous[..., 1:] = ties_with_next[..., :-1] = tied
-    place = (ties_with_previous | ties_with_next).flatten().nonzero()[:, 0]
-    member = place.div(group.size, rounding_mode="floor")
-    cells = Cells(order[place], member, (~ties_with_previous).flatten().cumsum(0)[place], place)
+    ties_with_previous[..., 1:] = ties_with_next[..., :-1] = ties_with_right
+    tied_places = (ties_with_previous | ties_with_next).flatten().nonzero()[:, 0]
+    member_of_place = tied_places.div(group.size, rounding_mode="floor")
+    cells = Cells(
+        order[tied_places], member_of_place, (~ties_with_previous).flatten().cumsum(0)[tied_places], tied_places
+    )
     if keys.exact_keys is not None and len(cells):
-        exact = keys.exact_keys(member, cells.unit)
-        cells.split(exact.reshape(len(cells), -1), keys.tolerance)
+        exact_keys = keys.exact_keys(member_of_place, cells.unit)
+        cells.split(exact_keys.reshape(len(cells), -1), keys.tolerance)
         order[cells.place] = cells.unit
         cells = cells.select(~are_alone(cells))
     return order, cells
 
 
-def _initial_colours(member: Members, turn: list[str], key_kind: str) -> Colours:
+def _initial_colours(member: Members, joint_groups: list[str], key_kind: str) -> Colours:
     """Return a colour (whole number) for each unit of one member: units with equal keys get equal colours."""
-    group = member.table.groups[turn[-1]]
+    group = member.table.groups[joint_groups[-1]]
     keys = unit_keys(member, group, key_kind).of_all_units()[0]
     if member.tolerance:
         return {group.name: number_close_values(keys, torch.zeros_like(keys), member.tolerance)}
@@ -271,17 +285,20 @@ def unit_keys(members: Members, group: Group, key_kind: str) -> Keys:
         return Keys(_first_codes(members, group, placement))
     rows = _writer_rows(members, group, placement)
     if key_kind == "max":
-        largest = rows.amax(-1)
-        return Keys(~ordered_bits(largest.where(largest != 0, 0)))
-    wide = torch.float64 if rows.itemsize > 4 else torch.float32
+        largest_entries = rows.amax(-1)
+        return Keys(~ordered_bits(largest_entries.where(largest_entries != 0, 0)))
+    sum_dtype = torch.float64 if rows.itemsize > 4 else torch.float32
     # The relative and the absolute rounding error of a sum of squares.
-    relative, absolute = 3 * (_ENTRIES_PER_RUN + 4) * torch.finfo(wide).eps, 1e16 * torch.finfo(wide).tiny
+    relative_error, absolute_error = (
+        3 * (_ENTRIES_PER_RUN + 4) * torch.finfo(sum_dtype).eps,
+        1e16 * torch.finfo(sum_dtype).tiny,
+    )
 
     def may_tie(smaller_value: Tensor, larger_value: Tensor) -> Tensor:
-        return ~(-smaller_value > -larger_value * (1 + relative) + absolute)
+        return ~(-smaller_value > -larger_value * (1 + relative_error) + absolute_error)
 
     return Keys(
-        -_rough_squares(rows, wide), may_tie, lambda m, u: ~ordered_bits(_exact_squares(members, placement, m, u))
+        -_rough_squares(rows, sum_dtype), may_tie, lambda m, u: ~ordered_bits(_exact_squares(members, placement, m, u))
     )
 
 
@@ -314,18 +331,19 @@ def _all_units(member_count: int, unit_count: int, device: torch.device) -> tupl
 
 def _rough_squares(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Return sums of squares over the last axis: short runs in `dtype`, then the sums of runs in float64."""
-    flat, length = rows.flatten(0, 1), rows.shape[2]
-    runs = length // _ENTRIES_PER_RUN * _ENTRIES_PER_RUN
-    result = torch.empty(len(flat), dtype=torch.float64, device=rows.device)
-    step = max(1, _SQUARES_AT_ONCE // max(1, length))
-    wide = torch.empty(min(step, len(flat)), length, dtype=dtype, device=rows.device)
-    for start in range(0, len(flat), step):
-        part = flat[start : start + step]
-        squares = wide[: len(part)].copy_(part).square_()
-        total = squares[:, runs:].sum(1).double()
-        if runs:
-            total += squares[:, :runs].unflatten(1, (-1, _ENTRIES_PER_RUN)).sum(2).sum(1, dtype=torch.float64)  # type: ignore[no-untyped-call]
-        result[start : start + step] = total
+    flat_rows, length = rows.flatten(0, 1), rows.shape[2]
+    entries_in_runs = length // _ENTRIES_PER_RUN * _ENTRIES_PER_RUN
+    result = torch.empty(len(flat_rows), dtype=torch.float64, device=rows.device)
+    rows_at_once = max(1, _SQUARES_AT_ONCE // max(1, length))
+    square_buffer = torch.empty(min(rows_at_once, len(flat_rows)), length, dtype=dtype, device=rows.device)
+    for start in range(0, len(flat_rows), rows_at_once):
+        row_chunk = flat_rows[start : start + rows_at_once]
+        squares = square_buffer[: len(row_chunk)].copy_(row_chunk).square_()
+        row_sums = squares[:, entries_in_runs:].sum(1).double()
+        if entries_in_runs:
+            runs = squares[:, :entries_in_runs].reshape(len(row_chunk), -1, _ENTRIES_PER_RUN)
+            row_sums += runs.sum(2).sum(1, dtype=torch.float64)
+        result[start : start + rows_at_once] = row_sums
     return result.reshape(rows.shape[:2])
 
 
@@ -343,16 +361,16 @@ def _exact_squares(members: Members, placement: Placement, member_of: Tensor, un
         units: (unit), index of each unit in its group.
     """
     axes = members.table.tensors[placement.tensor]
-    last = max(move.axis for move in axes.moves)
-    behind = prod(axes.shape[last + 1 :])
-    rows = members.params[placement.tensor].reshape(-1, behind)
-    slices = Slices(members, placement, len(axes.shape) - last - 1)
+    last_moved_axis = max(move.axis for move in axes.moves)
+    entries_per_row = prod(axes.shape[last_moved_axis + 1 :])
+    rows = members.params[placement.tensor].reshape(-1, entries_per_row)
+    slices = Slices(members, placement, len(axes.shape) - last_moved_axis - 1)
     result = torch.empty(len(member_of), dtype=torch.float64, device=member_of.device)
-    step = max(1, _GATHERED_AT_ONCE // max(1, len(slices) * behind))
-    for start in range(0, len(member_of), step):
-        entries = slices.entries(member_of[start : start + step], units[start : start + step])
-        sums = _sum_row_squares(rows[entries.flatten()]).reshape(entries.shape)
-        result[start : start + step] = _fold_sum(slices.sort_unordered(sums))
+    units_at_once = max(1, _GATHERED_AT_ONCE // max(1, len(slices) * entries_per_row))
+    for start in range(0, len(member_of), units_at_once):
+        row_numbers = slices.entries(member_of[start : start + units_at_once], units[start : start + units_at_once])
+        row_sums = _sum_row_squares(rows[row_numbers.flatten()]).reshape(row_numbers.shape)
+        result[start : start + units_at_once] = _fold_sum(slices.sort_unordered(row_sums))
     return result
 
 
@@ -360,17 +378,17 @@ def _sum_row_squares(rows: Tensor) -> Tensor:
     """Return the sums of squares of rows (row, entry) in float64."""
     if rows.shape[1] > _SHORT_ROW:
         return _fold_sum(rows.to(torch.float64, copy=True).square_())
-    total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    row_sums = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for i in range(rows.shape[1]):
-        total += rows[:, i].to(torch.float64, copy=True).square_()
-    return total
+        row_sums += rows[:, i].to(torch.float64, copy=True).square_()
+    return row_sums
 
 
 def _fold_sum(rows: Tensor) -> Tensor:
     """Sum rows (row, entry) in place by repeatedly adding their last half to their first half; return the sums."""
     length = rows.shape[1]
     while length > 1:
-        half = length // 2
-        rows[:, :half] += rows[:, length - half : length]
-        length -= half
+        half_length = length // 2
+        rows[:, :half_length] += rows[:, length - half_length : length]
+        length -= half_length
     return rows[:, 0]

@@ -65,13 +65,19 @@ class Term:
         move = self.move
         if move.within:
             return split_axis(network_tensor, 0, move.within).flatten(3).permute(1, 3, 0, 2).flatten(2)
-        part = split_axis(network_tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units)
-        rest = [i for i in range(network_tensor.ndim) if i != move.axis and i not in self.moved_axes]
-        order = [i + (i > move.axis) for i in (*self.moved_axes, *rest)]
-        axes = [move.axis, *order, move.axis + 1] if self.has_units_first else [*order, move.axis + 1, move.axis]
-        moved = prod(network_tensor.shape[i] for i in self.moved_axes)
-        shape = (self.units, moved, -1) if self.has_units_first else (moved, -1, self.units)
-        return part.permute(axes).reshape(shape).contiguous()
+        split_tensor = split_axis(
+            network_tensor.narrow(move.axis, move.offset, self.units * move.span), move.axis, self.units
+        )
+        unmoved_axes = [i for i in range(network_tensor.ndim) if i != move.axis and i not in self.moved_axes]
+        axes_of_part = [i + (i > move.axis) for i in (*self.moved_axes, *unmoved_axes)]
+        axes = (
+            [move.axis, *axes_of_part, move.axis + 1]
+            if self.has_units_first
+            else [*axes_of_part, move.axis + 1, move.axis]
+        )
+        moved_entry_count = prod(network_tensor.shape[i] for i in self.moved_axes)
+        shape = (self.units, moved_entry_count, -1) if self.has_units_first else (moved_entry_count, -1, self.units)
+        return split_tensor.permute(axes).reshape(shape).contiguous()
 
     def as_matrices(self, units: Tensor, other_units: Tensor) -> tuple[Tensor, Tensor]:
         """Return two matrices whose product has the inner products of all pairs of units, (unit, other unit).
@@ -83,17 +89,17 @@ class Term:
             return units.flatten(1), other_units.flatten(1).T
         return units.flatten(0, 1).T, other_units.flatten(0, 1)
 
-    def select(self, units: Tensor, rows: Tensor, buffer: Tensor) -> Tensor:
+    def select(self, units: Tensor, entry_positions: Tensor, buffer: Tensor) -> Tensor:
         """Select entries of a tensor along its other moved axes; return the selected entries.
 
         Args:
             units: tensor of the network to match, as `units_of` returns tensors.
-            rows: positions of the entries to select.
+            entry_positions: positions of the entries to select.
             buffer: flat memory for the result.
         """
         axis = 1 if self.has_units_first else 0
-        shape = (*units.shape[:axis], len(rows), *units.shape[axis + 1 :])
-        return torch.index_select(units, axis, rows.to(units.device), out=buffer[: prod(shape)].view(shape))
+        shape = (*units.shape[:axis], len(entry_positions), *units.shape[axis + 1 :])
+        return torch.index_select(units, axis, entry_positions.to(units.device), out=buffer[: prod(shape)].view(shape))
 
     def source_positions(self, permutations: Permutations) -> Tensor:
         """Return where each entry of the other moved axes was before the permutation; entries are in the order of
@@ -107,24 +113,30 @@ class Term:
                 return permutations[move.group]  # the usual case
         if self.kernel_move is not None:
             groups = {move.group for move in self.other_moves}
-            inside = {g: without_block_moves(permutations[g], self.kernel_move.within) for g in groups}
-            return torch.cat([axis_entries(self.axes, axis, inside) for axis in self.moved_axes])
-        index = torch.zeros(1, dtype=torch.int64)
+            permutations_in_blocks = {g: without_block_moves(permutations[g], self.kernel_move.within) for g in groups}
+            return torch.cat([axis_entries(self.axes, axis, permutations_in_blocks) for axis in self.moved_axes])
+        positions = torch.zeros(1, dtype=torch.int64)
         for axis in self.moved_axes:
-            index = (index[:, None] * self.axes.shape[axis] + axis_entries(self.axes, axis, permutations)).flatten()
-        return index
+            positions = (
+                positions[:, None] * self.axes.shape[axis] + axis_entries(self.axes, axis, permutations)
+            ).flatten()
+        return positions
 
     def permute_kernel(self, tensor: Tensor, permutations: Permutations) -> Tensor:
         """Return a grouped kernel with its other axes permuted inside the blocks; the blocks stay in place."""
         kernel = self.kernel_move
         if kernel is None:
             raise ValueError(self.name)
-        inside = {move.group: without_block_moves(permutations[move.group], kernel.within) for move in self.other_moves}
+        permutations_in_blocks = {
+            move.group: without_block_moves(permutations[move.group], kernel.within) for move in self.other_moves
+        }
         for axis in self.moved_axes:
             if axis != kernel.axis:
-                tensor = tensor.index_select(axis, axis_entries(self.axes, axis, inside).to(tensor.device))
+                tensor = tensor.index_select(
+                    axis, axis_entries(self.axes, axis, permutations_in_blocks).to(tensor.device)
+                )
         if kernel.axis in self.moved_axes:
-            columns = inside[kernel.group].reshape(kernel.within, -1) % tensor.shape[1]
+            columns = permutations_in_blocks[kernel.group].reshape(kernel.within, -1) % tensor.shape[1]
             columns = columns.repeat_interleave(len(tensor) // kernel.within, 0).to(tensor.device)
             tensor = tensor[torch.arange(len(tensor), device=tensor.device)[:, None], columns]
         return tensor
@@ -135,10 +147,10 @@ def split_axis(tensor: Tensor, axis: int, part_count: int) -> Tensor:
     return tensor.reshape(*tensor.shape[:axis], part_count, -1, *tensor.shape[axis + 1 :])
 
 
-def without_block_moves(permutation: Tensor, blocks: int) -> Tensor:
+def without_block_moves(permutation: Tensor, block_count: int) -> Tensor:
     """Return a permutation (unit) of units in blocks without its permutation of the blocks."""
-    parts = permutation.reshape(blocks, -1)
-    return parts[parts[:, 0].argsort()].flatten()
+    units_by_block = permutation.reshape(block_count, -1)
+    return units_by_block[units_by_block[:, 0].argsort()].flatten()
 
 
 def axis_entries(axes: Axes, axis: int, permutations: Permutations) -> Tensor:
@@ -202,9 +214,9 @@ class Reference:
             permutations: group -> permutation, for all groups.
             tensor_names: names of the tensors in the sum; None for all tensors.
         """
-        selected = {n: t for n, t in tensors.items() if tensor_names is None or n in tensor_names}
-        moved = permute(self.table, selected, permutations)
-        return sum((dot(self.tensors[name], tensor) for name, tensor in moved.items()), start=0.0)
+        selected_tensors = {n: t for n, t in tensors.items() if tensor_names is None or n in tensor_names}
+        permuted_tensors = permute(self.table, selected_tensors, permutations)
+        return sum((inner_product(self.tensors[name], tensor) for name, tensor in permuted_tensors.items()), start=0.0)
 
 
 class Products:
@@ -235,11 +247,11 @@ class Products:
         if group not in self._single:
             entries = self.reference.single_axis_entries(group, self.tensors)
             self._single[group] = self.reference.fixed[group].T @ entries
-        total = self._single[group].clone()
+        gain_matrix = self._single[group].clone()
         for term in self.reference.terms[group]:
             if term not in left_out_terms:
-                total += self._updated_products(term, permutations)
-        return total
+                gain_matrix += self._updated_products(term, permutations)
+        return gain_matrix
 
     def _updated_products(self, term: Term, permutations: Permutations) -> Tensor:
         """Return the products of a term, updated by the moves along other axes since the last call."""
@@ -251,29 +263,33 @@ class Products:
             p is q for p, q in zip(current_permutations, last_permutations, strict=True)
         ):
             return self._products[term]
-        self._seen[term], fixed = current_permutations, self.reference.units[term]
+        self._seen[term], reference_units = current_permutations, self.reference.units[term]
         if term.kernel_move is not None:
             units = term.units_of(term.permute_kernel(self.tensors[term.name], permutations))
-            self._products[term] = torch.mm(*term.as_matrices(fixed, units))
+            self._products[term] = torch.mm(*term.as_matrices(reference_units, units))
             return self._products[term]
         if term not in self._units:
             self._units[term] = term.units_of(self.tensors[term.name])
         units, (first_buffer, second_buffer) = self._units[term], self.reference.buffers
-        rows, last_rows = term.source_positions(permutations), self._rows.get(term)
-        if last_rows is not None and units.numel() > _SMALL_TENSOR:
-            changed = (rows != last_rows).nonzero()[:, 0]
-            if len(changed) <= _MOST_CHANGED_ROWS * len(rows):
-                difference = term.select(units, rows[changed], first_buffer)
-                difference -= term.select(units, last_rows[changed], second_buffer)
-                self._products[term].addmm_(*term.as_matrices(term.select(fixed, changed, second_buffer), difference))
-                self._rows[term] = rows
+        source_positions, last_source_positions = term.source_positions(permutations), self._rows.get(term)
+        if last_source_positions is not None and units.numel() > _SMALL_TENSOR:
+            changed_positions = (source_positions != last_source_positions).nonzero()[:, 0]
+            if len(changed_positions) <= _MOST_CHANGED_ROWS * len(source_positions):
+                difference = term.select(units, source_positions[changed_positions], first_buffer)
+                difference -= term.select(units, last_source_positions[changed_positions], second_buffer)
+                self._products[term].addmm_(
+                    *term.as_matrices(term.select(reference_units, changed_positions, second_buffer), difference)
+                )
+                self._rows[term] = source_positions
                 return self._products[term]
-        self._rows[term] = rows
-        self._products[term] = torch.mm(*term.as_matrices(fixed, term.select(units, rows, first_buffer)))
+        self._rows[term] = source_positions
+        self._products[term] = torch.mm(
+            *term.as_matrices(reference_units, term.select(units, source_positions, first_buffer))
+        )
         return self._products[term]
 
 
-def dot(tensor: Tensor, other_tensor: Tensor) -> float:
+def inner_product(tensor: Tensor, other_tensor: Tensor) -> float:
     """Return the inner product of two tensors, summed in float64."""
     x, y = tensor.flatten(), other_tensor.flatten()
     pairs = (

@@ -61,25 +61,25 @@ def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool =
     >>> [round(float(t), 6) for t in (*tensors["0.weight"].flatten(), tensors["2.weight"], scales["0"])]
     [0.6, 0.8, 10.0, 0.2]
     """
-    chosen = {name: scale for name, scale in table.scales.items() if scale.exact or approximate}
+    scales_to_fix = {name: scale for name, scale in table.scales.items() if scale.exact or approximate}
     check_rows(table, approximate)
     if params:
         count_stacked_members(table, params)
     for name, axes in table.tensors.items():
-        if name not in params and any(power.scale in chosen for power in axes.powers):
+        if name not in params and any(exponent.scale in scales_to_fix for exponent in axes.powers):
             raise LayoutError(f"tensor {name!r}", expected=f"it, as {table.network} has it", found="none", tensor=name)
     scales: dict[str, Tensor] = {}
-    unscaled: dict[str, Tensor] = {}
-    for name, scale in _topological_order(table, chosen):
-        norms, power, smallest = _row_norms(table, params, scale, scales)
-        unscaled[name] = ~(norms > smallest)
-        scales[name] = torch.where(unscaled[name], 1.0, norms.pow(-1 / power))
+    is_unscaled: dict[str, Tensor] = {}
+    for name, scale in _topological_order(table, scales_to_fix):
+        norms, exponent, smallest_norm = _row_norms(table, params, scale, scales)
+        is_unscaled[name] = ~(norms > smallest_norm)
+        scales[name] = torch.where(is_unscaled[name], 1.0, norms.pow(-1 / exponent))
     tensors = {
         name: rescale_tensor(table.tensors[name], _widen_to_float32(tensor), scales) for name, tensor in params.items()
     }
-    for name, scale in chosen.items():
-        _round_to_signs(table, tensors, scale, unscaled[name])
-    return UnitNorm(tensors, scales, unscaled)
+    for name, scale in scales_to_fix.items():
+        _round_to_signs(table, tensors, scale, is_unscaled[name])
+    return UnitNorm(tensors, scales, is_unscaled)
 
 
 def check_rows(table: Table, approximate: bool) -> None:
@@ -101,31 +101,36 @@ def check_rows(table: Table, approximate: bool) -> None:
 def _topological_order(table: Table, scales: Mapping[str, Scale]) -> Iterator[tuple[str, Scale]]:
     """Yield scales in topological order: each scale after the other scales that multiply the rows of its first
     writer."""
-    waiting = dict(scales)
-    while waiting:
-        ready_scales = (name for name, scale in waiting.items() if not _scales_of_rows(table, scale) & waiting.keys())
-        name = next(ready_scales, next(iter(waiting)))
-        yield name, waiting.pop(name)
+    remaining_scales = dict(scales)
+    while remaining_scales:
+        ready_scales = (
+            name
+            for name, scale in remaining_scales.items()
+            if not _scales_of_rows(table, scale) & remaining_scales.keys()
+        )
+        name = next(ready_scales, next(iter(remaining_scales)))
+        yield name, remaining_scales.pop(name)
 
 
 def _scales_of_rows(table: Table, scale: Scale) -> set[str]:
     """Return the other scales that multiply the rows of the first writer of a scale."""
     (name, axis), *_ = scale.writers
     axes = table.tensors[name]
-    rows = {entry for p in _row_powers(axes, scale, axis) for entry in range(p.offset, p.offset + p.length)}
+    row_entries = {entry for p in _row_powers(axes, scale, axis) for entry in range(p.offset, p.offset + p.length)}
     return {
         p.scale
         for p in axes.powers
-        if p.scale != scale.name and (p.axis != axis or not rows.isdisjoint(range(p.offset, p.offset + p.length)))
+        if p.scale != scale.name
+        and (p.axis != axis or not row_entries.isdisjoint(range(p.offset, p.offset + p.length)))
     }
 
 
-def _round_to_signs(table: Table, tensors: Mapping[str, Tensor], scale: Scale, unscaled: Tensor) -> None:
+def _round_to_signs(table: Table, tensors: Mapping[str, Tensor], scale: Scale, is_unscaled: Tensor) -> None:
     """Round rows of one entry, such as gains, to exactly 1 or -1."""
     (name, axis), *_ = scale.writers
     (power, *more), tensor = _row_powers(table.tensors[name], scale, axis), tensors[name]
     if not more and prod(tensor.shape[1:]) == power.length == scale.size:
-        tensor.copy_(tensor.where(unscaled.reshape(tensor.shape), tensor.sign()))
+        tensor.copy_(tensor.where(is_unscaled.reshape(tensor.shape), tensor.sign()))
 
 
 def _widen_to_float32(tensor: Tensor) -> Tensor:
@@ -144,13 +149,15 @@ def _row_norms(
     leading_shape = squares.shape[1:]
     doubled_powers = tuple(Power(p.axis, p.scale, 2 * p.power, p.offset, p.length, p.within) for p in axes.powers)
     squares = rescale_tensor(Axes(tuple(leading_shape), axes.role, 0.0, (), doubled_powers), squares, scales)
-    sums = torch.zeros(len(tensor), scale.size, dtype=torch.float64, device=tensor.device)
+    squared_norms = torch.zeros(len(tensor), scale.size, dtype=torch.float64, device=tensor.device)
     for power in row_powers:
-        part = squares.narrow(axis + 1, power.offset, power.length).movedim(axis + 1, 1)
-        sums += part.reshape(len(tensor), scale.size, prod(part.shape[1:]) // scale.size).sum(-1)
+        squares_of_rows = squares.narrow(axis + 1, power.offset, power.length).movedim(axis + 1, 1)
+        squared_norms += squares_of_rows.reshape(
+            len(tensor), scale.size, prod(squares_of_rows.shape[1:]) // scale.size
+        ).sum(-1)
     # The square of a scale has to stay in the range of the dtype: running variances are multiplied by it.
-    smallest = torch.finfo(_widen_to_float32(tensor).dtype).tiny ** 0.5
-    return sums.sqrt(), row_powers[0].power, smallest
+    smallest_norm = torch.finfo(_widen_to_float32(tensor).dtype).tiny ** 0.5
+    return squared_norms.sqrt(), row_powers[0].power, smallest_norm
 
 
 def _row_powers(axes: Axes, scale: Scale, axis: int) -> list[Power]:
@@ -161,15 +168,17 @@ def _row_powers(axes: Axes, scale: Scale, axis: int) -> list[Power]:
 
 def _sum_squares(axes: Axes, tensor: Tensor) -> Tensor:
     """Return the squares of all entries, summed over the axes behind the last axis with a scale."""
-    last = max(power.axis for power in axes.powers)
-    leading_shape = axes.shape[: last + 1]
+    last_scaled_axis = max(power.axis for power in axes.powers)
+    leading_shape = axes.shape[: last_scaled_axis + 1]
     result = torch.empty(len(tensor), *leading_shape, dtype=torch.float64, device=tensor.device)
-    for members in _member_chunks(len(tensor), prod(axes.shape)):
-        wide = tensor[members].to(torch.float64, copy=True).square_()
-        result[members] = wide.reshape(-1, *leading_shape, prod(axes.shape[last + 1 :])).sum(-1)
+    for member_slice in _member_chunks(len(tensor), prod(axes.shape)):
+        wide_squares = tensor[member_slice].to(torch.float64, copy=True).square_()
+        result[member_slice] = wide_squares.reshape(-1, *leading_shape, prod(axes.shape[last_scaled_axis + 1 :])).sum(
+            -1
+        )
     return result
 
 
-def _member_chunks(members: int, entries_per_member: int) -> Iterator[slice]:
+def _member_chunks(member_count: int, entries_per_member: int) -> Iterator[slice]:
     step = max(1, _SQUARES_AT_ONCE // max(1, entries_per_member))
-    return (slice(start, start + step) for start in range(0, members, step))
+    return (slice(start, start + step) for start in range(0, member_count, step))

@@ -40,12 +40,12 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
         LayoutError: a tensor is unknown to the table or has another shape.
         UsageError: the tensors have no member axis.
     """
-    tensors, signs, waiting = dict(params), dict[str, Tensor](), dict(table.signs)
-    members = count_stacked_members(table, params) if params else 0
-    while waiting:
-        sign, deciding_tensors = _next_sign(table, waiting)
-        del waiting[sign.name]
-        values = torch.zeros(members, sign.size, dtype=torch.float64)
+    tensors, signs, undecided_signs = dict(params), dict[str, Tensor](), dict(table.signs)
+    member_count = count_stacked_members(table, params) if params else 0
+    while undecided_signs:
+        sign, deciding_tensors = _next_sign(table, undecided_signs)
+        del undecided_signs[sign.name]
+        values = torch.zeros(member_count, sign.size, dtype=torch.float64)
         for name, power in deciding_tensors:
             if name in tensors:
                 votes = _vote_on_signs(table.tensors[name], power, tensors[name], sign.size)
@@ -62,25 +62,30 @@ def fix_signs(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Ten
 def _next_sign(table: Table, undecided_signs: Mapping[str, Sign]) -> tuple[Sign, list[tuple[str, Power]]]:
     """Return the sign to choose next, and the tensors that have this sign but no other sign that is still to be
     chosen."""
-    found = {
+    deciding_tensors_of_sign = {
         name: sorted(_deciding_tensors(table, name, undecided_signs), key=lambda item: item[0])
         for name in undecided_signs
     }
-    name = min(undecided_signs, key=lambda name: found[name][0][0] if found[name] else len(_DECIDING_ROLES) + 1)
-    return undecided_signs[name], [(tensor, power) for _, tensor, power in found[name]]
+    name = min(
+        undecided_signs,
+        key=lambda name: (
+            deciding_tensors_of_sign[name][0][0] if deciding_tensors_of_sign[name] else len(_DECIDING_ROLES) + 1
+        ),
+    )
+    return undecided_signs[name], [(tensor, power) for _, tensor, power in deciding_tensors_of_sign[name]]
 
 
 def _deciding_tensors(
     table: Table, sign_name: str, undecided_signs: Mapping[str, Sign]
 ) -> Iterator[tuple[float, str, Power]]:
     """Yield (rank, tensor, power) of the tensors that can decide a sign."""
-    rows = {writer for group in table.groups.values() for writer in group.writers}
-    for tensor, axes in table.tensors.items():
+    axes_of_rows = {writer for group in table.groups.values() for writer in group.writers}
+    for tensor_name, axes in table.tensors.items():
         powers = [power for power in axes.signs if power.scale in undecided_signs]
         if len(powers) == 1 and powers[0].scale == sign_name and not powers[0].within:
             rank = float(_DECIDING_ROLES.index(axes.role) if axes.role in _DECIDING_ROLES else len(_DECIDING_ROLES))
-            is_column = axes.role == "weight" and (tensor, powers[0].axis) not in rows
-            yield rank + 0.5 * is_column, tensor, powers[0]
+            is_column = axes.role == "weight" and (tensor_name, powers[0].axis) not in axes_of_rows
+            yield rank + 0.5 * is_column, tensor_name, powers[0]
 
 
 def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, value_count: int) -> Tensor:
@@ -89,10 +94,10 @@ def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, value_count: int) -
     rows = part.reshape(len(tensor), value_count, prod(part.shape[1:]) // value_count)
     magnitudes = rows.abs()
     largest = magnitudes.amax(-1, keepdim=True)
-    result = torch.zeros_like(largest[..., 0])
-    near = magnitudes >= (1 - _TOLERANCE) * largest
-    for terms in ((rows.sign() * near), rows, rows**3):
-        total, scale = terms.sum(-1), terms.abs().sum(-1)
-        sign_vote = torch.where(total.abs() > _TOLERANCE * scale, total.sign(), 0.0)
-        result = torch.where(result == 0, sign_vote, result)
-    return result
+    signs_of_values = torch.zeros_like(largest[..., 0])
+    is_near_largest = magnitudes >= (1 - _TOLERANCE) * largest
+    for votes in ((rows.sign() * is_near_largest), rows, rows**3):
+        vote_sum, magnitude_sum = votes.sum(-1), votes.abs().sum(-1)
+        sign_vote = torch.where(vote_sum.abs() > _TOLERANCE * magnitude_sum, vote_sum.sign(), 0.0)
+        signs_of_values = torch.where(signs_of_values == 0, sign_vote, signs_of_values)
+    return signs_of_values

@@ -44,7 +44,8 @@ class Members:
         params: parameters, name -> (member, *shape).
         free: the groups to sort. Units of all other groups keep their order.
         order: group -> (member, unit), permutations of the groups sorted so far.
-        inner: group -> (member, unit), permutations inside blocks, for groups whose blocks are not sorted yet.
+        inner: group -> (member, unit), permutations of the units inside each block, for groups whose blocks do not have
+            their final places yet.
         tolerance: largest difference of values that count as equal, as a share of the larger value, see
             `number_close_values`; 0: values are equal only bit for bit.
     """
@@ -65,72 +66,72 @@ class Members:
 
     def select(self, member: int) -> Members:
         """Return one member, with a member axis of length 1."""
-        rows = slice(member, member + 1)
-        params = {name: tensor[rows] for name, tensor in self.params.items()}
-        order = {name: p[rows] for name, p in self.order.items()}
+        member_slice = slice(member, member + 1)
+        params = {name: tensor[member_slice] for name, tensor in self.params.items()}
+        order = {name: p[member_slice] for name, p in self.order.items()}
         return Members(self.table, params, self.free, order, tolerance=self.tolerance)
 
     def is_sorted(self, group: str) -> bool:
         """Return whether the units of a group have their final places."""
         return group not in self.free or group in self.order
 
-    def set_order_in_blocks(self, turn: Sequence[str], group_name: str, inner: Tensor) -> None:
-        """Set the order of a group's units inside its blocks; groups of the turn inside the units move with the units.
+    def set_order_in_blocks(self, joint_groups: Sequence[str], group_name: str, order_in_blocks: Tensor) -> None:
+        """Set the order of a group's units inside its blocks; the joint groups inside the units move with them.
 
         Args:
-            turn: groups that are sorted together, movers first.
+            joint_groups: groups that are sorted together, movers first.
             group_name: name of the group whose units are ordered.
-            inner: (member, unit), a permutation that leaves the blocks in place.
+            order_in_blocks: (member, unit), a permutation that leaves the blocks in place.
         """
-        self.inner[group_name] = inner
-        for held in turn[turn.index(group_name) + 1 :]:
-            self.inner[held] = permute_blocks(self.inner[held], inner)
+        self.inner[group_name] = order_in_blocks
+        for inner_name in joint_groups[joint_groups.index(group_name) + 1 :]:
+            self.inner[inner_name] = permute_blocks(self.inner[inner_name], order_in_blocks)
 
-    def move_blocks(self, turn: Sequence[str]) -> None:
-        """Move the blocks of the groups of a turn with their mover; after that, all units of the turn have their final
+    def move_blocks(self, joint_groups: Sequence[str]) -> None:
+        """Move the blocks of joint groups with their mover; after that, all units of these groups have their final
         places."""
-        blocks = self.order.get(self.table.groups[turn[0]].mover or "")
-        for name in turn:
-            inner = self.inner.pop(name)
-            self.order[name] = inner if blocks is None else permute_blocks(inner, blocks)
+        block_order = self.order.get(self.table.groups[joint_groups[0]].mover or "")
+        for name in joint_groups:
+            order_in_blocks = self.inner.pop(name)
+            self.order[name] = order_in_blocks if block_order is None else permute_blocks(order_in_blocks, block_order)
 
 
-def permute_blocks(inner: Tensor, blocks: Tensor) -> Tensor:
-    """Return a permutation inside blocks (member, unit) with the blocks permuted by `blocks` (member, block)."""
-    by_block = inner.reshape(*blocks.shape, inner.shape[1] // blocks.shape[1])
-    return by_block.gather(1, blocks[..., None].expand_as(by_block)).flatten(1)
+def permute_blocks(order_in_blocks: Tensor, block_order: Tensor) -> Tensor:
+    """Return a permutation inside blocks (member, unit) with the blocks permuted by `block_order` (member, block)."""
+    by_block = order_in_blocks.reshape(*block_order.shape, order_in_blocks.shape[1] // block_order.shape[1])
+    return by_block.gather(1, block_order[..., None].expand_as(by_block)).flatten(1)
 
 
-def order_by_block(permutation: Tensor, blocks: int) -> Tensor:
+def order_by_block(permutation: Tensor, block_count: int) -> Tensor:
     """Return the permuted units of each block, blocks by their former numbers, (member, block, unit)."""
-    by_block = permutation.reshape(len(permutation), blocks, permutation.shape[1] // blocks)
+    by_block = permutation.reshape(len(permutation), block_count, permutation.shape[1] // block_count)
     old_blocks = by_block[..., 0].div(by_block.shape[2], rounding_mode="floor")
     return by_block.gather(1, old_blocks.argsort(1)[..., None].expand_as(by_block))
 
 
 def find_placements(table: Table, group: Group) -> list[Placement]:
     """List the axes that have the units of a group or the units inside them, those of its first writer first."""
-    sizes = {group.name: group.size}
+    inner_sizes = {group.name: group.size}
     for other in table.groups.values():
-        if other.mover in sizes:
-            sizes[other.name] = other.size
+        if other.mover in inner_sizes:
+            inner_sizes[other.name] = other.size
     result = [
-        Placement(name, move, sizes[move.group] // group.size)
+        Placement(name, move, inner_sizes[move.group] // group.size)
         for name, axes in table.tensors.items()
         for move in axes.moves
         # A unit that has a whole block of the inputs of a grouped kernel also has the rows of this block.
-        if move.group in sizes and not (move.within and sizes[move.group] // group.size >= axes.shape[1])
+        if move.group in inner_sizes and not (move.within and inner_sizes[move.group] // group.size >= axes.shape[1])
     ]
-    first = group.writers[0] if group.writers else None
-    return sorted(result, key=lambda placement: (placement.tensor, placement.move.axis) != first)
+    first_writer = group.writers[0] if group.writers else None
+    return sorted(result, key=lambda placement: (placement.tensor, placement.move.axis) != first_writer)
 
 
 def ordered_bits(values: Tensor) -> Tensor:
     """Return whole numbers that sort like the values; -0.0 comes right before 0.0."""
     if not values.is_floating_point():
         return values.short() if values.dtype in (torch.bool, torch.uint8) else values
-    whole = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
-    return whole ^ ((whole >> (8 * values.itemsize - 1)) & torch.iinfo(whole.dtype).max)
+    integer_bits = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
+    return integer_bits ^ ((integer_bits >> (8 * values.itemsize - 1)) & torch.iinfo(integer_bits.dtype).max)
 
 
 def are_close(values: Tensor, other_values: Tensor, tolerance: float) -> Tensor:
@@ -149,13 +150,13 @@ def number_close_values(values: Tensor, class_numbers: Tensor, tolerance: float)
         class_numbers: class number of each value, in the same shape. Values of different classes get different numbers.
         tolerance: largest difference of close neighbours, as a share of the larger magnitude.
     """
-    flat, classes = values.flatten(), class_numbers.expand(values.shape).flatten()
-    order = flat.argsort(stable=True)
+    flat_values, classes = values.flatten(), class_numbers.expand(values.shape).flatten()
+    order = flat_values.argsort(stable=True)
     order = order[classes[order].argsort(stable=True)]
-    ordered, classes = flat[order], classes[order]
-    starts = torch.zeros_like(order)
-    starts[1:] = ~are_close(ordered[1:], ordered[:-1], tolerance) | (classes[1:] != classes[:-1])
-    return torch.empty_like(order).scatter_(0, order, starts.cumsum(0)).reshape(values.shape)
+    sorted_values, classes = flat_values[order], classes[order]
+    starts_new_number = torch.zeros_like(order)
+    starts_new_number[1:] = ~are_close(sorted_values[1:], sorted_values[:-1], tolerance) | (classes[1:] != classes[:-1])
+    return torch.empty_like(order).scatter_(0, order, starts_new_number.cumsum(0)).reshape(values.shape)
 
 
 class Slices:
@@ -195,22 +196,26 @@ class Slices:
             rank, size = len(self.shape), len(self)
             indices = [torch.arange(n, device=device).view(-1, *[1] * (rank - i - 1)) for i, n in enumerate(self.shape)]
         else:
-            size, rest, indices = end_entry - first_entry, torch.arange(first_entry, end_entry, device=device), []
+            size, remaining_index, indices = (
+                end_entry - first_entry,
+                torch.arange(first_entry, end_entry, device=device),
+                [],
+            )
             for n in reversed(self.shape):
-                indices.insert(0, rest % n)
-                rest = rest.div(n, rounding_mode="floor")
+                indices.insert(0, remaining_index % n)
+                remaining_index = remaining_index.div(n, rounding_mode="floor")
         trailing_sizes = [1] * max(index.ndim for index in indices)
         m, u = members.view(-1, *trailing_sizes), units.view(-1, *trailing_sizes)
-        result, row = m, m
+        flat_positions, row_positions = m, m
         for i, n in enumerate(self.axes.shape):
-            at = (
+            positions_on_axis = (
                 self._positions_on_moved_axis(m, u, indices[i])
                 if i == self.move.axis
-                else self._positions_on_other_axis(i, m, u, row, indices[i])
+                else self._positions_on_other_axis(i, m, u, row_positions, indices[i])
             )
-            row = at if i == 0 else row
-            result = result * n + at
-        return result.expand(len(members), *result.shape[1:]).reshape(len(members), size)
+            row_positions = positions_on_axis if i == 0 else row_positions
+            flat_positions = flat_positions * n + positions_on_axis
+        return flat_positions.expand(len(members), *flat_positions.shape[1:]).reshape(len(members), size)
 
     def codes(self, members: Tensor, units: Tensor, first_entry: int = 0, end_entry: int | None = None) -> Tensor:
         """Return numbers for the entries of slices, (unit, entry): whole numbers, floats if there is a tolerance.
@@ -228,25 +233,27 @@ class Slices:
     def differ(self, members: Tensor, units: Tensor, other_units: Tensor) -> Tensor:
         """Return whether the slices of units differ from the slices of other units of the same members, (unit)."""
         tensor, move = self.members.params[self.placement.tensor], self.move
-        result = torch.empty(len(units), dtype=torch.bool, device=units.device)
-        step = max(1, _ENTRIES_AT_ONCE // len(self))
+        is_different = torch.empty(len(units), dtype=torch.bool, device=units.device)
+        units_at_once = max(1, _ENTRIES_AT_ONCE // len(self))
         if not move.within:
             length = self.members.table.groups[move.group].size * move.span
-            rows = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
-            rows = rows.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
-        for start in range(0, len(units), step):
-            m, u, v = (x[start : start + step] for x in (members, units, other_units))
+            rows_of_units = tensor.narrow(move.axis + 1, move.offset, length).movedim(move.axis + 1, 1)
+            rows_of_units = rows_of_units.unflatten(1, (-1, self.placement.parts * move.span))  # type: ignore[no-untyped-call]
+        for start in range(0, len(units), units_at_once):
+            m, u, v = (x[start : start + units_at_once] for x in (members, units, other_units))
             if self.members.tolerance:
                 codes, other_codes = (
-                    self.codes(m, x) if move.within else self._add_eps(rows[m, x]).flatten(1) for x in (u, v)
+                    self.codes(m, x) if move.within else self._add_eps(rows_of_units[m, x]).flatten(1) for x in (u, v)
                 )
-                result[start : start + step] = ~are_close(codes, other_codes, self.members.tolerance).all(1)
+                is_different[start : start + units_at_once] = ~are_close(
+                    codes, other_codes, self.members.tolerance
+                ).all(1)
             else:
                 codes, other_codes = (
-                    self.codes(m, x) if move.within else ordered_bits(rows[m, x]).flatten(1) for x in (u, v)
+                    self.codes(m, x) if move.within else ordered_bits(rows_of_units[m, x]).flatten(1) for x in (u, v)
                 )
-                result[start : start + step] = (codes != other_codes).any(1)
-        return result
+                is_different[start : start + units_at_once] = (codes != other_codes).any(1)
+        return is_different
 
     def sort_unordered(self, codes: Tensor) -> Tensor:
         """Sort codes (unit, entry) by label, and codes with equal labels by value; return the sorted codes."""
@@ -259,8 +266,8 @@ class Slices:
         """Return the positions of a slice's entries on the axis along which its group moves."""
         span, parts = self.move.span, self.placement.parts
         unit = unit_index * parts + index.div(span, rounding_mode="floor")
-        inner = self.members.inner.get(self.move.group) if parts > 1 else None
-        unit = unit if inner is None else inner[member_index, unit]
+        order_in_blocks = self.members.inner.get(self.move.group) if parts > 1 else None
+        unit = unit if order_in_blocks is None else order_in_blocks[member_index, unit]
         return unit % self.axes.shape[1] if self.move.within else self.move.offset + unit * span + index % span
 
     def _positions_on_other_axis(
@@ -293,7 +300,7 @@ class Slices:
 
     def _entry_labels(self) -> Tensor | None:
         """Return a label for each entry, (entry); None if the order of all entries is known."""
-        result, has_known_order = torch.zeros((), dtype=torch.int64, device=self.members.device), True
+        entry_labels, has_known_order = torch.zeros((), dtype=torch.int64, device=self.members.device), True
         for axis, size in enumerate(self.shape):
             labels = torch.arange(size, device=self.members.device)
             if axis == self.move.axis:
@@ -302,12 +309,16 @@ class Slices:
             else:
                 for move in self.axes.moves:
                     if move.axis == axis and not self.members.is_sorted(move.group):
-                        has_known_order, within = False, bool(move.within or (self.move.within and axis == 0))
-                        stop = size if within else move.offset + self.members.table.groups[move.group].size * move.span
+                        has_known_order, is_in_block = False, bool(move.within or (self.move.within and axis == 0))
+                        stop = (
+                            size
+                            if is_in_block
+                            else move.offset + self.members.table.groups[move.group].size * move.span
+                        )
                         labels[move.offset : stop] = (
                             size
                             + move.offset
-                            + (labels[move.offset : stop] - move.offset) % (1 if within else move.span)
+                            + (labels[move.offset : stop] - move.offset) % (1 if is_in_block else move.span)
                         )
-            result = result[..., None] * 2 * size + labels
-        return None if has_known_order else result.flatten()
+            entry_labels = entry_labels[..., None] * 2 * size + labels
+        return None if has_known_order else entry_labels.flatten()

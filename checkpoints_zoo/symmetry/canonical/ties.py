@@ -42,30 +42,30 @@ class Cells:
 
     def concatenate(self, other_cells: Cells) -> Cells:
         """Append the cells of another object to the cells of this object; return one new object."""
-        after = other_cells.cell + int(self.cell[-1]) + 1 if len(self) else other_cells.cell
-        pairs = (
+        later_numbers = other_cells.cell + int(self.cell[-1]) + 1 if len(self) else other_cells.cell
+        tensor_pairs = (
             (self.unit, other_cells.unit),
             (self.member, other_cells.member),
-            (self.cell, after),
+            (self.cell, later_numbers),
             (self.place, other_cells.place),
         )
-        return Cells(*(torch.cat(pair) for pair in pairs))
+        return Cells(*(torch.cat(pair) for pair in tensor_pairs))
 
     def first_in_cell(self) -> Tensor:
         """Return the position of the first unit of the cell of each unit, (unit)."""
-        here = torch.arange(len(self), device=self.cell.device)
-        starts = torch.ones_like(self.cell, dtype=torch.bool)
-        starts[1:] = self.cell[1:] != self.cell[:-1]
-        return here.where(starts, 0).cummax(0)[0]
+        positions = torch.arange(len(self), device=self.cell.device)
+        is_first_in_cell = torch.ones_like(self.cell, dtype=torch.bool)
+        is_first_in_cell[1:] = self.cell[1:] != self.cell[:-1]
+        return positions.where(is_first_in_cell, 0).cummax(0)[0]
 
     def sort(self, codes: Tensor) -> Tensor:
         """Sort units inside their cells by codes (unit), and split the cells; return the new order, (unit)."""
         order = codes.argsort(stable=True)
         order = order[self.cell[order].argsort(stable=True)]
         cell, code = self.cell[order], codes[order]
-        starts = torch.zeros_like(cell)
-        starts[1:] = (cell[1:] != cell[:-1]) | (code[1:] != code[:-1])
-        self.unit, self.cell = self.unit[order], starts.cumsum(0)
+        starts_cell = torch.zeros_like(cell)
+        starts_cell[1:] = (cell[1:] != cell[:-1]) | (code[1:] != code[:-1])
+        self.unit, self.cell = self.unit[order], starts_cell.cumsum(0)
         return order
 
     def split(self, codes: Tensor, tolerance: float = 0.0) -> None:
@@ -78,32 +78,34 @@ class Cells:
         if not codes.is_floating_point():
             self._split(codes)
             return
-        before = -1
-        while len(self) and before != (before := int(self.cell[-1])):
+        last_cell_before = -1
+        while len(self) and last_cell_before != (last_cell_before := int(self.cell[-1])):
             columns = torch.arange(codes.shape[1], device=codes.device)
-            within = self.cell[:, None] + (before + 1) * columns
-            codes = codes[self._split(number_close_values(codes, within, tolerance))]
+            class_numbers = self.cell[:, None] + (last_cell_before + 1) * columns
+            codes = codes[self._split(number_close_values(codes, class_numbers, tolerance))]
 
     def _split(self, codes: Tensor) -> Tensor:
         """Sort units inside cells by integers (unit, column), and split the cells; return the new order, (unit)."""
-        rows, last = torch.arange(len(self), device=codes.device), codes.shape[1] - 1
+        order, last_column = torch.arange(len(self), device=codes.device), codes.shape[1] - 1
         while len(self) and codes.shape[1]:
-            first, sorted_codes = self.first_in_cell(), codes[rows]
-            differs = sorted_codes != sorted_codes[first]
-            column = torch.where(differs.any(1), differs.byte().argmax(1), last + 1)
+            first_units, sorted_codes = self.first_in_cell(), codes[order]
+            is_different = sorted_codes != sorted_codes[first_units]
+            first_different_column = torch.where(is_different.any(1), is_different.byte().argmax(1), last_column + 1)
             # Each cell is sorted by the first column in which its units differ.
-            least = column.scatter_reduce(0, first, column, "amin")[first]
-            if not bool((least <= last).any()):
+            column_of_cell = first_different_column.scatter_reduce(0, first_units, first_different_column, "amin")[
+                first_units
+            ]
+            if not bool((column_of_cell <= last_column).any()):
                 break
-            code = sorted_codes.gather(1, least.clamp(max=last)[:, None])[:, 0]
-            rows = rows[self.sort(torch.where(least <= last, code, 0))]
-        return rows
+            code_in_column = sorted_codes.gather(1, column_of_cell.clamp(max=last_column)[:, None])[:, 0]
+            order = order[self.sort(torch.where(column_of_cell <= last_column, code_in_column, 0))]
+        return order
 
 
 def are_alone(cells: Cells) -> Tensor:
     """Return whether each unit is the only one of its cell, (unit)."""
-    starts = cells.first_in_cell() == torch.arange(len(cells), device=cells.cell.device)
-    return starts & torch.cat([starts[1:], starts.new_ones(1)])[: len(cells)]
+    is_first_in_cell = cells.first_in_cell() == torch.arange(len(cells), device=cells.cell.device)
+    return is_first_in_cell & torch.cat([is_first_in_cell[1:], is_first_in_cell.new_ones(1)])[: len(cells)]
 
 
 def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> Tensor:
@@ -116,42 +118,45 @@ def break_ties(members: Members, group: Group, cells: Cells, order: Tensor) -> T
         cells: cells of two or more units.
         order: (place), the unit at each place. It is changed.
     """
-    unordered: list[Slices] = []
+    unordered_slices: list[Slices] = []
     has_open_tie = torch.zeros(len(members), dtype=torch.bool, device=members.device)
     for placement in find_placements(members.table, group):
         slices = Slices(members, placement)
         if slices.labels is not None:
-            unordered.append(slices)
+            unordered_slices.append(slices)
             continue
         cells = _split_cells_by_entries(slices, cells, 0, min(_FIRST_ENTRIES, len(slices)), order)
         if not len(cells):
             return has_open_tie
         # Most of the remaining units have equal slices, dead units for instance.
-        differs = _has_different_slices([slices], cells)
-        others = _split_cells_by_entries(slices, cells.select(differs), _FIRST_ENTRIES, len(slices), order)
-        cells = cells.select(~differs).concatenate(others)
+        is_different = _has_different_slices([slices], cells)
+        split_cells = _split_cells_by_entries(slices, cells.select(is_different), _FIRST_ENTRIES, len(slices), order)
+        cells = cells.select(~is_different).concatenate(split_cells)
         if not len(cells):
             return has_open_tie
-    for part in _cell_chunks(
-        _select_distinguishable(unordered, group, cells), max((len(slices) for slices in unordered), default=1)
+    for cell_chunk in _cell_chunks(
+        _select_distinguishable(unordered_slices, group, cells),
+        max((len(slices) for slices in unordered_slices), default=1),
     ):
-        for slices in unordered:
-            if len(part):
-                part.split(slices.sort_unordered(slices.codes(part.member, part.unit)), members.tolerance)
-                part = _write_order(part, order)
-        has_open_tie[_select_distinguishable(unordered, group, part).member] = True
+        for slices in unordered_slices:
+            if len(cell_chunk):
+                cell_chunk.split(
+                    slices.sort_unordered(slices.codes(cell_chunk.member, cell_chunk.unit)), members.tolerance
+                )
+                cell_chunk = _write_order(cell_chunk, order)
+        has_open_tie[_select_distinguishable(unordered_slices, group, cell_chunk).member] = True
     return has_open_tie
 
 
 def _split_cells_by_entries(slices: Slices, cells: Cells, first_entry: int, end_entry: int, order: Tensor) -> Cells:
     """Split cells by the entries of slices from `first_entry` to before `end_entry`; return the cells with ties
     left."""
-    width = _FIRST_ENTRIES
+    entries_at_once = _FIRST_ENTRIES
     while first_entry < end_entry and len(cells):
-        chunk_stop = min(first_entry + max(1, min(width, _CODES_AT_ONCE // len(cells))), end_entry)
-        cells.split(slices.codes(cells.member, cells.unit, first_entry, chunk_stop), slices.members.tolerance)
+        chunk_end = min(first_entry + max(1, min(entries_at_once, _CODES_AT_ONCE // len(cells))), end_entry)
+        cells.split(slices.codes(cells.member, cells.unit, first_entry, chunk_end), slices.members.tolerance)
         cells = _write_order(cells, order)
-        first_entry, width = chunk_stop, width * 16
+        first_entry, entries_at_once = chunk_end, entries_at_once * 16
     return cells
 
 
@@ -161,44 +166,44 @@ def _write_order(cells: Cells, order: Tensor) -> Cells:
     return cells.select(~are_alone(cells))
 
 
-def _select_distinguishable(unordered: list[Slices], group: Group, cells: Cells) -> Cells:
+def _select_distinguishable(unordered_slices: list[Slices], group: Group, cells: Cells) -> Cells:
     """Return the cells whose units cannot swap places without a change of some tensor.
 
     Args:
-        unordered: the only slices in which units of a cell may differ.
+        unordered_slices: the only slices in which units of a cell may differ.
     """
-    if any(_swap_moves_other_axes(slices, group) for slices in unordered):
+    if any(_swap_moves_other_axes(slices, group) for slices in unordered_slices):
         return cells
-    return cells.select(_has_different_slices(unordered, cells))
+    return cells.select(_has_different_slices(unordered_slices, cells))
 
 
 def _has_different_slices(all_slices: list[Slices], cells: Cells) -> Tensor:
     """Return for each unit whether its cell has units with different slices, (unit)."""
-    first, differs = cells.first_in_cell(), torch.zeros_like(cells.cell, dtype=torch.bool)
+    first_units, is_different = cells.first_in_cell(), torch.zeros_like(cells.cell, dtype=torch.bool)
     for slices in all_slices:
-        differs |= slices.differ(cells.member, cells.unit, cells.unit[first])
-    numbers = differs.byte()
-    return numbers.scatter_reduce(0, first, numbers, "amax")[first] > 0
+        is_different |= slices.differ(cells.member, cells.unit, cells.unit[first_units])
+    numbers = is_different.byte()
+    return numbers.scatter_reduce(0, first_units, numbers, "amax")[first_units] > 0
 
 
 def _swap_moves_other_axes(slices: Slices, group: Group) -> bool:
     """Return whether a swap of two units also moves entries of their slices along other axes."""
     table = slices.members.table
-    inside = {group.name}
+    group_and_inner = {group.name}
     for other in table.groups.values():
-        if other.mover in inside:
-            inside.add(other.name)
-    return any(move.group in inside and move.axis != slices.move.axis for move in slices.axes.moves)
+        if other.mover in group_and_inner:
+            group_and_inner.add(other.name)
+    return any(move.group in group_and_inner and move.axis != slices.move.axis for move in slices.axes.moves)
 
 
-def _cell_chunks(cells: Cells, length: int) -> Iterator[Cells]:
-    """Yield a few cells at a time, so that their slices of `length` entries need little memory."""
-    units_at_once, start = max(2, 4 * _CODES_AT_ONCE // length), 0
-    while start < len(cells):
-        stop = min(start + units_at_once, len(cells))
-        is_last_cell = cells.cell == cells.cell[stop - 1]
-        if stop < len(cells) and bool(is_last_cell[stop]):
-            group_start = int(is_last_cell.nonzero()[0])
-            stop = group_start if group_start > start else int(is_last_cell.nonzero()[-1]) + 1
-        yield cells.select(torch.arange(start, stop, device=cells.cell.device))
-        start = stop
+def _cell_chunks(cells: Cells, entries_per_slice: int) -> Iterator[Cells]:
+    """Yield a few cells at a time, so that their slices of `entries_per_slice` entries need little memory."""
+    units_at_once, chunk_start = max(2, 4 * _CODES_AT_ONCE // entries_per_slice), 0
+    while chunk_start < len(cells):
+        chunk_end = min(chunk_start + units_at_once, len(cells))
+        is_in_last_cell = cells.cell == cells.cell[chunk_end - 1]
+        if chunk_end < len(cells) and bool(is_in_last_cell[chunk_end]):
+            cell_start = int(is_in_last_cell.nonzero()[0])
+            chunk_end = cell_start if cell_start > chunk_start else int(is_in_last_cell.nonzero()[-1]) + 1
+        yield cells.select(torch.arange(chunk_start, chunk_end, device=cells.cell.device))
+        chunk_start = chunk_end

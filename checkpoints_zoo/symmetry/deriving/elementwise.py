@@ -230,16 +230,18 @@ def reduce_axes(
     """Rule of sums and means over axes: the order of entries does not matter; the scale of these axes is fixed at 1."""
     rank = len(x.axes)
     dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
-    reduced = {d % rank for d in dims}
-    for d in reduced:
+    reduced_axes = {d % rank for d in dims}
+    for d in reduced_axes:
         pin_scale(x.axes[d])
     axes = [
-        (step.fixed_axis(1) if i in reduced else axis) for i, axis in enumerate(x.axes) if keepdim or i not in reduced
+        (step.fixed_axis(1) if i in reduced_axes else axis)
+        for i, axis in enumerate(x.axes)
+        if keepdim or i not in reduced_axes
     ]
     return Labelled(tuple(axes))
 
 
-def take_extreme(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
+def reduce_to_extreme(step: Step, x: Labelled, *options: Any, **named: Any) -> Labelled:
     """Rule of the largest or smallest entry over axes: as in `reduce_axes`, and signs are fixed."""
     return reduce_axes(step, homogeneous(step, x), *options, **named)
 

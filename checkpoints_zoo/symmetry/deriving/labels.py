@@ -122,7 +122,7 @@ def is_fixed(axis: Axis) -> bool:
 
 def resolve_axis(axis: Axis) -> Axis:
     """Replace joined and cut spaces and factors; return the current axis."""
-    return tuple(now for segment in axis for now in _resolve_segment(segment))
+    return tuple(resolved for segment in axis for resolved in _resolve_segment(segment))
 
 
 def _resolve_segment(segment: Segment) -> Iterator[Segment]:
@@ -147,37 +147,37 @@ def cut_axis(axis: Axis, position: int) -> tuple[Axis, Axis]:
     Raises:
         IncompatibleAxes: the cut goes through a unit, or through units that blocks hold together.
     """
-    first, last = [], []
+    segments_before, segments_after = [], []
     for segment in resolve_axis(axis):
         if 0 < position < segment.length:
-            first += [(halves := _cut_segment(segment, position))[0]]
-            last += [halves[1]]
+            segments_before += [(halves := _cut_segment(segment, position))[0]]
+            segments_after += [halves[1]]
         else:
-            (first if position > 0 else last).append(segment)
+            (segments_before if position > 0 else segments_after).append(segment)
         position -= segment.length
-    return tuple(first), tuple(last)
+    return tuple(segments_before), tuple(segments_after)
 
 
 def _cut_segment(segment: Segment, position: int) -> tuple[Segment, Segment]:
     """Cut a segment before its entry `position`; return both parts. The space of the segment is cut in all other
     segments too."""
-    space, units = segment.space, Fraction(position, segment.span)
-    if units.denominator > 1 and space.pinned:
+    space, units_before_cut = segment.space, Fraction(position, segment.span)
+    if units_before_cut.denominator > 1 and space.pinned:
         equate_products(segment.scale, {})
         sizes = (position, segment.length - position)
-        left, right = (Segment(replace(space, size=n, blocks=None), 1, {}) for n in sizes)
-        return left, right
-    if units.denominator > 1 or ((space.blocks or space.is_blocks) and not space.pinned):
+        left_segment, right_segment = (Segment(replace(space, size=n, blocks=None), 1, {}) for n in sizes)
+        return left_segment, right_segment
+    if units_before_cut.denominator > 1 or ((space.blocks or space.is_blocks) and not space.pinned):
         raise IncompatibleAxes(f"a cut through units of {space.label!r} that move together")
-    parts = []
-    for start, stop in ((0, int(units)), (int(units), space.size)):
+    segments = []
+    for start, stop in ((0, int(units_before_cut)), (int(units_before_cut), space.size)):
         first_unit = (space.start or 0) + start
-        part = replace(space, size=stop - start, start=first_unit, blocks=None, is_blocks=False)
-        part.writers = list(space.writers)
-        parts.append(Segment(part, 1, {}))
-    space.replaced_by = tuple(parts)
-    left, right = _resolve_segment(segment)
-    return left, right
+        part_space = replace(space, size=stop - start, start=first_unit, blocks=None, is_blocks=False)
+        part_space.writers = list(space.writers)
+        segments.append(Segment(part_space, 1, {}))
+    space.replaced_by = tuple(segments)
+    left_segment, right_segment = _resolve_segment(segment)
+    return left_segment, right_segment
 
 
 def join_axes(first_axis: Axis, second_axis: Axis) -> Iterator[tuple[Segment, Segment]]:
@@ -190,9 +190,9 @@ def join_axes(first_axis: Axis, second_axis: Axis) -> Iterator[tuple[Segment, Se
         raise IncompatibleAxes(
             f"two axes of different lengths, {axis_length(first_axis)} and {axis_length(second_axis)} entries"
         )
-    while (ends := _segment_ends(first_axis)) != (others := _segment_ends(second_axis)):
-        cut_position = min(ends ^ others)
-        if cut_position in others:
+    while (first_ends := _segment_ends(first_axis)) != (second_ends := _segment_ends(second_axis)):
+        cut_position = min(first_ends ^ second_ends)
+        if cut_position in second_ends:
             first_axis = sum(cut_axis(first_axis, cut_position), ())
         else:
             second_axis = sum(cut_axis(second_axis, cut_position), ())
@@ -212,34 +212,35 @@ def _join_segments(segment: Segment, other_segment: Segment) -> None:
     )  # The join of an earlier pair may have replaced these segments.
     if segment.space is other_segment.space and segment.span == other_segment.span:
         return
-    pinned = segment.space.pinned or other_segment.space.pinned
-    if pinned:
+    is_pinned = segment.space.pinned or other_segment.space.pinned
+    if is_pinned:
         pin_space(segment.space)
         pin_space(other_segment.space)
     if segment.span == other_segment.span:
-        old, new = sorted((segment.space, other_segment.space), key=lambda s: s.serial)
-        if new.blocks is not None and not pinned:
-            assign_blocks(old, new.blocks)
-        new.replaced_by = (Segment(old, 1, {}),)
+        kept_space, replaced_space = sorted((segment.space, other_segment.space), key=lambda s: s.serial)
+        if replaced_space.blocks is not None and not is_pinned:
+            assign_blocks(kept_space, replaced_space.blocks)
+        replaced_space.replaced_by = (Segment(kept_space, 1, {}),)
     else:
-        new, old = (
+        replaced_space, kept_space = (
             (segment.space, other_segment.space)
             if segment.span < other_segment.span
             else (other_segment.space, segment.space)
         )
-        span = Fraction(max(segment.span, other_segment.span), min(segment.span, other_segment.span))
-        if pinned and span.denominator > 1:
+        span_ratio = Fraction(max(segment.span, other_segment.span), min(segment.span, other_segment.span))
+        if is_pinned and span_ratio.denominator > 1:
             equate_products(segment.scale, {})
             equate_products(other_segment.scale, {})
             return
-        if span.denominator > 1 or ((new.blocks or new.is_blocks) and not pinned):
+        if span_ratio.denominator > 1 or ((replaced_space.blocks or replaced_space.is_blocks) and not is_pinned):
             raise IncompatibleAxes(
-                f"units of {new.label!r} and {old.label!r} that span {segment.span} and {other_segment.span} entries"
+                f"units of {replaced_space.label!r} and {kept_space.label!r} that span {segment.span} and"
+                f" {other_segment.span} entries"
             )
-        new.replaced_by = (Segment(old, int(span), {}),)
-    old.stream |= new.stream
-    old.is_blocks |= new.is_blocks
-    old.writers = sorted({*old.writers, *new.writers})
+        replaced_space.replaced_by = (Segment(kept_space, int(span_ratio), {}),)
+    kept_space.stream |= replaced_space.stream
+    kept_space.is_blocks |= replaced_space.is_blocks
+    kept_space.writers = sorted({*kept_space.writers, *replaced_space.writers})
 
 
 def current_space(space: Space) -> Space:
@@ -260,18 +261,18 @@ def split_into_blocks(space: Space, block_count: int) -> Space:
         return space
     if space.size % block_count:
         raise IncompatibleAxes(f"a split of the {space.size} units of {space.label!r} into {block_count} equal blocks")
-    outer = None if space.blocks is None else current_space(space.blocks)
-    if outer is not None and outer.size >= block_count:
-        if outer.size % block_count:
+    outer_blocks = None if space.blocks is None else current_space(space.blocks)
+    if outer_blocks is not None and outer_blocks.size >= block_count:
+        if outer_blocks.size % block_count:
             raise IncompatibleAxes(
-                f"{block_count} blocks of the units of {space.label!r}, which lie in {outer.size} blocks already"
+                f"{block_count} blocks of the units of {space.label!r}, which lie in {outer_blocks.size} blocks already"
             )
-        return split_into_blocks(outer, block_count)
-    inner = Space(block_count, space.serial, f"{space.label} blocks", space.pinned, is_blocks=True)
-    if outer is not None:
-        assign_blocks(inner, outer)
-    space.blocks = inner
-    return inner
+        return split_into_blocks(outer_blocks, block_count)
+    new_blocks = Space(block_count, space.serial, f"{space.label} blocks", space.pinned, is_blocks=True)
+    if outer_blocks is not None:
+        assign_blocks(new_blocks, outer_blocks)
+    space.blocks = new_blocks
+    return new_blocks
 
 
 def assign_blocks(space: Space, blocks: Space) -> None:

@@ -72,9 +72,10 @@ def matmul(step: Step, x: Labelled, y: Labelled) -> Labelled:
     if len(x.axes) < 2 or len(y.axes) < 2:
         step.refuse("a product with a vector")
     contract_axes(x.axes[-1], y.axes[-2])
-    ranks = max(len(x.axes), len(y.axes)) - 2
+    stack_axis_count = max(len(x.axes), len(y.axes)) - 2
     stack_axes = [
-        _multiply_optional_axes(step, *(_axis_or_none(v.axes[:-2], i - ranks) for v in (x, y))) for i in range(ranks)
+        _multiply_optional_axes(step, *(_axis_or_none(v.axes[:-2], i - stack_axis_count) for v in (x, y)))
+        for i in range(stack_axis_count)
     ]
     for value in (x, y):
         value.role = value.role or ("weight" if value.state_name else "")
@@ -100,19 +101,19 @@ def convolution(
 ) -> Labelled:
     """Rule of convolutions: contract the channel axis with a kernel (out, in / groups, *window). The axes of positions
     in the feature map are pinned."""
-    channel = len(x.axes) - dimensions - 1
-    for axis in (*x.axes[channel + 1 :], *weight.axes[2:]):
+    channel_axis = len(x.axes) - dimensions - 1
+    for axis in (*x.axes[channel_axis + 1 :], *weight.axes[2:]):
         pin_axis(axis)
     weight.role = "weight"
     if groups == 1:
-        contract_axes(x.axes[channel], weight.axes[1])
+        contract_axes(x.axes[channel_axis], weight.axes[1])
         rows = open_output(step, weight.axes[0])
     elif weight.shape[1] == 1:
-        rows = _depthwise_rows(step, x.axes[channel], weight, groups)
+        rows = _depthwise_rows(step, x.axes[channel_axis], weight, groups)
     else:
-        rows = _grouped_rows(step, x.axes[channel], weight, groups)
-    places = (step.fixed_axis(size) for size in step.shape[channel + 1 :])
-    return Labelled((*x.axes[:channel], _add_bias(rows, bias, x.axes[:channel]), *places))
+        rows = _grouped_rows(step, x.axes[channel_axis], weight, groups)
+    position_axes = (step.fixed_axis(size) for size in step.shape[channel_axis + 1 :])
+    return Labelled((*x.axes[:channel_axis], _add_bias(rows, bias, x.axes[:channel_axis]), *position_axes))
 
 
 def transposed_convolution(
@@ -122,14 +123,14 @@ def transposed_convolution(
     positions in the feature map are pinned."""
     if groups != 1:
         step.refuse(f"{groups} groups")
-    channel = len(x.axes) - dimensions - 1
-    for axis in (*x.axes[channel + 1 :], *weight.axes[2:]):
+    channel_axis = len(x.axes) - dimensions - 1
+    for axis in (*x.axes[channel_axis + 1 :], *weight.axes[2:]):
         pin_axis(axis)
     weight.role = "weight"
-    contract_axes(x.axes[channel], weight.axes[0])
+    contract_axes(x.axes[channel_axis], weight.axes[0])
     rows = open_output(step, weight.axes[1])
-    places = (step.fixed_axis(size) for size in step.shape[channel + 1 :])
-    return Labelled((*x.axes[:channel], _add_bias(rows, bias, x.axes[:channel]), *places))
+    position_axes = (step.fixed_axis(size) for size in step.shape[channel_axis + 1 :])
+    return Labelled((*x.axes[:channel_axis], _add_bias(rows, bias, x.axes[:channel_axis]), *position_axes))
 
 
 def _add_bias(output_axis: Axis, bias: Labelled | None, other_axes: tuple[Axis, ...]) -> Axis:
@@ -143,73 +144,73 @@ def _add_bias(output_axis: Axis, bias: Labelled | None, other_axes: tuple[Axis, 
     return equate_axes(output_axis, bias.axes[0])
 
 
-def _depthwise_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Axis:
+def _depthwise_rows(step: Step, input_axis: Axis, weight: Labelled, groups: int) -> Axis:
     """Return the output axis of a kernel in which each input channel writes one block of rows (depthwise: one row)."""
     pin_axis(weight.axes[1])
     if weight.shape[0] == groups:
-        return multiply_axes(step, inputs, weight.axes[0], is_kernel=True)
-    (segment, *more) = resolve_axis(inputs)
-    if more:
-        pin_axis(inputs)
+        return multiply_axes(step, input_axis, weight.axes[0], is_kernel=True)
+    (segment, *more_segments) = resolve_axis(input_axis)
+    if more_segments:
+        pin_axis(input_axis)
         assign_blocks(_single_space(step, weight.axes[0]), Space(groups, next(step.serials), "", pinned=True))
         return open_output(step, weight.axes[0])
-    assign_blocks(_single_space(step, weight.axes[0]), _split_axis_into_blocks(step, inputs, groups))
+    assign_blocks(_single_space(step, weight.axes[0]), _split_axis_into_blocks(step, input_axis, groups))
     rows = resolve_axis(weight.axes[0])
     # The scale of an input channel is the scale of all rows of its block.
-    spread = (Segment(rows[0].space, rows[0].span, multiply_products({}, segment.scale)),)
-    return multiply_axes(step, spread, rows, is_kernel=True)
+    row_axis = (Segment(rows[0].space, rows[0].span, multiply_products({}, segment.scale)),)
+    return multiply_axes(step, row_axis, rows, is_kernel=True)
 
 
-def _grouped_rows(step: Step, inputs: Axis, weight: Labelled, groups: int) -> Axis:
+def _grouped_rows(step: Step, input_axis: Axis, weight: Labelled, groups: int) -> Axis:
     """Return the output axis of a kernel in which each block of input channels writes one block of rows."""
     pin_axis(weight.axes[1])
-    blocks = _split_axis_into_blocks(step, inputs, groups)
+    blocks = _split_axis_into_blocks(step, input_axis, groups)
     if weight.shape[0] == groups:
         for _ in join_axes(weight.axes[0], (Segment(blocks, 1, {}),)):
             pass
     else:
         assign_blocks(_single_space(step, weight.axes[0]), blocks)
     if weight.within is None:
-        inverse = tuple(
-            Segment(s.space, s.span, multiply_products({}, s.scale, last_power=-1)) for s in resolve_axis(inputs)
+        inverse_scale_axis = tuple(
+            Segment(s.space, s.span, multiply_products({}, s.scale, last_power=-1)) for s in resolve_axis(input_axis)
         )
-        weight.within = (groups, inverse)
+        weight.within = (groups, inverse_scale_axis)
     else:
-        contract_axes(inputs, weight.within[1])
+        contract_axes(input_axis, weight.within[1])
     return open_output(step, weight.axes[0])
 
 
-def _split_axis_into_blocks(step: Step, inputs: Axis, groups: int) -> Space:
+def _split_axis_into_blocks(step: Step, axis: Axis, block_count: int) -> Space:
     """Split the units of an axis into blocks; return the space of the blocks."""
-    (segment, *more) = resolve_axis(inputs)
-    if all(s.space.pinned for s in (segment, *more)):
-        return Space(groups, next(step.serials), "", pinned=True)
-    if more or segment.span > 1:
+    (segment, *more_segments) = resolve_axis(axis)
+    if all(s.space.pinned for s in (segment, *more_segments)):
+        return Space(block_count, next(step.serials), "", pinned=True)
+    if more_segments or segment.span > 1:
         step.refuse("groups of channels that several layers write")
-    return split_into_blocks(segment.space, groups)
+    return split_into_blocks(segment.space, block_count)
 
 
 def _single_space(step: Step, axis: Axis) -> Space:
     """Return the space of an axis of one segment."""
-    (segment, *more) = resolve_axis(axis)
-    if more or segment.span > 1:
+    (segment, *more_segments) = resolve_axis(axis)
+    if more_segments or segment.span > 1:
         step.refuse("a kernel that is used in several ways")
     return segment.space
 
 
-def remove_scale(step: Step, axis: Axis, exact: bool, *tensors: Labelled | None) -> Axis:
+def remove_scale(step: Step, axis: Axis, is_exact: bool, *tensors: Labelled | None) -> Axis:
     """Record that a norm undoes the scale of an axis; return the axis without the scale, but with its sign.
 
     Args:
-        exact: whether the norm undoes the scale exactly for any eps.
+        is_exact: whether the norm undoes the scale exactly for any eps.
         tensors: tensors of the norm layer; the layer's name is taken from their names.
     """
-    layer = next(
+    layer_name = next(
         (value.layer for value in tensors if value is not None and value.state_name), step.layer or step.operation
     )
     for segment in resolve_axis(axis):
         for factor in magnitudes_of(segment.scale):
-            factor.norms[layer] = factor.norms.get(layer, True) and exact
+            factor.norms[layer_name] = factor.norms.get(layer_name, True) and is_exact
     return tuple(Segment(segment.space, segment.span, signs_of(segment.scale)) for segment in resolve_axis(axis))
 
 
@@ -280,18 +281,20 @@ def group_norm(step: Step, x: Labelled, groups: int, gain: Labelled | None, offs
         pin_scale(axis)
     if groups == 1:
         _tie_axis(x.axes[1])
-    size = x.shape[1] // groups
+    channels_per_group = x.shape[1] // groups
     for segment in resolve_axis(x.axes[1]) if groups > 1 else ():
-        if segment.length % size:
-            step.refuse(f"groups of {size} channels across the ends of what {segment.space.name!r} writes")
-        count = segment.length // size
+        if segment.length % channels_per_group:
+            step.refuse(
+                f"groups of {channels_per_group} channels across the ends of what {segment.space.name!r} writes"
+            )
+        groups_in_segment = segment.length // channels_per_group
         for factor in segment.scale:
-            tie_values(factor, count)
-        if segment.space.pinned or segment.span % size == 0 or count == 1:
+            tie_values(factor, groups_in_segment)
+        if segment.space.pinned or segment.span % channels_per_group == 0 or groups_in_segment == 1:
             continue
-        if size % segment.span:
-            step.refuse(f"groups of {size} channels through units of {segment.span}")
-        split_into_blocks(segment.space, count)
+        if channels_per_group % segment.span:
+            step.refuse(f"groups of {channels_per_group} channels through units of {segment.span}")
+        split_into_blocks(segment.space, groups_in_segment)
     channels = remove_scale(step, x.axes[1], False, gain)
     return Labelled((x.axes[0], apply_affine(step, channels, gain, offset), *x.axes[2:]))
 

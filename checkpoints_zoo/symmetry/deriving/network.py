@@ -68,9 +68,13 @@ def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | 
 def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], network_name: str) -> Table:
     check_module(module, f"network {network_name}")
     states = module.state_dict(keep_vars=True)
-    floats = next((t for t in states.values() if t.is_floating_point()), torch.zeros(()))
-    moved = tuple(x.to(floats.device, floats.dtype if x.is_floating_point() else x.dtype) for x in examples)
-    return build_table(network_name, {n: tuple(t.shape) for n, t in states.items()}, trace_labels(module, moved))
+    float_tensor = next((t for t in states.values() if t.is_floating_point()), torch.zeros(()))
+    converted_examples = tuple(
+        x.to(float_tensor.device, float_tensor.dtype if x.is_floating_point() else x.dtype) for x in examples
+    )
+    return build_table(
+        network_name, {n: tuple(t.shape) for n, t in states.items()}, trace_labels(module, converted_examples)
+    )
 
 
 def _image_shape(collection: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:
@@ -90,8 +94,8 @@ def _table_of_named_network(network_name: str) -> Table:
     if network_name in ARCHITECTURES:
         return _table_of_architecture(network_name, network_name, {}, IMAGE_SHAPES[network_name])
     description = select_members(network_name).description
-    image = _image_shape(network_name, description.preprocessing)
-    return _table_of_architecture(network_name, description.architecture, description.arguments, image)
+    image_shape = _image_shape(network_name, description.preprocessing)
+    return _table_of_architecture(network_name, description.architecture, description.arguments, image_shape)
 
 
 def _table_of_architecture(

@@ -49,7 +49,7 @@ _NAMES_BY_RULE: dict[Rule, str] = {
     elementwise.power_rule(-0.5): "rsqrt",
     elementwise.power_rule(-1): "reciprocal",
     elementwise.reduce_axes: "mean sum",
-    elementwise.take_extreme: "amax amin",
+    elementwise.reduce_to_extreme: "amax amin",
     elementwise.pad: "pad",
     elementwise.resize: "interpolate upsample",
     partial(elementwise.pool, 1): "avg_pool1d adaptive_avg_pool1d",

@@ -27,19 +27,19 @@ def reshape(step: Step, x: Labelled, *sizes: Any, **named: Any) -> Labelled:
     map."""
     if any(isinstance(size, torch.dtype) for size in (*sizes, *named.values())):
         return _fixed_view(step, x)
-    old, new = list(x.axes), list(step.shape)
+    old_axes, new_sizes = list(x.axes), list(step.shape)
     axes: list[Axis] = []
-    while old or new:
-        merged, shape = old[:1], new[:1]
-        del old[:1], new[:1]
-        while (merged_length := prod(axis_length(a) for a in merged)) != (shape_length := prod(shape)) or not (
-            merged and shape
-        ):
-            if merged_length < shape_length or (merged_length == shape_length and not merged):
-                merged.append(old.pop(0)) if old else merged.append(step.fixed_axis(1))
+    while old_axes or new_sizes:
+        axes_to_merge, split_shape = old_axes[:1], new_sizes[:1]
+        del old_axes[:1], new_sizes[:1]
+        while (merged_length := prod(axis_length(a) for a in axes_to_merge)) != (
+            shape_length := prod(split_shape)
+        ) or not (axes_to_merge and split_shape):
+            if merged_length < shape_length or (merged_length == shape_length and not axes_to_merge):
+                axes_to_merge.append(old_axes.pop(0)) if old_axes else axes_to_merge.append(step.fixed_axis(1))
             else:
-                shape.append(new.pop(0)) if new else shape.append(1)
-        axes += _split_axis(step, _merge_axes(step, merged), shape)
+                split_shape.append(new_sizes.pop(0)) if new_sizes else split_shape.append(1)
+        axes += _split_axis(step, _merge_axes(step, axes_to_merge), split_shape)
     for axis in axes[len(step.shape) :]:
         pin_scale(axis)
     return Labelled(tuple(axes[: len(step.shape)]), x.state_name, x.role)
@@ -54,19 +54,21 @@ def _fixed_view(step: Step, x: Labelled) -> Labelled:
 
 def _merge_axes(step: Step, axes: list[Axis]) -> Axis:
     """Merge axes into one axis; the last of the merged axes varies fastest."""
-    result = axes[0]
-    for inner in axes[1:]:
-        if axis_length(result) == 1 or axis_length(inner) == 1:
-            pin_scale(result if axis_length(result) == 1 else inner)
-            result = inner if axis_length(result) == 1 else result
-        elif is_fixed(inner):
-            result = tuple(Segment(s.space, s.span * axis_length(inner), s.scale) for s in resolve_axis(result))
-        elif all(segment.space.pinned for segment in resolve_axis(result)):
-            pin_scale(result)
-            result = resolve_axis(inner) * axis_length(result)
+    merged_axis = axes[0]
+    for next_axis in axes[1:]:
+        if axis_length(merged_axis) == 1 or axis_length(next_axis) == 1:
+            pin_scale(merged_axis if axis_length(merged_axis) == 1 else next_axis)
+            merged_axis = next_axis if axis_length(merged_axis) == 1 else merged_axis
+        elif is_fixed(next_axis):
+            merged_axis = tuple(
+                Segment(s.space, s.span * axis_length(next_axis), s.scale) for s in resolve_axis(merged_axis)
+            )
+        elif all(segment.space.pinned for segment in resolve_axis(merged_axis)):
+            pin_scale(merged_axis)
+            merged_axis = resolve_axis(next_axis) * axis_length(merged_axis)
         else:
             step.refuse("a view that merges two axes whose units move")
-    return resolve_axis(result)
+    return resolve_axis(merged_axis)
 
 
 def _split_axis(step: Step, axis: Axis, shape: list[int]) -> list[Axis]:
@@ -83,8 +85,8 @@ def _split_axis(step: Step, axis: Axis, shape: list[int]) -> list[Axis]:
     for segment in resolve_axis(axis):
         for factor in segment.scale:
             tie_values(factor, segment.length // span)
-    outer = tuple(Segment(s.space, s.span // span, s.scale) for s in resolve_axis(axis))
-    return [outer if i == long_axes[0] else step.fixed_axis(size) for i, size in enumerate(shape)]
+    long_axis = tuple(Segment(s.space, s.span // span, s.scale) for s in resolve_axis(axis))
+    return [long_axis if i == long_axes[0] else step.fixed_axis(size) for i, size in enumerate(shape)]
 
 
 def permute_axes(step: Step, x: Labelled, *dims: Any) -> Labelled:
@@ -103,9 +105,9 @@ def transpose(step: Step, x: Labelled, dim0: int = 0, dim1: int = 1) -> Labelled
 
 def expand(step: Step, x: Labelled, *sizes: Any) -> Labelled:
     """Rule of expand, which repeats axes of one entry."""
-    missing = len(step.shape) - len(x.axes)
-    axes = [step.fixed_axis(size) for size in step.shape[:missing]]
-    for axis, size in zip(x.axes, step.shape[missing:], strict=True):
+    new_axis_count = len(step.shape) - len(x.axes)
+    axes = [step.fixed_axis(size) for size in step.shape[:new_axis_count]]
+    for axis, size in zip(x.axes, step.shape[new_axis_count:], strict=True):
         if axis_length(axis) != size:
             pin_scale(axis)
         axes.append(axis if axis_length(axis) == size else step.fixed_axis(size))
@@ -115,10 +117,10 @@ def expand(step: Step, x: Labelled, *sizes: Any) -> Labelled:
 def concatenate(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labelled:
     """Rule of concatenation of tensors along one axis. All other axes of the tensors get one permutation and one
     scale."""
-    first, *others = tensors
+    first, *other_tensors = tensors
     dim %= len(first.axes)
     for i, axis in enumerate(first.axes):
-        for other in others if i != dim else ():
+        for other in other_tensors if i != dim else ():
             for a, b in join_axes(axis, other.axes[i]):
                 equate_products(a.scale, b.scale)
     joined_axis = tuple(segment for value in tensors for segment in resolve_axis(value.axes[dim]))
@@ -128,18 +130,18 @@ def concatenate(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labell
 def stack(step: Step, tensors: Sequence[Labelled], dim: int = 0) -> Labelled:
     """Rule of stacking tensors along a new axis, whose entries are pinned."""
     dim %= len(step.shape)
-    grown_values = [Labelled((*v.axes[:dim], step.fixed_axis(1), *v.axes[dim:])) for v in tensors]
-    return concatenate(step, grown_values, dim)
+    tensors_with_new_axis = [Labelled((*v.axes[:dim], step.fixed_axis(1), *v.axes[dim:])) for v in tensors]
+    return concatenate(step, tensors_with_new_axis, dim)
 
 
 def split_into_parts(step: Step, x: Labelled, sizes: Any, dim: int = 0) -> tuple[Labelled, ...]:
     """Rule of splitting an axis into consecutive parts; units do not move from one part to another."""
     dim %= len(x.axes)
-    rest, result = x.axes[dim], []
+    remaining_axis, parts = x.axes[dim], []
     for shape in step.shape:
-        part, rest = cut_axis(rest, shape[dim])
-        result.append(Labelled((*x.axes[:dim], part, *x.axes[dim + 1 :])))
-    return tuple(result)
+        part, remaining_axis = cut_axis(remaining_axis, shape[dim])
+        parts.append(Labelled((*x.axes[:dim], part, *x.axes[dim + 1 :])))
+    return tuple(parts)
 
 
 def take_index(step: Step, x: Labelled, index: Any) -> Labelled:
@@ -151,29 +153,32 @@ def take_index(step: Step, x: Labelled, index: Any) -> Labelled:
             return Labelled(tuple(step.fixed_axis(size) for size in step.shape))
         step.refuse("an index that is a tensor")
     if Ellipsis in index:
-        at, count = index.index(Ellipsis), sum(i is not None and i is not Ellipsis for i in index)
-        index[at : at + 1] = [slice(None)] * (len(x.axes) - count)
-    axes, rest = [], list(x.axes)
+        ellipsis_position, indexed_axis_count = (
+            index.index(Ellipsis),
+            sum(i is not None and i is not Ellipsis for i in index),
+        )
+        index[ellipsis_position : ellipsis_position + 1] = [slice(None)] * (len(x.axes) - indexed_axis_count)
+    axes, remaining_axes = [], list(x.axes)
     for i in index:
         if i is None:
             axes.append(step.fixed_axis(1))
         elif isinstance(i, slice):
-            axes.append(_slice_axis(step, rest.pop(0), i))
+            axes.append(_slice_axis(step, remaining_axes.pop(0), i))
         else:
-            axis = rest.pop(0)
+            axis = remaining_axes.pop(0)
             pin_scale(_slice_axis(step, axis, slice(i % axis_length(axis), i % axis_length(axis) + 1)))
-    return Labelled((*axes, *rest))
+    return Labelled((*axes, *remaining_axes))
 
 
 def _slice_axis(step: Step, axis: Axis, entries: slice) -> Axis:
-    places = range(*entries.indices(axis_length(axis)))
-    if len(places) == axis_length(axis):
+    entry_range = range(*entries.indices(axis_length(axis)))
+    if len(entry_range) == axis_length(axis):
         return axis
     if is_fixed(axis):
-        return step.fixed_axis(len(places))
-    if places.step != 1 or not places:
+        return step.fixed_axis(len(entry_range))
+    if entry_range.step != 1 or not entry_range:
         step.refuse("a slice of units that are not consecutive")
-    return cut_axis(cut_axis(axis, places.stop)[0], places.start)[1]
+    return cut_axis(cut_axis(axis, entry_range.stop)[0], entry_range.start)[1]
 
 
 def narrow(step: Step, x: Labelled, dim: int, start: int, length: int) -> Labelled:

@@ -154,11 +154,11 @@ def multiply_axes(step: Step, axis: Axis, gain: Axis, is_kernel: bool = False) -
         new_factors = [factor for factor in scale if factor.weak and factor.origin]
         if new_factors and len(scale) > 1:
             # The product gets a new factor, because all later operations depend on the product alone.
-            output = Factor(b.length, next(step.serials), new_factors[0].name, weak=False)
-            output.writers = writers = _promote_factor(step, {new_factors[0]: ONE})
+            output_factor = Factor(b.length, next(step.serials), new_factors[0].name, weak=False)
+            output_factor.writers = writers = _promote_factor(step, {new_factors[0]: ONE})
             new_factors[0].weak = True
-            equate_products({output: ONE}, scale)
-            scale = {output: ONE}
+            equate_products({output_factor: ONE}, scale)
+            scale = {output_factor: ONE}
         else:
             writers = _promote_factor(step, scale)
         if is_kernel:
@@ -174,7 +174,7 @@ def _promote_factor(step: Step, scale: Product) -> list[tuple[int, str, int]]:
     candidates = [factor for factor in scale if factor.weak and factor.origin]
     if len(scale) != 1 or not candidates:
         return []
-    (factor,), order = candidates, next(step.serials)
-    factor.weak, factor.serial = False, order
-    factor.writers = [(order, *(factor.origin or ("", 0)))]
+    (factor,), serial = candidates, next(step.serials)
+    factor.weak, factor.serial = False, serial
+    factor.writers = [(serial, *(factor.origin or ("", 0)))]
     return list(factor.writers)
