@@ -383,66 +383,100 @@ def check_rows(
         FormatError: a required value is null, a row occurs twice, or a layout is unknown.
         DamagedError: a path leads out of the source, or an offset or size is impossible.
     """
+    if not rows.num_rows:
+        return
 
     def row_error(
         error_class: type[FormatError] | type[DamagedError], position: int, expected: str, found: str
     ) -> Exception:
-        member = values_of_column["member"][position]
+        member = rows.column("member")[position].as_py()
         subject = f"row {position if positions is None else positions[position]} (member {member}) of manifest {path}"
         return error_class(
             subject, expected=expected, found=found, collection=description.name, member=member, path=path
         )
 
-    values_of_column: dict[str, list[Any]] = {
-        n: rows.column(n).to_pylist() for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS, "sha256")
-    }
+    is_null_in = {n: ~numpy_values(rows.column(n).is_valid()) for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS)}
     for name in REQUIRED_COLUMNS:
-        if rows.column(name).null_count:
-            raise row_error(FormatError, values_of_column[name].index(None), f"a value for {name}", "null")
-    positions_with_path = [
-        position for position, path_in_source in enumerate(values_of_column["path"]) if path_in_source is not None
-    ]
-    for position, status in enumerate(values_of_column["status"]):
-        null_columns = [name for name in LOCATION_COLUMNS if values_of_column[name][position] is None]
-        if null_columns and (status == "ok" or len(null_columns) < len(LOCATION_COLUMNS)):
-            raise row_error(FormatError, position, f"a value for {null_columns[0]}", "null")
-    used_keys: set[tuple[int, int]] = set()
-    final_ids: set[int] = set()
-    for position, (member, epoch) in enumerate(zip(values_of_column["member"], values_of_column["epoch"], strict=True)):
-        if member < 0 or epoch < 0:
-            raise row_error(FormatError, position, "member and epoch not negative", f"member {member}, epoch {epoch}")
-        if (member, epoch) in used_keys or (values_of_column["final"][position] and member in final_ids):
-            raise row_error(
-                FormatError, position, "each (member, epoch) once and one final row a member", "a second one"
-            )
-        used_keys.add((member, epoch))
-        if values_of_column["final"][position]:
-            final_ids.add(member)
-    for status in set(values_of_column["status"]) - {"ok", "failed", "excluded"}:
-        raise row_error(
-            FormatError, values_of_column["status"].index(status), "status ok, failed or excluded", repr(status)
-        )
-    for path_in_source in {values_of_column["path"][position] for position in positions_with_path}:
+        if (position := _first_true_position(is_null_in[name])) is not None:
+            raise row_error(FormatError, position, f"a value for {name}", "null")
+    status_codes, statuses = text_codes(rows.column("status"))
+    is_ok = np.array([status == "ok" for status in statuses], bool)[status_codes]
+    location_is_null = np.stack([is_null_in[name] for name in LOCATION_COLUMNS])
+    lacks_value = location_is_null.any(0) & (is_ok | ~location_is_null.all(0))
+    if (position := _first_true_position(lacks_value)) is not None:
+        name = LOCATION_COLUMNS[int(np.argmax(location_is_null[:, position]))]
+        raise row_error(FormatError, position, f"a value for {name}", "null")
+    member_ids, epochs = (numpy_values(rows.column(name)).astype(np.int64) for name in ("member", "epoch"))
+    is_negative = (member_ids < 0) | (epochs < 0)
+    final_positions = np.flatnonzero(numpy_values(rows.column("final")))
+    is_repeated = _repeats_earlier((member_ids << 32) + epochs)
+    is_repeated[final_positions[_repeats_earlier(member_ids[final_positions])]] = True
+    if (position := _first_true_position(is_negative | is_repeated)) is not None:
+        if is_negative[position]:
+            found = f"member {member_ids[position]}, epoch {epochs[position]}"
+            raise row_error(FormatError, position, "member and epoch not negative", found)
+        raise row_error(FormatError, position, "each (member, epoch) once and one final row a member", "a second one")
+    for code, status in enumerate(statuses):
+        if status not in ("ok", "failed", "excluded"):
+            position = int(np.argmax(status_codes == code))
+            raise row_error(FormatError, position, "status ok, failed or excluded", repr(status))
+    path_codes, paths = text_codes(rows.column("path"))
+    for code, path_in_source in enumerate(paths):
         if problem := path_problem(path_in_source):
-            raise row_error(
-                DamagedError, values_of_column["path"].index(path_in_source), "a path inside the source", problem
-            )
-    for position in positions_with_path:
-        key = values_of_column["layout"][position]
-        layout = description.layouts.get(key)
-        if layout is None:
-            raise row_error(FormatError, position, f"a layout among {', '.join(description.layouts)}", repr(key))
-        offset, nbytes, dtype = (
-            values_of_column["offset"][position],
-            values_of_column["nbytes"][position],
-            values_of_column["dtype"][position],
-        )
-        if offset < 0 or nbytes != layout.nbytes or dtype != layout.dtype:
+            position = int(np.argmax(path_codes == code))
+            raise row_error(DamagedError, position, "a path inside the source", problem)
+    positions_with_path = np.flatnonzero(path_codes >= 0)
+    layout_codes, layout_keys = text_codes(rows.column("layout"))
+    dtype_codes, dtypes = text_codes(rows.column("dtype"))
+    layouts = [description.layouts.get(key) for key in layout_keys]
+    layout_codes, dtype_codes = layout_codes[positions_with_path], dtype_codes[positions_with_path]
+    offsets, row_nbytes = (numpy_values(rows.column(name))[positions_with_path] for name in ("offset", "nbytes"))
+    # (layout, dtype) -> whether the layout has the dtype; no layout has the size -1.
+    has_dtype = np.array([[layout is not None and layout.dtype == dtype for dtype in dtypes] for layout in layouts])
+    layout_nbytes = np.array([-1 if layout is None else layout.nbytes for layout in layouts], np.int64)
+    if len(positions_with_path):
+        is_wrong = (offsets < 0) | (row_nbytes != layout_nbytes[layout_codes]) | ~has_dtype[layout_codes, dtype_codes]
+        if (place := _first_true_position(is_wrong)) is not None:
+            position, key = int(positions_with_path[place]), layout_keys[layout_codes[place]]
+            layout = description.layouts.get(key)
+            if layout is None:
+                raise row_error(FormatError, position, f"a layout among {', '.join(description.layouts)}", repr(key))
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            raise row_error(DamagedError, position, expected, f"offset {offset}, {nbytes:,} bytes of {dtype}")
-    for position, digest in enumerate(values_of_column["sha256"]):
-        if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-            raise row_error(FormatError, position, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            found = f"offset {offsets[place]}, {row_nbytes[place]:,} bytes of {dtypes[dtype_codes[place]]}"
+            raise row_error(DamagedError, position, expected, found)
+    if (position := _first_true_position(~_are_hashes(rows.column("sha256")))) is not None:
+        digest = rows.column("sha256")[position].as_py()
+        raise row_error(FormatError, position, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+
+
+def _first_true_position(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
+    """Return the position of the first true value, None if there is none."""
+    return int(np.argmax(is_wrong)) if is_wrong.any() else None
+
+
+def _repeats_earlier(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each value whether an earlier value equals it."""
+    value_order = np.argsort(values, kind="stable")
+    is_repeated = np.zeros(len(values), bool)
+    is_repeated[value_order[1:]] = np.diff(values[value_order]) == 0
+    return is_repeated
+
+
+def _are_hashes(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say for each text of a column whether it is null, or has 64 lower-case hex digits."""
+    is_digit = np.zeros(256, bool)
+    is_digit[list(b"0123456789abcdef")] = True
+    parts = [np.zeros(0, bool)]
+    for chunk in column.chunks:
+        _, offset_buffer, text_buffer = chunk.buffers()
+        ends = np.frombuffer(offset_buffer or b"", np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        is_hash = np.diff(ends) == 64
+        text = np.frombuffer(text_buffer or b"", np.uint8)
+        if len(is_hash) and not is_digit[text[ends[0] : ends[-1]]].all():
+            wrong_offsets = np.flatnonzero(~is_digit[text[ends[0] : ends[-1]]]) + ends[0]
+            is_hash[np.searchsorted(ends, wrong_offsets, side="right") - 1] = False
+        parts.append(is_hash | ~numpy_values(pa.chunked_array([chunk.is_valid()])))
+    return np.concatenate(parts)
 
 
 def path_problem(path_in_source: str) -> str:
@@ -504,6 +538,15 @@ def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any
         combined_array.buffers()[1] or b"", combined_array.type.to_pandas_dtype()
     )
     return values[combined_array.offset : combined_array.offset + len(combined_array)]
+
+
+def text_codes(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
+    """Number the distinct texts of a column; return the number of each value, -1 for null, and the texts in the order
+    of their first rows."""
+    # Comparing in `pyarrow.compute` would import pandas.
+    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+    codes = numpy_values(pa.chunked_array([encoded.indices]))
+    return np.where(numpy_values(column.is_valid()), codes, -1), encoded.dictionary.to_pylist()
 
 
 def sum_of(rows: pa.Table, column: str) -> int:

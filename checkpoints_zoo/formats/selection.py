@@ -234,12 +234,10 @@ def _matching_positions(
 
 def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say for each value of a column of texts whether it equals a text."""
-    # Comparing in `pyarrow.compute` would import pandas.
-    encoded_column = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    distinct_texts = encoded_column.dictionary.to_pylist()
-    text_code = distinct_texts.index(text) if text in distinct_texts else -1
-    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = manifest.numpy_values(column.is_valid()).copy()
-    is_equal &= manifest.numpy_values(pa.chunked_array([encoded_column.indices])) == text_code
+    codes, distinct_texts = manifest.text_codes(column)
+    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = codes == (
+        distinct_texts.index(text) if text in distinct_texts else -2
+    )
     return is_equal
 
 
