@@ -402,6 +402,11 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
             paths = sorted(entry.path for entry in tree_entries if isinstance(entry, RepoFile))
         except EntryNotFoundError:
             return []
+        except (KeyError, TypeError, AttributeError) as error:  # The client reads rows of any form.
+            raise NetworkError(
+                f"folder {folder} of {repo.label}", expected=f"rows of files from {host()}", found="another answer",
+                do=PROXY_ADVICE,
+            ) from error  # fmt: skip
     for path in paths:
         _check_path(repo, path)
     return paths
