@@ -11,7 +11,7 @@ from tests.hub import WRITER, Hub
 from tests.support.kills import Contract, OnTheHub, forks
 from tests.support.publications import NEW, PICTURE, complete, consistent, two_shards
 
-KILLS = 25
+KILLS = 12
 
 
 def publish_all(folder: str, home: str) -> None:

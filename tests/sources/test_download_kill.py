@@ -15,7 +15,7 @@ from tests.support.kills import Contract, OnTheHub, forks
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import Built, load
 
-KILLS = 25
+KILLS = 12
 MEMBERS = "1,3,5,12,14,16"  # of two shards, none next to another
 
 
