@@ -30,19 +30,19 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
     from checkpoints_zoo.publishing.html_report.assembling import DEFAULT_IMAGES
 
     members = measurement.selection.load()
-    data, ood, held_out = measurement.inputs(members, DEFAULT_IMAGES if measurement.stored is None else None)
+    data, ood, held_out = measurement.data_sets(members, DEFAULT_IMAGES if measurement.stored is None else None)
     page = report_page(
         members, data, ood, path=path, sizes=measurement.sizes, temperature=measurement.temperature, held_out=held_out,
         within=measurement.within, device=measurement.device, seed=measurement.seed, say=out.say,
     )  # fmt: skip
-    values = page.values()
-    rows = [
+    page_values = page.values()
+    part_rows = [
         {
             "part": part["title"],
             "figures": len(part["figures"]),
             "tables": len(part["tables"]),
             "left out": "; ".join(part["left_out"]),
         }
-        for part in values["parts"]
+        for part in page_values["parts"]
     ]
-    out.data(values, table(rows), f"{page.path}, {format_bytes(values['bytes'])}")
+    out.data(page_values, table(part_rows), f"{page.path}, {format_bytes(page_values['bytes'])}")

@@ -127,7 +127,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     lock_folder = cache.writable_folder("local/copies")
-    with disk.translate_write_errors(root), cache.locked_key(lock_folder, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.hold_key_lock(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
         try:

@@ -25,7 +25,7 @@ ALWAYS = {"times": math.inf}
 @pytest.fixture
 def tiny(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Built:
     quick(monkeypatch, waits)
-    monkeypatch.setattr(publisher, "COMMIT_FILES", 1)
+    monkeypatch.setattr(publisher, "LARGEST_COMMIT_FILE_COUNT", 1)
     return two_shards(tmp_path / "out")
 
 

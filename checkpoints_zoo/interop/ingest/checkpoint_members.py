@@ -117,9 +117,9 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
                 )
             members.append(MemberRange(path, path, head.header_nbytes, head))
     for other in contents.others:
-        if not other.member:
-            say(f"{other.name} is left out: {other.why}")
-    return MemberGroup(members, [(other.name, other.why) for other in contents.others if other.member])
+        if not other.is_damaged_member:
+            say(f"{other.name} is left out: {other.reason}")
+    return MemberGroup(members, [(other.name, other.reason) for other in contents.others if other.is_damaged_member])
 
 
 def _local_size_and_reader(path: Path) -> tuple[int, ReadRange]:
