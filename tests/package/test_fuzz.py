@@ -19,11 +19,11 @@ from tests.support.commands import ROOT
 def test_a_thousand_mutated_files_and_hostile_strings_break_nothing(tmp_path: Path) -> None:
     # In a process of its own: an audit hook stays, and a parser that crashes ends its process.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--files", "550", "--strings", "450"],
+        [sys.executable, "-m", "tests.fuzz", "--files", "1000", "--strings", "1000"],
         cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["cases"] == 1000
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] == 2000
 
 
 @pytest.mark.slow
