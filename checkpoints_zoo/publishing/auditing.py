@@ -326,7 +326,7 @@ def files_on_hub(repo: hub.Repo) -> dict[str, File]:
     from huggingface_hub.hf_api import RepoFile
 
     def list_files() -> list[RepoFile]:
-        with hub.translated_rows(f"files of {repo}"):
+        with hub.malformed_answers(f"files of {repo}"):
             tree_entries = HfApi(**hub.client_info()).list_repo_tree(
                 repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
             )

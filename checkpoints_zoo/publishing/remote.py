@@ -18,6 +18,7 @@ from checkpoints_zoo.sources.hub import (
     Repo,
     client_info,
     host,
+    malformed_answers,
     retry_patiently,
     translate_error,
     translated_errors,
@@ -96,7 +97,7 @@ class Remote:
         Raises:
             SourceNotFound, AccessError, NetworkError: the Hub does not answer or refuses.
         """
-        with hub_errors(self.label, subject, permission):
+        with hub_errors(self.label, subject, permission), malformed_answers(subject):
             return retry_patiently(request, RETRIED_STATUSES)
 
     def branch(self, name: str = MAIN) -> Branch | None:

@@ -396,7 +396,7 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
         root, glob_pattern = snapshot(repo), "**/*" if recursive else "*"
         return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(glob_pattern) if p.is_file())
     subject = f"folder {folder} of {repo.label}"
-    with translated_errors(repo.label, subject), translated_rows(subject):
+    with translated_errors(repo.label, subject), malformed_answers(subject):
         try:
             list_tree = HfApi(**client_info()).list_repo_tree
             tree_entries = list_tree(repo.id, folder, recursive=recursive, repo_type="dataset", revision=repo.commit)
@@ -409,19 +409,19 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
 
 
 @contextmanager
-def translated_rows(subject: str) -> Iterator[None]:
-    """Translate the errors that the Hub's client raises for a listing of files whose rows lack fields or have another
-    form.
+def malformed_answers(subject: str) -> Iterator[None]:
+    """Translate the errors that the Hub's client raises for an answer that lacks fields or has another form.
 
     Args:
-        subject: noun for the listing in the error.
+        subject: noun for the answer in the error, such as "files of hf://…".
     """
     try:
         yield
     except (KeyError, TypeError, AttributeError) as error:
         raise NetworkError(
-            subject, expected=f"rows of files from {host()}", found="another answer", do=PROXY_ADVICE
-        ) from error
+            subject, expected=f"an answer of {host()} with the fields that Hubs send", found="another one",
+            do=PROXY_ADVICE,
+        ) from error  # fmt: skip
 
 
 def _check_path(repo: Repo, repo_path: str) -> None:

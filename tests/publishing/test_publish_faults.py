@@ -157,6 +157,10 @@ TEXTS: list[tuple[dict[str, Any], type[ZooError], str]] = [
         {"path": "/revision/main", "body": HTML}, NetworkError,
         "revision 'main' of ADDRESS: expected JSON from HOST; found another page…",
     ),
+    (
+        {"path": "/revision/main", "body": b"{}"}, NetworkError,
+        "revision 'main' of ADDRESS: expected an answer of HOST with the fields that Hubs send; found another one…",
+    ),
     ({"path": "/preupload/", "body": HTML}, NetworkError, "upload to ADDRESS: expected JSON from HOST; found another…"),
     ({"path": "/objects/batch", "body": b"{}"}, NetworkError, "upload to ADDRESS: expected an answer from HOST; …"),
     (
