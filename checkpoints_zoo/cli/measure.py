@@ -59,7 +59,7 @@ def _parse_distances(
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EvaluationRequest:
     """The members, the images and the other arguments of `zoo.evaluate`, as the command line gives them."""
 
     selection: Selection
@@ -134,7 +134,7 @@ class Measurement:
 
 
 def measurement_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a measurement, and pass it the Measurement as `measurement`."""
+    """Give a command the options of a request, and pass it the EvaluationRequest as `request`."""
 
     @network_options
     @click.option(
@@ -168,8 +168,8 @@ def measurement_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def run_command(*args: Any, **options: Any) -> Any:
-        arguments = {field.name: options.pop(field.name) for field in fields(Measurement)}
-        return command(*args, measurement=Measurement(**arguments), **options)
+        arguments = {field.name: options.pop(field.name) for field in fields(EvaluationRequest)}
+        return command(*args, request=EvaluationRequest(**arguments), **options)
 
     return run_command
 
@@ -184,16 +184,16 @@ def report_values(report: Report) -> dict[str, Any]:
 @measurement_options
 @click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw the figures too.")
 @format_option
-def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -> None:
+def evaluate_command(request: EvaluationRequest, plot: Path | None, out: Output) -> None:
     """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
 
     Figures have intervals over the members. Without --sizes the table shows at most three sizes; --format json gives
     all.
     """
-    report = measurement.report(out)
+    report = request.report(out)
     if plot:
         out.say(f"picture: {report.plot(plot)}")
-    out.data(report_values(report), report.to_text(report.curve if measurement.sizes else None))
+    out.data(report_values(report), report.to_text(report.curve if request.sizes else None))
 
 
 @click.command()
@@ -213,12 +213,12 @@ def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -
     help="The picture to write.",
 )
 @format_option
-def plot_command(measurement: Measurement, figures: str | None, path: Path, out: Output) -> None:
+def plot_command(request: EvaluationRequest, figures: str | None, path: Path, out: Output) -> None:
     """Measure an ensemble and draw the figures into a PNG, PDF or SVG.
 
     Reliability, accuracy and NLL against ensemble size, the members' accuracies, mutual information.
     """
-    report = measurement.report(out)
+    report = request.report(out)
     if figures is None:
         picture_path = report.plot(path)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.measure import Measurement, measurement_options
+from checkpoints_zoo.cli.measure import EvaluationRequest, measurement_options
 from checkpoints_zoo.cli.options import OutputFile
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -18,7 +18,7 @@ from checkpoints_zoo.formats.text import format_bytes
     "-o", "--out", "path", type=OutputFile(".html", ".htm"), required=True, metavar="HTML", help="The page to write."
 )
 @format_option
-def command(measurement: Measurement, path: Path, out: Output) -> None:
+def command(request: EvaluationRequest, path: Path, out: Output) -> None:
     """Write one HTML page with every figure of a population.
 
     Figures with intervals, the members, calibration, curves against ensemble size, out-of-distribution detection, pairs
@@ -29,11 +29,11 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
     from checkpoints_zoo.publishing.html_report import report_page
     from checkpoints_zoo.publishing.html_report.assembling import DEFAULT_IMAGES
 
-    members = measurement.selection.load()
-    data, ood, held_out = measurement.data_sets(members, DEFAULT_IMAGES if measurement.stored is None else None)
+    members = request.selection.load()
+    data, ood, held_out = request.data_sets(members, DEFAULT_IMAGES if request.stored is None else None)
     page = report_page(
-        members, data, ood, path=path, sizes=measurement.sizes, temperature=measurement.temperature, held_out=held_out,
-        within=measurement.within, device=measurement.device, seed=measurement.seed, say=out.say,
+        members, data, ood, path=path, sizes=request.sizes, temperature=request.temperature, held_out=held_out,
+        within=request.within, device=request.device, seed=request.seed, say=out.say,
     )  # fmt: skip
     page_values = page.values()
     part_rows = [

@@ -117,8 +117,8 @@ class Remote:
 
     def url(self, branch_name: str) -> str:
         """Return the address of a branch's web page."""
-        pull_request_number = branch_name.removeprefix("refs/pr/")
-        discussion = "" if pull_request_number == branch_name else f"/discussions/{pull_request_number}"
+        is_pull_request = branch_name.startswith("refs/pr/")
+        discussion = f"/discussions/{branch_name.removeprefix('refs/pr/')}" if is_pull_request else ""
         return f"{self.api.endpoint}/datasets/{self.id}{discussion}"
 
     def tree(self, commit: str) -> dict[str, FileInRepo]:

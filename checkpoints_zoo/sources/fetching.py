@@ -475,7 +475,7 @@ def _check_and_keep(download: _Download) -> bool:
 
     Return False, without storing the bytes, if the bytes belong to another member than predicted.
     """
-    digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
+    digest, problem = _hash_and_compare(download) if _belongs_to_requested_member(download) else ("", None)
     if digest and problem is None:
         download.draft.store_under_final_name(digest)
         return True
@@ -486,7 +486,7 @@ def _check_and_keep(download: _Download) -> bool:
         download.draft.write(offset - request_start, piece)
 
     download.remote.read(request_start, download.request.end, write_again)
-    digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
+    digest, problem = _hash_and_compare(download) if _belongs_to_requested_member(download) else ("", None)
     if digest and problem is None:
         download.draft.store_under_final_name(digest)
         return True
@@ -496,7 +496,7 @@ def _check_and_keep(download: _Download) -> bool:
     return False
 
 
-def _is_proven(download: _Download) -> bool:
+def _belongs_to_requested_member(download: _Download) -> bool:
     """Say whether the bytes before the tensors belong to the requested member."""
     request = download.request
     return request.proves_member is None or request.proves_member(

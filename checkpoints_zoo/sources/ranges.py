@@ -129,7 +129,7 @@ class RemoteFile:
         while cursor.position < end:
             link, start_position, reason = self.link, cursor.position, "a body cut short"
             try:
-                if not self._stream(link, cursor):
+                if not self._read_unless_expired(link, cursor):
                     self._renew_link(link)
                     continue
             except httpx.TimeoutException:
@@ -152,7 +152,7 @@ class RemoteFile:
                 )  # fmt: skip
             time.sleep(min(2 ** (failure_count - 1), 8))
 
-    def _stream(self, link: str, cursor: _Cursor) -> bool:
+    def _read_unless_expired(self, link: str, cursor: _Cursor) -> bool:
         """Read the file from the cursor's position to the cursor's end; return False if the link has expired."""
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError

@@ -38,14 +38,14 @@ ReadRange = Callable[[int, int], bytes]
 
 
 def members_of_archives(
-    origin: Origin, staged_indexes: Mapping[str, archives.Index], may_predict: bool
+    origin: Origin, staged_indexes: Mapping[str, archives.Index], may_predict_index: bool
 ) -> list[MemberGroup]:
     """Index the archives of an origin; return the members of each.
 
     Args:
         origin: origin that has the archives.
         staged_indexes: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
-        may_predict: whether an index of a repo's archive may be predicted from some of its headers.
+        may_predict_index: whether an index of a repo's archive may be predicted from some of its headers.
 
     Raises:
         DamagedError: a file is no archive, or is cut.
@@ -55,7 +55,7 @@ def members_of_archives(
     if origin.repo is None:
         archive_indexes = indexing.open_local(origin.root, tar_paths)
     else:
-        if not may_predict:
+        if not may_predict_index:
             with ThreadPoolExecutor(PARALLEL_ARCHIVES, thread_name_prefix="zoo-walk") as pool:
                 list(pool.map(partial(indexing.walk_remote, origin.repo), tar_paths))
         archive_indexes = indexing.open_remote(origin.repo, tar_paths) if tar_paths else []
