@@ -47,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 # Resolved on first use, so that the command line starts without torch.
-_PLACES = {
+_MODULE_OF_NAME = {
     "Collection": "collection.collection",
     "Member": "collection.collection",
     "collections": "collection.collection",
@@ -76,22 +76,22 @@ _PLACES = {
     "symmetries": "symmetry",
 }
 # Names of version 0.1 -> their names now; the old ones go in 0.3.
-_RENAMED = {"barriers": "barrier", "compare_compact": "compact", "report": "report_page"}
-_MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.metrics", "symmetry": "symmetry"}
+_NEW_NAME_OF = {"barriers": "barrier", "compare_compact": "compact", "report": "report_page"}
+_PUBLIC_MODULES = {"images": "images", "interop": "interop", "metrics": "evaluation.metrics", "symmetry": "symmetry"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warn(f"zoo.{name} is zoo.{_RENAMED[name]} now; the old name goes in 0.3", DeprecationWarning, 2)
+    if name in _NEW_NAME_OF:
+        warn(f"zoo.{name} is zoo.{_NEW_NAME_OF[name]} now; the old name goes in 0.3", DeprecationWarning, 2)
         return getattr(import_module("checkpoints_zoo._moved"), name)
-    if name in _MODULES:
-        value = import_module(f"checkpoints_zoo.{_MODULES[name]}")
-    elif name in _PLACES:
-        value = getattr(import_module(f"checkpoints_zoo.{_PLACES[name]}"), name)
+    if name in _PUBLIC_MODULES:
+        public_object = import_module(f"checkpoints_zoo.{_PUBLIC_MODULES[name]}")
+    elif name in _MODULE_OF_NAME:
+        public_object = getattr(import_module(f"checkpoints_zoo.{_MODULE_OF_NAME[name]}"), name)
     else:
         raise AttributeError(f"module 'checkpoints_zoo' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    globals()[name] = public_object
+    return public_object
 
 
 def __dir__() -> list[str]:

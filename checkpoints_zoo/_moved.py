@@ -21,15 +21,15 @@ MOVED = {
 }
 
 
-def redirect(old: str) -> None:
+def redirect(old_path: str) -> None:
     """Replace an old module by its new one, and warn the importer.
 
     Args:
-        old: name of the module that calls this while it is imported.
+        old_path: name of the module that calls this while it is imported.
     """
-    new = MOVED[old]
-    warnings.warn(f"{old} is {new} now; the old path goes in 0.3", DeprecationWarning, stacklevel=3)
-    sys.modules[old] = import_module(new)
+    new_path = MOVED[old_path]
+    warnings.warn(f"{old_path} is {new_path} now; the old path goes in 0.3", DeprecationWarning, stacklevel=3)
+    sys.modules[old_path] = import_module(new_path)
 
 
 def barriers(members: Collection, data: ImageInput | None = None, **options: Any) -> Barriers:

@@ -52,9 +52,10 @@ class ZooError(Exception):
 
     def __str__(self) -> str:
         thing, expected, found, do = (_shorten(text) for text in (self.thing, self.expected, self.found, self.do))
-        clauses = [f"expected {expected}"] if expected else []
-        clauses += [f"found {found.rstrip('. ')}"] if found else []  # Texts of other libraries may end in a dot.
-        text = f"{thing}: {'; '.join(clauses)}." if clauses else f"{thing}."
+        expected_and_found = [f"expected {expected}"] if expected else []
+        # Texts of other libraries may end in a dot.
+        expected_and_found += [f"found {found.rstrip('. ')}"] if found else []
+        text = f"{thing}: {'; '.join(expected_and_found)}." if expected_and_found else f"{thing}."
         text = f"{text} {do}{'' if do.endswith('?') else '.'}" if do else text
         return _escape_controls(f"{text}{_explain_lookalikes(text)}")
 
@@ -71,11 +72,13 @@ def _explain_lookalikes(text: str) -> str:
     """
     if text.isascii():
         return ""
-    words_by_form: dict[str, set[str]] = {}
+    words_of_form: dict[str, set[str]] = {}
     for word in re.findall(r"[^\s'\"`,;:()]+", text):
-        words_by_form.setdefault(unicodedata.normalize("NFC", word.rstrip(".?")), set()).add(word.rstrip(".?"))
-    pairs = [" and ".join(ascii(word) for word in sorted(words)) for words in words_by_form.values() if len(words) > 1]
-    return f" They look the same and are not: {'; '.join(pairs)}, two forms of Unicode." if pairs else ""
+        words_of_form.setdefault(unicodedata.normalize("NFC", word.rstrip(".?")), set()).add(word.rstrip(".?"))
+    pair_texts = [
+        " and ".join(ascii(word) for word in sorted(words)) for words in words_of_form.values() if len(words) > 1
+    ]
+    return f" They look the same and are not: {'; '.join(pair_texts)}, two forms of Unicode." if pair_texts else ""
 
 
 def _escape_controls(text: str) -> str:

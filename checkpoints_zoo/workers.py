@@ -113,8 +113,8 @@ def choose_engine(
         raise UsageError("workers", expected="a whole number from 1", found=str(workers))
     if ray is not None:
         return RayCluster(ray, workers, gpus=int(devices[0].startswith("cuda")), say=say)
-    count = len(devices) if workers is None else workers
-    return InProcess(devices[0]) if count == 1 else Processes(count, tuple(devices), say=say)
+    worker_count = len(devices) if workers is None else workers
+    return InProcess(devices[0]) if worker_count == 1 else Processes(worker_count, tuple(devices), say=say)
 
 
 @dataclass(frozen=True)
@@ -186,18 +186,18 @@ class Processes:
             while pool.busy_workers:
                 finished_jobs: list[tuple[Job[A], R]] = []
                 for worker in pool.wait_for_answers():
-                    raw = worker.receive()
-                    if raw == _READY_MESSAGE:
-                        worker.send_job(pool.work)
+                    pickled_answer = worker.receive()
+                    if pickled_answer == _READY_MESSAGE:
+                        worker.send_job(pool.pickled_work)
                         continue
                     job, worker.job = worker.job, None
-                    if raw is None:
-                        cause = pool.remove_dead(worker)
-                        start = f"start {worker.tries} of {self.tries}"
-                        self.say(f"{worker.name} was ended by {cause} in job {job.name}, {start}")
-                        queue.record_death(job, worker.tries, cause, worker.started)
+                    if pickled_answer is None:
+                        cause_of_death = pool.remove_dead(worker)
+                        start_text = f"start {worker.start_count} of {self.tries}"
+                        self.say(f"{worker.name} was ended by {cause_of_death} in job {job.name}, {start_text}")
+                        queue.record_death(job, worker.start_count, cause_of_death, worker.started)
                     else:
-                        finished_jobs += queue.read_answer(job, raw, worker.name)
+                        finished_jobs += queue.read_answer(job, pickled_answer, worker.name)
                 yield from chain(self._start_jobs(pool, queue, work), finished_jobs)
             queue.raise_failure()
         finally:
@@ -206,16 +206,17 @@ class Processes:
     def _start_jobs(self, pool: _WorkerPool, queue: _JobQueue[A], work: Work[A, R]) -> Iterator[tuple[Job[A], R]]:
         """Send jobs to free workers. Jobs that need an unsafe main script are run in this process: yield (job, result)
         of these jobs."""
-        while pool.has_room() and (start := queue.next_job()):
-            job, tries = start
-            argument = pickle_for_worker(job.argument)
-            if not (pool.runs_in_this_process or (self.start != "fork" and _needs_unsafe_main(argument))):
-                pool.assign(job, tries, argument)
+        while pool.can_take_job() and (job_and_start_count := queue.next_job()):
+            job, start_count = job_and_start_count
+            pickled_argument = pickle_for_worker(job.argument)
+            if not (pool.runs_in_this_process or (self.start != "fork" and _needs_unsafe_main(pickled_argument))):
+                pool.assign(job, start_count, pickled_argument)
                 continue
             found = "no file that workers could import" if _main_file() is None else "calls without this line"
-            text = f'main script: expected `if __name__ == "__main__":` around its calls; found {found}.'
+            warning_text = f'main script: expected `if __name__ == "__main__":` around its calls; found {found}.'
             warnings.warn(
-                f"{text} Jobs that use its classes run one by one in this process. {_MAIN_GUARD_ADVICE}", stacklevel=3
+                f"{warning_text} Jobs that use its classes run one by one in this process. {_MAIN_GUARD_ADVICE}",
+                stacklevel=3,
             )
             try:
                 yield from InProcess(self.device).run(work, [job])
@@ -229,11 +230,15 @@ class _JobQueue(Generic[A]):
 
     Args:
         jobs: the jobs to run; a job is taken from the iterable just before it starts.
-        tries: the largest number of times that a job is started if its workers die.
+        largest_start_count: the largest number of times that a job is started if its workers die.
     """
 
-    def __init__(self, jobs: Iterable[Job[A]], tries: int) -> None:
-        self.new_jobs, self.repeated_jobs, self.tries = iter(jobs), deque[tuple[Job[A], int]](), tries
+    def __init__(self, jobs: Iterable[Job[A]], largest_start_count: int) -> None:
+        self.new_jobs, self.repeated_jobs, self.largest_start_count = (
+            iter(jobs),
+            deque[tuple[Job[A], int]](),
+            largest_start_count,
+        )
         self.failure: Exception | None = None
 
     @property
@@ -249,12 +254,12 @@ class _JobQueue(Generic[A]):
         job, earlier_starts = self.repeated_jobs.popleft() if self.repeated_jobs else (next(self.new_jobs, None), 0)
         return None if job is None else (job, earlier_starts + 1)
 
-    def record_death(self, job: Job[A], tries: int, cause_of_death: str, worker_was_ready: bool = True) -> None:
+    def record_death(self, job: Job[A], start_count: int, cause_of_death: str, worker_was_ready: bool = True) -> None:
         """Put the job of a dead worker back into the queue; after its last try, record the failure.
 
         Args:
             job: the job that the dead worker was running.
-            tries: number of times that the job was started so far.
+            start_count: number of times that the job was started so far.
             cause_of_death: phrase that says why the worker died.
             worker_was_ready: whether the worker had become ready for jobs; if a worker dies before, another one would
                 die too, so the job is not tried again.
@@ -266,13 +271,13 @@ class _JobQueue(Generic[A]):
                 found=f"{cause_of_death} before its first job",
                 do="It may have printed an error above. Use one worker to run the jobs in this process",
             )
-        elif tries < self.tries:
-            self.repeated_jobs.append((job, tries))
+        elif start_count < self.largest_start_count:
+            self.repeated_jobs.append((job, start_count))
             return
         self.failure = self.failure or WorkerError(
             f"job {job.name}",
             expected="a result",
-            found=f"{tries} workers that died, the last one by {cause_of_death}",
+            found=f"{start_count} workers that died, the last one by {cause_of_death}",
             do="The usual cause is too little memory: use fewer workers. The workers may have printed more above",
         )
 
@@ -284,12 +289,12 @@ class _JobQueue(Generic[A]):
             pickled_answer: the pickled answer, as `_run_job` returns it.
             worker_name: the worker's name, for the note of an error.
         """
-        succeeded, value = pickle.loads(pickled_answer)  # noqa: S301 (from our own worker)
+        succeeded, result_or_error = pickle.loads(pickled_answer)  # noqa: S301 (from our own worker)
         if succeeded:
-            yield job, value
+            yield job, result_or_error
             return
-        error, text = value
-        error.add_note(f"in job {job.name}, {worker_name}:\n{text}")
+        error, traceback_text = result_or_error
+        error.add_note(f"in job {job.name}, {worker_name}:\n{traceback_text}")
         self.failure = self.failure or error
 
     def raise_failure(self) -> None:
@@ -301,10 +306,10 @@ class _JobQueue(Generic[A]):
 class _WorkerPool:
     """The worker processes of one call of `Processes.run`."""
 
-    def __init__(self, engine: Processes, work: bytes) -> None:
-        self.engine, self.work = engine, work
+    def __init__(self, engine: Processes, pickled_work: bytes) -> None:
+        self.engine, self.pickled_work = engine, pickled_work
         self.runs_in_this_process = engine.start != "fork" and _needs_unsafe_main(
-            work
+            pickled_work
         )  # If true, all jobs run in this process.
         self.workers: list[_Worker] = []
 
@@ -312,16 +317,16 @@ class _WorkerPool:
     def busy_workers(self) -> list[_Worker]:
         return [w for w in self.workers if w.job is not None]
 
-    def has_room(self) -> bool:
+    def can_take_job(self) -> bool:
         return len(self.busy_workers) < self.engine.workers
 
-    def assign(self, job: Job[Any], tries: int, argument: bytes) -> None:
+    def assign(self, job: Job[Any], start_count: int, pickled_argument: bytes) -> None:
         """Give a job to an idle worker, or to a new worker.
 
         Args:
             job: the job to run.
-            tries: number of times that the job has been started, with this start.
-            argument: the job's argument, pickled.
+            start_count: number of times that the job has been started, with this start.
+            pickled_argument: the job's argument, pickled.
         """
         worker = next((w for w in self.workers if w.job is None), None)
         if worker is None:
@@ -329,16 +334,16 @@ class _WorkerPool:
             slot = next(s for s in range(self.engine.workers) if s not in used_slots)
             worker = _Worker(self.engine, slot)
             self.workers.append(worker)
-        worker.job, worker.tries, worker.argument = job, tries, argument
+        worker.job, worker.start_count, worker.pickled_argument = job, start_count, pickled_argument
         if worker.started:
-            worker.send_job(self.work)
+            worker.send_job(self.pickled_work)
 
     def wait_for_answers(self) -> list[_Worker]:
         """Wait until a worker answers or dies; return the workers that answered or died."""
-        waiting_workers: dict[Any, _Worker] = {}
+        worker_of_handle: dict[Any, _Worker] = {}
         for worker in self.busy_workers:
-            waiting_workers[worker.connection] = waiting_workers[worker.process.sentinel] = worker
-        return list(dict.fromkeys(waiting_workers[x] for x in wait(list(waiting_workers))))
+            worker_of_handle[worker.connection] = worker_of_handle[worker.process.sentinel] = worker
+        return list(dict.fromkeys(worker_of_handle[x] for x in wait(list(worker_of_handle))))
 
     def remove_dead(self, worker: _Worker) -> str:
         """Remove a dead worker; return a phrase that says why it died."""
@@ -346,10 +351,10 @@ class _WorkerPool:
         if worker.process.is_alive():  # The process still runs, but has closed its connection.
             worker.process.kill()
             worker.process.join()
-        code = worker.process.exitcode
+        exit_code = worker.process.exitcode
         self.workers.remove(worker)
         worker.connection.close()
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"signal {-exit_code}" if exit_code is not None and exit_code < 0 else f"exit code {exit_code}"
 
     def stop_all(self) -> None:
         """Stop all workers: idle workers end by themselves; busy workers are terminated, and killed if they do not
@@ -378,34 +383,34 @@ class _Worker:
     """
 
     def __init__(self, engine: Processes, slot: int) -> None:
-        context: Any = multiprocessing.get_context(engine.start)
-        forks = engine.start == "fork"
+        process_context: Any = multiprocessing.get_context(engine.start)
+        starts_by_fork = engine.start == "fork"
         self.slot, self.device = slot, engine.devices[slot % len(engine.devices)]
-        self.connection, worker_end = context.Pipe()
-        threads = max(1, usable_cores() // engine.workers)
-        self.process = context.Process(
+        self.connection, worker_end = process_context.Pipe()
+        thread_count = max(1, usable_cores() // engine.workers)
+        self.process = process_context.Process(
             target=_serve_jobs,
-            args=(worker_end, {} if forks else _main_to_prepare(), self.device, threads),
+            args=(worker_end, {} if starts_by_fork else _main_import_arguments(), self.device, thread_count),
             name=f"zoo-worker-{slot}",
             daemon=True,
         )
-        with _hold_interrupts(), nullcontext() if forks else _hide_main():
+        with _block_interrupts(), nullcontext() if starts_by_fork else _hide_main():
             self.process.start()
         worker_end.close()  # Close this end, so that the connection ends when the worker ends.
         self.job: Any = None
-        self.tries, self.argument, self.started = 0, b"", False
+        self.start_count, self.pickled_argument, self.started = 0, b"", False
 
     @property
     def name(self) -> str:
         return f"worker {self.slot} (process {self.process.pid})"
 
-    def send_job(self, work: bytes) -> None:
+    def send_job(self, pickled_work: bytes) -> None:
         """Send a job to the worker; before the first job, send the work function."""
         with suppress(OSError):  # If the worker has died meanwhile, `receive` notices it.
             if not self.started:
-                self.connection.send_bytes(work)
-            self.connection.send_bytes(self.argument)
-        self.started, self.argument = True, b""
+                self.connection.send_bytes(pickled_work)
+            self.connection.send_bytes(self.pickled_argument)
+        self.started, self.pickled_argument = True, b""
 
     def receive(self) -> bytes | None:
         """Read the worker's next answer; return the answer, or None if the worker died."""
@@ -415,7 +420,7 @@ class _Worker:
 
 
 @contextmanager
-def _hold_interrupts() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Block Ctrl-C while a process starts. The child process inherits the block, so that only the parent handles
     Ctrl-C, and then stops the child."""
     if not hasattr(signal, "pthread_sigmask"):
@@ -431,8 +436,8 @@ def _hold_interrupts() -> Iterator[None]:
 def _main_file() -> Path | None:
     """Return the path of the main script; None if there is no script: code from standard input, `-c`, a notebook or an
     interpreter."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return Path(file) if isinstance(file, str) and Path(file).is_file() else None
+    file_name = getattr(sys.modules["__main__"], "__file__", None)
+    return Path(file_name) if isinstance(file_name, str) and Path(file_name).is_file() else None
 
 
 def _refers_to_main(pickled: bytes) -> bool:
@@ -444,18 +449,22 @@ def _needs_unsafe_main(pickled: bytes) -> bool:
     """Say whether a pickle refers to a main script that other processes can't import without running its calls."""
     if not _refers_to_main(pickled):
         return False
-    file = _main_file()
-    if file is None:
+    main_file = _main_file()
+    if main_file is None:
         return True
     try:
-        statements = ast.parse(file.read_bytes()).body
+        statements = ast.parse(main_file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):  # The main program is not Python code, for example a frozen program.
         return True
     if_conditions = [ast.walk(statement.test) for statement in statements if isinstance(statement, ast.If)]
-    return not any(isinstance(node, ast.Name) and node.id == "__name__" for test in if_conditions for node in test)
+    return not any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for condition_nodes in if_conditions
+        for node in condition_nodes
+    )
 
 
-def _main_to_prepare() -> dict[str, Any]:
+def _main_import_arguments() -> dict[str, Any]:
     """Return the arguments by which `multiprocessing.spawn.prepare` imports the main script in a worker."""
     if _main_file() is None:
         return {}
@@ -466,15 +475,15 @@ def _main_to_prepare() -> dict[str, Any]:
 @contextmanager
 def _hide_main() -> Iterator[None]:
     """Hide the main script while a process starts, so that the process does not import it before its first job."""
-    main = sys.modules["__main__"]
+    main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
+        sys.modules["__main__"] = main_module
 
 
-def _import_main(main: dict[str, Any]) -> None:
+def _import_main(main_arguments: dict[str, Any]) -> None:
     """Import the main script in a worker.
 
     Raises:
@@ -483,7 +492,7 @@ def _import_main(main: dict[str, Any]) -> None:
     global _importing_main
     _importing_main = True
     try:
-        spawn.prepare(main)
+        spawn.prepare(main_arguments)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -493,7 +502,7 @@ def _import_main(main: dict[str, Any]) -> None:
         ) from error
     finally:
         _importing_main = False
-    main.clear()
+    main_arguments.clear()
 
 
 def usable_cores() -> int:
@@ -501,32 +510,38 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve_jobs(connection: Connection[Any, Any], main: dict[str, Any], device: str, threads: int) -> None:
+def _serve_jobs(
+    connection: Connection[Any, Any], main_arguments: dict[str, Any], device: str, thread_count: int
+) -> None:
     """Run jobs in a worker process until the connection closes.
 
     Args:
         connection: connection to the parent process.
-        main: arguments by which the main script is imported, if a pickle refers to it.
+        main_arguments: arguments by which the main script is imported, if a pickle refers to it.
         device: name of the device to compute on.
-        threads: number of threads that torch uses, unless OMP_NUM_THREADS is smaller.
+        thread_count: number of threads that torch uses, unless OMP_NUM_THREADS is smaller.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    requested = os.environ.get("OMP_NUM_THREADS", "")
-    threads = min(threads, int(requested)) if requested.isdigit() and int(requested) else threads
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    threading.Thread(target=_exit_when_parent_ends, daemon=True).start()
+    requested_threads = os.environ.get("OMP_NUM_THREADS", "")
+    thread_count = (
+        min(thread_count, int(requested_threads))
+        if requested_threads.isdigit() and int(requested_threads)
+        else thread_count
+    )
+    os.environ["OMP_NUM_THREADS"] = str(thread_count)
     with suppress(EOFError, OSError):
         connection.send_bytes(_READY_MESSAGE)
-        work = connection.recv_bytes()
+        pickled_work = connection.recv_bytes()
         while True:
-            connection.send_bytes(_run_job(work, connection.recv_bytes(), device, threads, main))
+            connection.send_bytes(_run_job(pickled_work, connection.recv_bytes(), device, thread_count, main_arguments))
 
 
-def _end_with_parent() -> None:
+def _exit_when_parent_ends() -> None:
     """Wait until the parent process ends, for any reason; then end this process."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
+    parent_process = multiprocessing.parent_process()
+    if parent_process is not None:
+        wait([parent_process.sentinel])
         os._exit(1)
 
 
@@ -568,28 +583,32 @@ class RayCluster:
             run_remotely = ray.remote(
                 max_retries=0, num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy="SPREAD"
             )(_run_job_on_node)
-            shared_work = ray.put(pickled_work)
+            work_reference = ray.put(pickled_work)
             queue, running_jobs = _JobQueue(jobs, self.tries), dict[Any, tuple[Job[A], int]]()
             try:
                 while True:
                     while (
-                        queue.accepts_jobs and len(running_jobs) < self._free_slots(ray) and (start := queue.next_job())
+                        queue.accepts_jobs
+                        and len(running_jobs) < self._largest_job_count(ray)
+                        and (job_and_start_count := queue.next_job())
                     ):
-                        argument = pickle_for_worker(start[0].argument)
-                        running_jobs[run_remotely.remote(shared_work, argument, self.device, self.cpus)] = start
+                        pickled_argument = pickle_for_worker(job_and_start_count[0].argument)
+                        running_jobs[run_remotely.remote(work_reference, pickled_argument, self.device, self.cpus)] = (
+                            job_and_start_count
+                        )
                     if not running_jobs:
                         break
                     finished_references, _ = ray.wait(list(running_jobs), num_returns=1, timeout=POLLING_SECONDS)
                     for reference in finished_references:
-                        job, tries = running_jobs.pop(reference)
+                        job, start_count = running_jobs.pop(reference)
                         try:
                             pickled_answer, node_name = ray.get(reference)
                         except ray.exceptions.RayTaskError:
                             raise  # The node could not start the job: the work function raised no error.
                         except ray.exceptions.RayError as error:
                             error_name = type(error).__name__
-                            self.say(f"{error_name} in job {job.name}, start {tries} of {self.tries}")
-                            queue.record_death(job, tries, error_name)
+                            self.say(f"{error_name} in job {job.name}, start {start_count} of {self.tries}")
+                            queue.record_death(job, start_count, error_name)
                         else:
                             yield from queue.read_answer(job, pickled_answer, node_name)
                 queue.raise_failure()
@@ -597,24 +616,24 @@ class RayCluster:
                 for reference in running_jobs:
                     ray.cancel(reference, force=True)
 
-    def _free_slots(self, ray: Any) -> int:
+    def _largest_job_count(self, ray: Any) -> int:
         """Return the number of jobs that the cluster's present nodes can run at a time.
 
         Raises:
             UsageError: the nodes lack the resources for a single job.
         """
         resources = ray.cluster_resources()
-        slots = int(resources.get("CPU", 0) // self.cpus)
+        job_count = int(resources.get("CPU", 0) // self.cpus)
         if self.gpus:
-            slots = min(slots, int(resources.get("GPU", 0) // self.gpus))
-        if not slots:
+            job_count = min(job_count, int(resources.get("GPU", 0) // self.gpus))
+        if not job_count:
             raise UsageError(
                 f"Ray cluster {self.address!r}",
                 expected=f"{self.cpus} CPU{f' and {self.gpus} GPU' if self.gpus else ''} for a job",
                 found=", ".join(f"{n:g} {kind}" for kind, n in sorted(resources.items()) if kind in ("CPU", "GPU"))
                 or "neither CPU nor GPU",
             )
-        return min(slots, self.workers or slots)
+        return min(job_count, self.workers or job_count)
 
     @contextmanager
     def _connect_to_cluster(self, ray: Any) -> Iterator[None]:
@@ -662,19 +681,19 @@ def _import_ray() -> Any:
     return ray
 
 
-def _run_job_on_node(work: bytes, argument: bytes, device: str, threads: int) -> tuple[bytes, str]:
+def _run_job_on_node(pickled_work: bytes, pickled_argument: bytes, device: str, thread_count: int) -> tuple[bytes, str]:
     """Run a job on a node; return the answer and the node's name."""
-    return _run_job(work, argument, device, threads), f"on node {platform.node()}"
+    return _run_job(pickled_work, pickled_argument, device, thread_count), f"on node {platform.node()}"
 
 
-def pickle_for_worker(work: object) -> bytes:
+def pickle_for_worker(object_to_send: object) -> bytes:
     """Pickle an object for another process; return the bytes.
 
     Raises:
         UsageError: the object can't be pickled, for example because it contains a function defined inside another.
     """
     try:
-        return pickle.dumps(work)
+        return pickle.dumps(object_to_send)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             "work for several processes",
@@ -684,43 +703,51 @@ def pickle_for_worker(work: object) -> bytes:
         ) from error
 
 
-def _run_job(work: bytes, argument: bytes, device: str, threads: int, main: dict[str, Any] | None = None) -> bytes:
+def _run_job(
+    pickled_work: bytes,
+    pickled_argument: bytes,
+    device: str,
+    thread_count: int,
+    main_arguments: dict[str, Any] | None = None,
+) -> bytes:
     """Run a job in a worker; return the pickled result, or the pickled error.
 
     Args:
-        work, argument: pickled work function and argument, from `pickle_for_worker`; unpickling may raise an error, as
-            the work may.
+        pickled_work, pickled_argument: pickled work function and argument, from `pickle_for_worker`; unpickling may
+            raise an error, as the work may.
         device: name of the device to compute on.
-        threads: number of threads that torch uses.
-        main: arguments by which the main script is imported, as in `_serve_jobs`.
+        thread_count: number of threads that torch uses.
+        main_arguments: arguments by which the main script is imported, as in `_serve_jobs`.
     """
     try:
-        if main and any(_refers_to_main(raw) for raw in (work, argument)):
-            _import_main(main)
-        function = _load_work(work)
+        if main_arguments and any(_refers_to_main(pickled) for pickled in (pickled_work, pickled_argument)):
+            _import_main(main_arguments)
+        work_function = _load_work(pickled_work)
         if "torch" in sys.modules:  # True only if the work function has imported torch.
-            sys.modules["torch"].set_num_threads(threads)
-        value = pickle.loads(argument)  # noqa: S301 (as in `_loaded`)
+            sys.modules["torch"].set_num_threads(thread_count)
+        argument = pickle.loads(pickled_argument)  # noqa: S301 (as in `_load_work`)
         # Use the standard pickle module: torch's own pickling would share memory, which is lost when the worker ends.
-        return pickle.dumps((True, function(value, device)))
+        return pickle.dumps((True, work_function(argument, device)))
     except Exception as error:  # noqa: BLE001 (raised again in the caller)
         return _pickle_error(error)
 
 
 @lru_cache(1)
-def _load_work(work: bytes) -> Work[Any, Any]:
+def _load_work(pickled_work: bytes) -> Work[Any, Any]:
     """Unpickle the work function, once for all jobs of a worker; return it."""
-    work_function: Work[Any, Any] = pickle.loads(work)  # noqa: S301 (from our own caller)
+    work_function: Work[Any, Any] = pickle.loads(pickled_work)  # noqa: S301 (from our own caller)
     return work_function
 
 
 def _pickle_error(error: Exception) -> bytes:
-    text = "".join(traceback.format_exception(error))
+    traceback_text = "".join(traceback.format_exception(error))
     error.__cause__ = error.__context__ = None
     try:
-        pickled = pickle.dumps((False, (error, text)))
-        pickle.loads(pickled)  # noqa: S301 (our own; some errors can be pickled, but not unpickled)
+        pickled_error = pickle.dumps((False, (error, traceback_text)))
+        pickle.loads(pickled_error)  # noqa: S301 (our own; some errors can be pickled, but not unpickled)
     except Exception:  # noqa: BLE001 (its class may raise anything when it is pickled)
         message = f"{type(error).__name__}: {error}"
-        pickled = pickle.dumps((False, (WorkerError("a worker", expected="a result", found=message), text)))
-    return pickled
+        pickled_error = pickle.dumps(
+            (False, (WorkerError("a worker", expected="a result", found=message), traceback_text))
+        )
+    return pickled_error

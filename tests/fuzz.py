@@ -76,6 +76,8 @@ class Watch:
             self.broken.append(f"{event} {arguments!r}"[:300])
         elif event in CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES):
             paths = [os.fsdecode(x) for x in arguments if isinstance(x, str | bytes | os.PathLike)]
+            if event == "os.symlink":  # a relative target counts from the folder of the link
+                paths[0] = str(Path(paths[1]).parent / paths[0])
             folders = [x for x in arguments[1:] if isinstance(x, int)] if event in {"os.remove", "os.rmdir"} else []
             if folders and folders[0] >= 0:  # the name is one in an open folder
                 paths = [str(Path(f"/proc/self/fd/{folders[0]}").resolve() / path) for path in paths]

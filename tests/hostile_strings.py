@@ -20,6 +20,7 @@ import struct
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ Put = Callable[[str], None]
 Use = Callable[[], tuple[int, str]]
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Where the commands find each kind of input: paths, or addresses on the Hub."""
+
+    source: str | Path
+    archives: str | Path
+    images: str | Path
+    images_folder: str | Path
+    checkpoints: str | Path
+
+
 # ---- places: each is a function that puts a string there ----
 class Inputs:
     """A folder with one input of each kind, and the places in them that hold text.
@@ -73,8 +85,8 @@ class Inputs:
         quiet("predict", NAME, "--source", self.source, "--data", "digits", "-o", self.source)
         (self.source / "README.md").write_text(f"---\nlicense: mit\ntags: [{NAME}]\n---\n# A card\n")
         self.archive, self.table = make_archive(folder / "archives"), make_digit_table(folder / "images.parquet")
-        self.archive_source = folder / "archives"
         self.checkpoints = make_checkpoints(folder)
+        self.addresses = Addresses(self.source, folder / "archives", self.table, folder, self.checkpoints)
         self.saved = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         self.places: dict[str, tuple[str, Put]] = dict(self._places())
 
@@ -313,40 +325,41 @@ def write_card(source: Path, out: Path) -> tuple[int, str]:
     return 0, ""
 
 
-def commands(inputs: Inputs, out: Path) -> dict[str, dict[str, Use]]:
+def commands(at: Addresses, out: Path) -> dict[str, dict[str, Use]]:
     """Return, for each kind of input, what reads it: the command -> a function that runs it."""
-    of = (NAME, "--source", inputs.source)
-    stored = (NAME, "--members", "0-3", "--stored", inputs.source, "--data", "digits-test", "--ood", "none")
-    few = (NAME, "--members", "0-1", "--data", inputs.table)
+    of = (NAME, "--source", at.source)
+    stored = (NAME, "--members", "0-3", "--stored", at.source, "--data", "digits-test", "--ood", "none")
+    few = (NAME, "--members", "0-1", "--data", at.images)
     lines: dict[str, list[tuple[str | Path, ...]]] = {
         "source": [
-            ("list", "--source", inputs.source), ("show", *of), ("show", *of, "--format", "json"),
-            ("verify", inputs.source, "--sample", "1"), ("evaluate", *of, "--ood", "none"), ("evaluate", *stored),
+            ("list", "--source", at.source), ("show", *of), ("show", *of, "--format", "json"),
+            ("verify", at.source, "--sample", "1"), ("evaluate", *of, "--ood", "none"), ("evaluate", *stored),
             ("predict", *of, "--data", "digits", "-o", out), ("plot", *of, "--ood", "none", "-o", out / "plot.svg"),
             ("pairwise", *of, "--ood", "none"), ("pairwise", *stored), ("mmd", *of, "--permutations", "9"),
-            ("symmetries", *of), ("align", *of), ("compact", *of), ("audit", inputs.source),
+            ("symmetries", *of), ("align", *of), ("compact", *of), ("audit", at.source),
             ("report", *of, "--ood", "none", "-o", out / "page.html"), ("download", *of, "--dest", out / "copy"),
-            ("train-merge", inputs.source, "--out", out / "merged"),
+            ("train-merge", at.source, "--out", out / "merged"),
         ],
         "archive": [
-            ("list", "--source", inputs.archive_source), ("show", ARCHIVE, "--source", inputs.archive_source),
-            ("download", ARCHIVE, "--source", inputs.archive_source, "-n", "2", "--dest", out / "copy"),
-            ("audit", inputs.archive_source),
+            ("list", "--source", at.archives), ("show", ARCHIVE, "--source", at.archives),
+            ("download", ARCHIVE, "--source", at.archives, "-n", "2", "--dest", out / "copy"),
+            ("audit", at.archives),
         ],
         "images": [
-            ("evaluate", *few, "--ood", "none"), ("predict", *few, "-o", out), ("audit", inputs.table.parent),
+            ("evaluate", *few, "--ood", "none"), ("predict", *few, "-o", out), ("audit", at.images_folder),
             ("plot", *few, "--ood", "none", "-o", out / "plot.svg"),
         ],
         "checkpoints": [
-            ("import", inputs.checkpoints, "--collection", "own", "--architecture", "convnet", "--like", NAME,
+            ("import", at.checkpoints, "--collection", "own", "--architecture", "convnet", "--like", NAME,
              "--evaluate", "digits", "--reshard", out / "imported"),
-            ("audit", inputs.checkpoints),
+            ("audit", at.checkpoints),
         ],
     }  # fmt: skip
     runs: dict[str, dict[str, Use]] = {
         kind: {" ".join(map(str, line)): partial(quiet, *line) for line in kinds} for kind, kinds in lines.items()
     }
-    runs["source"]["card"] = partial(write_card, inputs.source, out)
+    if isinstance(at.source, Path):
+        runs["source"]["card"] = partial(write_card, at.source, out)
     return runs
 
 
@@ -367,7 +380,7 @@ def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int,
     Commands that draw take seconds: a tenth of their cases is run.
     """
     inputs, out = Inputs(folder / "inputs"), folder / "out"
-    runs = commands(inputs, out)
+    runs = commands(inputs.addresses, out)
     for kind, uses in runs.items():  # a sound input is read without an error, and what a command needs is imported
         for label, sound in uses.items():
             out.mkdir()

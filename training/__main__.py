@@ -3,4 +3,4 @@
 from checkpoints_zoo.cli.old_forms import run_old_form
 
 if __name__ == "__main__":
-    run_old_form("python -m training", current=True)
+    run_old_form("python -m training", name_is_valid=True)

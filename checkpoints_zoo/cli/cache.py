@@ -24,16 +24,21 @@ def command(drop: str | None, dry_run: bool, out: Output) -> None:
     """
     cached_repos = cache.cached_repos()
     if drop is not None:
-        cached_repos = [entry for entry in cached_repos if drop in ("all", entry.repo)]
+        cached_repos = [cached_repo for cached_repo in cached_repos if drop in ("all", cached_repo.repo)]
         if not cached_repos and drop != "all":
             raise SourceNotFound(
                 f"repo {drop}", expected=f"a repo with members in {cache_root()}", found="no members of it",
                 do="`zoo-cli cache` lists the repos",
             )  # fmt: skip
         if not dry_run:
-            for entry in cached_repos:
-                cache.delete_members(entry.repo)
-    rows = [asdict(entry) for entry in cached_repos]
-    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right_aligned=["bytes"]))
-    verb = "" if drop is None else "would be deleted: " if dry_run else "deleted: "
-    out.say(f"{verb}{format_bytes(sum(entry.bytes for entry in cached_repos))} in {cache_root()}")
+            for cached_repo in cached_repos:
+                cache.delete_members(cached_repo.repo)
+    repo_rows = [asdict(cached_repo) for cached_repo in cached_repos]
+    out.data(
+        repo_rows,
+        table(
+            [{**repo_row, "bytes": format_bytes(repo_row["bytes"])} for repo_row in repo_rows], right_aligned=["bytes"]
+        ),
+    )
+    message_start = "" if drop is None else "would be deleted: " if dry_run else "deleted: "
+    out.say(f"{message_start}{format_bytes(sum(cached_repo.bytes for cached_repo in cached_repos))} in {cache_root()}")

@@ -48,22 +48,22 @@ def _source_rows(source: Source, errors: list[ZooError]) -> Iterator[dict[str, A
     """Yield a row for each collection of a source, and append the errors of damaged collections."""
     for name in source.collections():
         try:
-            description, rows = collection_source(name, source).read_collection(name)
+            description, manifest_rows = collection_source(name, source).read_collection(name)
         except ZooError as error:
             errors.append(error)
             continue
-        members = len(set(rows.column("member").to_pylist()))
-        size = manifest.sum_of(rows, "nbytes")
+        member_count = len(set(manifest_rows.column("member").to_pylist()))
+        nbytes = manifest.sum_of(manifest_rows, "nbytes")
         yield _row(
-            name, members, description.architecture, description.dataset, size, description.licence, source.label
+            name, member_count, description.architecture, description.dataset, nbytes, description.licence, source.label
         )
 
 
 def _row(
-    collection: str, members: int, architecture: str, dataset: str, nbytes: int, licence: str, source: str
+    collection: str, member_count: int, architecture: str, dataset: str, nbytes: int, licence: str, source: str
 ) -> dict[str, Any]:
     return {
-        "name": collection, "members": members, "architecture": architecture, "dataset": dataset, "bytes": nbytes,
+        "name": collection, "members": member_count, "architecture": architecture, "dataset": dataset, "bytes": nbytes,
         "licence": licence, "source": source,
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ from checkpoints_zoo.formats.text import format_bytes
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.compact_posterior import Compact
 
-ROW_LABELS = {
+ROW_LABELS_AND_SCALES = {
     "agreement": ("agreement (0..1)", 1), "total_variation": ("total variation (0..1)", 1),
     "sample_accuracy": ("accuracy of samples (%)", 100), "mean_accuracy": ("accuracy of the mean (%)", 100),
 }  # fmt: skip
@@ -94,31 +94,31 @@ def compact_command(
     result = compact(members, data, to=to, **options)
     if plot:
         out.say(f"picture: {result.plot(plot)}")
-    out.data(result.values(), _gaussians_table(result), _halves_table(result), _explanation_text(result))
+    out.data(result.values(), _gaussians_table(result), _table_of_halves(result), _explanation_text(result))
 
 
 def _compare_with_hmc(
     selection: Selection,
-    against: str,
-    vi: str | None,
+    hmc_name: str,
+    vi_name: str | None,
     data: str | None,
-    to: int | str | None,
-    plot: Path | None,
+    align_to: int | str | None,
+    picture_path: Path | None,
     out: Output,
-    options: dict[str, Any],
+    compact_options: dict[str, Any],
 ) -> None:
-    if plot is not None:
+    if picture_path is not None:
         raise click.UsageError("--plot can't draw a comparison with --against.")
-    if isinstance(to, int):
+    if isinstance(align_to, int):
         raise click.UsageError(
             "--to ID can't be combined with --against: draws are aligned to the first of each, or to their mean."
         )
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
-    ensemble, hmc = selection.load(), selection.other_collection(against).load()
-    vi_draws = None if vi is None else selection.other_collection(vi).load()
+    ensemble, hmc = selection.load(), selection.other_collection(hmc_name).load()
+    vi_draws = None if vi_name is None else selection.other_collection(vi_name).load()
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
-    result = compact(ensemble, data, against=hmc, vi=vi_draws, to=to, **options)
+    result = compact(ensemble, data, against=hmc, vi=vi_draws, to=align_to, **compact_options)
     out.data(json.loads(result.to_json()), result.to_text())
 
 
@@ -126,18 +126,18 @@ def _gaussians_table(comparison: Compact) -> str:
     columns = {name: comparison.table[name] for name in ("members", "q_d", "q_r")}
     rows = [
         {"": label} | {name: as_text(column[key], scale) if key in column else "-" for name, column in columns.items()}
-        for key, (label, scale) in ROW_LABELS.items()
+        for key, (label, scale) in ROW_LABELS_AND_SCALES.items()
     ]
     gain_text = f"Alignment changes the accuracy of the mean by {as_text(comparison.gain, 100)} points."
     return f"{table(rows, right_aligned=list(columns))}\n\n{gain_text}"
 
 
-def _halves_table(comparison: Compact) -> str:
+def _table_of_halves(comparison: Compact) -> str:
     if not comparison.held_out:
         return ""
     columns = {name: comparison.held_out[name] for name in ("members", "q_d", "q_r")}
     rows = [
-        {"one half against the other": ROW_LABELS[key][0]}
+        {"one half against the other": ROW_LABELS_AND_SCALES[key][0]}
         | {name: as_text(column[key]) for name, column in columns.items()}
         for key in ("agreement", "total_variation")
     ]
@@ -150,9 +150,9 @@ def _explanation_text(comparison: Compact) -> str:
         f"{comparison.samples} samples of each, aligned to {comparison.to}."
     ]
     if comparison.statistics:
-        source = comparison.statistics.split(" ")[0]
+        image_set = comparison.statistics.split(" ")[0]
         lines.append(
-            f"Running statistics of means and samples: from {comparison.statistics_images:,} images of {source}."
+            f"Running statistics of means and samples: from {comparison.statistics_images:,} images of {image_set}."
         )
     lines.append(
         "Agreement and total variation compare the averaged predictions of the members, or of samples, with the"
@@ -203,9 +203,11 @@ def compact_table_command(
     from checkpoints_zoo.training.recipes import recipe_from_options
 
     chosen_recipe = recipe_from_options(recipe)
-    hmc = replace(DEFAULT_HMC, steps=steps, warmup=warmup)
-    result = fit_and_compare(chosen_recipe, folder or f"{chosen_recipe.name}-compared", hmc=hmc, say=out.say, **options)
-    for path in (json_path, latex):
-        if path is not None:
-            out.say(f"table: {result.write(path)}")
+    hmc_method = replace(DEFAULT_HMC, steps=steps, warmup=warmup)
+    result = fit_and_compare(
+        chosen_recipe, folder or f"{chosen_recipe.name}-compared", hmc=hmc_method, say=out.say, **options
+    )
+    for table_path in (json_path, latex):
+        if table_path is not None:
+            out.say(f"table: {result.write(table_path)}")
     out.data(json.loads(result.to_json()), result.to_text())

@@ -23,17 +23,19 @@ def _parse_names(context: click.Context, parameter: click.Parameter, value: str 
 
 
 def _parse_draws(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+    context: click.Context, parameter: click.Parameter, option_values: tuple[str, ...]
 ) -> dict[str, tuple[str, str]]:
     """Parse LABEL=NAME@SOURCE; return the name and the source of each label's collection."""
-    draws: dict[str, tuple[str, str]] = {}
-    for value in values:
-        label, _, collection_address = value.partition("=")
+    address_of_label: dict[str, tuple[str, str]] = {}
+    for option_value in option_values:
+        label, _, collection_address = option_value.partition("=")
         name, _, source = collection_address.partition("@")
-        if not (label and name and source) or label in draws:
-            raise click.BadParameter(f"{value!r} is no LABEL=NAME@SOURCE with a label of its own.", context, parameter)
-        draws[label] = (name, source)
-    return draws
+        if not (label and name and source) or label in address_of_label:
+            raise click.BadParameter(
+                f"{option_value!r} is no LABEL=NAME@SOURCE with a label of its own.", context, parameter
+            )
+        address_of_label[label] = (name, source)
+    return address_of_label
 
 
 @click.command()
@@ -45,7 +47,7 @@ def _parse_draws(
     help="Methods to fit; all whose packages are installed if not given.",
 )
 @click.option(
-    "--with", "others", multiple=True, callback=_parse_draws, metavar="LABEL=NAME@SOURCE",
+    "--with", "address_of_label", multiple=True, callback=_parse_draws, metavar="LABEL=NAME@SOURCE",
     help="A collection of draws that you have, compared like a method; may be given again.",
 )  # fmt: skip
 @click.option(
@@ -95,7 +97,7 @@ def _parse_draws(
 def command(
     selection: Selection,
     methods: tuple[str, ...] | None,
-    others: dict[str, tuple[str, str]],
+    address_of_label: dict[str, tuple[str, str]],
     reference: str | None,
     recipe: str | None,
     data: str | None,
@@ -126,35 +128,37 @@ def command(
         ood,
         out=folder,
         reference=None if reference is None else selection.other_collection(reference).load(),
-        draws={label: selection.other_collection(name, source).load() for label, (name, source) in others.items()},
+        draws={
+            label: selection.other_collection(name, source).load() for label, (name, source) in address_of_label.items()
+        },
         recipe=None if recipe is None else recipe_from_options(recipe),
         per_run=draws,
         say=out.say,
         **options,
     )
     if dry_run:
-        todo = prepared.remaining_work()
-        out.data(asdict(todo), _remaining_work_text(todo))
+        remaining_work = prepared.remaining_work()
+        out.data(asdict(remaining_work), _remaining_work_text(remaining_work))
         return
     result = prepared.run()
-    for path, write in (
+    for table_path, write_table in (
         (json_file, result.write_json), (latex_file, result.write_latex), (frame_file, result.write_frame),
     ):  # fmt: skip
-        if path is not None:
-            out.say(f"table: {write(path)}")
+        if table_path is not None:
+            out.say(f"table: {write_table(table_path)}")
     if plot:
         out.say(f"picture: {result.plot(plot)}")
     out.data(json.loads(result.to_json()), result.to_text())
 
 
-def _remaining_work_text(todo: RemainingWork) -> str:
+def _remaining_work_text(remaining_work: RemainingWork) -> str:
     return fact_lines(
         {
-            "to be fitted": list(todo.fits) or "nothing",
-            "cells to be measured": len(todo.cells),
-            "and those of methods to be fitted": "yes" if todo.fits else "none",
-            "cells that are there": todo.found,
-            "left out": [f"{name} ({reason})" for name, reason in todo.left_out.items()] or "nothing",
-            **{f"draws of {name}": folder for name, folder in todo.folders.items()},
+            "to be fitted": list(remaining_work.fits) or "nothing",
+            "cells to be measured": len(remaining_work.cells),
+            "and those of methods to be fitted": "yes" if remaining_work.fits else "none",
+            "cells that are there": remaining_work.found,
+            "left out": [f"{name} ({reason})" for name, reason in remaining_work.left_out.items()] or "nothing",
+            **{f"draws of {name}": draws_folder for name, draws_folder in remaining_work.folders.items()},
         }
     )

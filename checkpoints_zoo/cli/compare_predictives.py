@@ -48,10 +48,13 @@ def command(
     from checkpoints_zoo.populations.independent_units import split_by_unit
     from checkpoints_zoo.populations.predictives import compare_predictives
 
-    first, second = split_by_unit(members) if other is None else (members, load_other(selection, other, other_source))
-    other_text = "the other half" if other is None else f"{len(second)} of {second.name}"
-    out.say(f"{first.name}: {len(first)} members against {other_text}, on {data or first.description.dataset} …")
-    result = compare_predictives(first, second, data, device=device, subsets=subsets, seed=seed)
+    first_members, second_members = (
+        split_by_unit(members) if other is None else (members, load_other(selection, other, other_source))
+    )
+    second_text = "the other half" if other is None else f"{len(second_members)} of {second_members.name}"
+    images_text = data or first_members.description.dataset
+    out.say(f"{first_members.name}: {len(first_members)} members against {second_text}, on {images_text} …")
+    result = compare_predictives(first_members, second_members, data, device=device, subsets=subsets, seed=seed)
     out.data(json.loads(result.to_json()), _figures_table(result), _explanation_text(result))
 
 
@@ -63,11 +66,11 @@ def _figures_table(comparison: PredictiveComparison) -> str:
 
 
 def _explanation_text(comparison: PredictiveComparison) -> str:
-    first, second = comparison.members
+    first_count, second_count = comparison.members
     sentence_start = (
         f"Measured now on {comparison.data.split(' ')[0]}, {comparison.inputs:,} inputs: the mean probabilities of"
     )
-    intervals = "[ ]: 95 % jackknife intervals over the members of both."
+    intervals_note = "[ ]: 95 % jackknife intervals over the members of both."
     if all(x.low is None for x in comparison.figures.values()):
-        intervals = "There are no intervals for fewer than 3 members, or if both sets share a member."
-    return f"{sentence_start} {first} members against those of {second}.\n{intervals}"
+        intervals_note = "There are no intervals for fewer than 3 members, or if both sets share a member."
+    return f"{sentence_start} {first_count} members against those of {second_count}.\n{intervals_note}"

@@ -39,16 +39,16 @@ def command(folder: Path, out: Output) -> None:
 
     members = load(COLLECTION_NAME, source=EMBEDDED)
     out.say(_manifest_text(members))
-    _stack(members, out)
-    _ensemble(members, images.load("digits"), out)
+    _show_stacking(members, out)
+    _show_ensemble(members, images.load("digits"), out)
     out.say("\nMeasuring random ensembles of 1 to 64 members on digits, with patches of photographs as OOD …")
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     report = evaluate(members, "digits", ood="photos")
-    out.say(f"  {time.perf_counter() - start:.1f} s\n")
-    path = report.plot(folder / PICTURE_NAME)
-    sizes = [size for size in ENSEMBLE_SIZES if size in report.curve]
-    out.data({**report_values(report), "picture": path}, report.to_text(sizes, SHOWN_FIGURES))
-    out.say(f"\nPicture: {path}\nThese members: {report.citation}\nNext: zoo-cli show {COLLECTION_NAME}")
+    out.say(f"  {time.perf_counter() - start_time:.1f} s\n")
+    picture_path = report.plot(folder / PICTURE_NAME)
+    shown_sizes = [size for size in ENSEMBLE_SIZES if size in report.curve]
+    out.data({**report_values(report), "picture": picture_path}, report.to_text(shown_sizes, SHOWN_FIGURES))
+    out.say(f"\nPicture: {picture_path}\nThese members: {report.citation}\nNext: zoo-cli show {COLLECTION_NAME}")
 
 
 def _manifest_text(members: Collection) -> str:
@@ -61,28 +61,28 @@ def _manifest_text(members: Collection) -> str:
     ]
     columns = [members.rows.column(c).to_pylist() for c in ("member", "path", "offset", "nbytes", "test_accuracy")]
     rows = list(zip(*columns, strict=True))
-    for position in sorted({0, 1, len(rows) - 1}):
-        if position == len(rows) - 1:
+    for row_position in sorted({0, 1, len(rows) - 1}):
+        if row_position == len(rows) - 1:
             lines.append("  …")
-        member, path, offset, nbytes, accuracy = rows[position]
-        measured = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
-        lines.append(f"  member {member:2}: {path}, bytes {offset:,} to {offset + nbytes:,}{measured}")
+        member, path, offset, nbytes, accuracy = rows[row_position]
+        accuracy_text = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
+        lines.append(f"  member {member:2}: {path}, bytes {offset:,} to {offset + nbytes:,}{accuracy_text}")
     return "\n".join(lines)
 
 
-def _stack(members: Collection, out: Output) -> None:
-    start = time.perf_counter()
+def _show_stacking(members: Collection, out: Output) -> None:
+    start_time = time.perf_counter()
     stacked_tensors = members.stack()
-    milliseconds = (time.perf_counter() - start) * 1000
-    name, tensor = next(iter(stacked_tensors.items()))
-    shards = len(set(members.rows.column("path").to_pylist()))
+    milliseconds = (time.perf_counter() - start_time) * 1000
+    tensor_name, stacked_tensor = next(iter(stacked_tensors.items()))
+    shard_count = len(set(members.rows.column("path").to_pylist()))
     out.say(
-        f"\nStacking them from {shards} shard{'s' if shards > 1 else ''}: {format_bytes(members.nbytes)},"
-        f" {len(stacked_tensors)} tensors, {milliseconds:.1f} ms; {name} is now {tuple(tensor.shape)}."
+        f"\nStacking them from {shard_count} shard{'s' if shard_count > 1 else ''}: {format_bytes(members.nbytes)},"
+        f" {len(stacked_tensors)} tensors, {milliseconds:.1f} ms; {tensor_name} is now {tuple(stacked_tensor.shape)}."
     )
 
 
-def _ensemble(members: Collection, data: ImageData, out: Output) -> None:
+def _show_ensemble(members: Collection, data: ImageData, out: Output) -> None:
     import torch
 
     from checkpoints_zoo.networks.device import one_thread
@@ -91,9 +91,9 @@ def _ensemble(members: Collection, data: ImageData, out: Output) -> None:
     inputs = members.preprocess(data.images)
     with torch.inference_mode(), one_thread():
         ensemble(inputs[:1])
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         logits = ensemble(inputs)
-        milliseconds = (time.perf_counter() - start) * 1000
+        milliseconds = (time.perf_counter() - start_time) * 1000
     out.say(
         f"\nOne ensemble of all of them on {len(data)} images: logits {tuple(logits.shape)} in {milliseconds:.0f} ms."
     )

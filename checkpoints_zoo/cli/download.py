@@ -54,12 +54,12 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
 
 def _copy(selected: SelectedMembers, dest: Path, dry_run: bool, out: Output) -> dict[str, Any]:
     """Copy members into a folder, or only plan it; return the numbers of shards and bytes."""
-    plan = copying.plan_copy(selected, dest)
+    copy_plan = copying.plan_copy(selected, dest)
     if not dry_run:
         copying.copy_members(selected, dest, out.say)
     return {
-        "dest": plan.target.root,
-        "shards": len(plan.shards),
-        "dest_bytes": plan.nbytes,
-        "cache_bytes": plan.cached_nbytes,
+        "dest": copy_plan.target.root,
+        "shards": len(copy_plan.shards),
+        "dest_bytes": copy_plan.nbytes,
+        "cache_bytes": copy_plan.cached_nbytes,
     }

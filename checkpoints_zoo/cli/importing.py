@@ -104,12 +104,12 @@ def command(
         from checkpoints_zoo.interop.checkpoints import facts_to_json
 
         user_facts |= facts_to_json({"classes": classes_from})
-    network_arguments, build = dict(_parse_argument(text) for text in arguments), None
+    network_arguments, build = dict(_parse_argument(argument_text) for argument_text in arguments), None
     if architecture is not None and ":" in architecture:
         build = partial(import_function(architecture), **network_arguments)
         architecture, network_arguments, custom_name = None, {}, custom_name or _network_name(build)
-    net = NetSpec(architecture, network_arguments, custom_name, prefix, key)
-    custom_columns = (
+    net_spec = NetSpec(architecture, network_arguments, custom_name, prefix, key)
+    columns_reader = (
         None
         if columns is None
         else user_columns.column_reader_of_table(user_columns.read_csv(Path(columns)), options["evaluate"] is not None)
@@ -120,19 +120,19 @@ def command(
         out=target,
         hash=hashed,
         user_facts=user_facts,
-        net=net,
+        net=net_spec,
         build=build,
-        columns=custom_columns,
+        columns=columns_reader,
         say=out.say,
         **options,
     )
     values = asdict(import_result)
-    plan_text = (
+    printed_values = (
         {**values, "bytes": format_bytes(import_result.bytes), "read": format_bytes(import_result.read)}
         if isinstance(import_result, ImportPlan)
         else values
     )
-    out.data(values, fact_lines(plan_text))
+    out.data(values, fact_lines(printed_values))
 
 
 def _read_facts(file: str) -> dict[str, Any]:
@@ -148,11 +148,11 @@ def _network_name(build: Callable[[], Any]) -> str | None:
     return net_from_argument(build, None).custom_name
 
 
-def _parse_argument(text: str) -> tuple[str, Any]:
+def _parse_argument(argument_text: str) -> tuple[str, Any]:
     """Parse KEY=JSON; return the key and the value."""
-    key, equals, value = text.partition("=")
+    key, equals_sign, value = argument_text.partition("=")
     try:
         return key, json.loads(value)
     except ValueError:
-        found = text if equals else f"{text}, without '='"
-        raise UsageError("--argument", expected="KEY=JSON, such as classes=10", found=found) from None
+        found_text = argument_text if equals_sign else f"{argument_text}, without '='"
+        raise UsageError("--argument", expected="KEY=JSON, such as classes=10", found=found_text) from None

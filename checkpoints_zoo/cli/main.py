@@ -251,12 +251,14 @@ def table(rows: Sequence[Mapping[str, Any]], right_aligned: Sequence[str] = ()) 
     """
     if not rows:
         return ""
-    right_columns = {
-        column
-        for column, key in enumerate(rows[0])
+    right_column_positions = {
+        column_position
+        for column_position, key in enumerate(rows[0])
         if key in right_aligned or all(isinstance(row[key], int | float | None) for row in rows)
     }
-    return align_columns([list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_columns)
+    return align_columns(
+        [list(rows[0]), *([cell_text(row[key]) for key in rows[0]] for row in rows)], right_column_positions
+    )
 
 
 def fact_lines(facts: Mapping[str, Any]) -> str:
@@ -266,8 +268,8 @@ def fact_lines(facts: Mapping[str, Any]) -> str:
     name     convnet-digits
     members  64
     """
-    width = max(map(len, facts))
-    return "\n".join(f"{key.ljust(width)}  {cell_text(value)}".rstrip() for key, value in facts.items())
+    key_width = max(map(len, facts))
+    return "\n".join(f"{key.ljust(key_width)}  {cell_text(value)}".rstrip() for key, value in facts.items())
 
 
 def cell_text(value: Any) -> str:
@@ -334,16 +336,16 @@ def exit_code(error: BaseException) -> int:
 
 def report_error(error: BaseException) -> int:
     """Write an exception to stderr; return its exit code."""
-    code = exit_code(error)
-    if code == BUG:
+    error_code = exit_code(error)
+    if error_code == BUG:
         traceback.print_exception(error)
-        kind = f"{type(error).__name__} in checkpoints-zoo {version('checkpoints-zoo')}"
-        say(f"error: a bug of ours ({kind}): please report it, with the lines above")
-    elif code == INTERRUPTED:
+        error_text = f"{type(error).__name__} in checkpoints-zoo {version('checkpoints-zoo')}"
+        say(f"error: a bug of ours ({error_text}): please report it, with the lines above")
+    elif error_code == INTERRUPTED:
         say("interrupted")
-    elif code != CLOSED:
+    elif error_code != CLOSED:
         say(f"error: {_message_text(error)}")
-    return code
+    return error_code
 
 
 @contextmanager
@@ -375,15 +377,15 @@ def _message_text(error: BaseException) -> str:
     if isinstance(error, click.ClickException):
         return error.format_message()
     # A worker adds a note with its job to the exception: "in job members 0-3: ...".
-    jobs = [note.split(":")[0] for note in getattr(error, "__notes__", []) if note.startswith("in job ")]
-    return f"{error}{f' ({jobs[0]})' if jobs else ''}"
+    job_phrases = [note.split(":")[0] for note in getattr(error, "__notes__", []) if note.startswith("in job ")]
+    return f"{error}{f' ({job_phrases[0]})' if job_phrases else ''}"
 
 
 def discard_output() -> None:
     """Point stdout at the null device, so that Python's flush at exit does not fail on a closed pipe."""
     try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        null_descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_descriptor, sys.stdout.fileno())
     except (AttributeError, OSError, ValueError):
         return
 
@@ -395,7 +397,7 @@ def silence_progress_bars() -> None:
             os.environ.setdefault(name, "1")  # these packages read the variables when they are imported
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of commands whose modules are imported on first use and that exit with the codes of `CODE_OF_ERROR`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -404,8 +406,10 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        file, _, name = COMMANDS[cmd_name].defined_in.partition(":")
-        command: click.Command = getattr(import_module(f"checkpoints_zoo.cli.{file}"), name or "command")
+        module_name, _, function_name = COMMANDS[cmd_name].defined_in.partition(":")
+        command: click.Command = getattr(
+            import_module(f"checkpoints_zoo.cli.{module_name}"), function_name or "command"
+        )
         command.epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in COMMANDS[cmd_name].examples)])
         return command
 
@@ -440,7 +444,7 @@ class Group(click.Group):
         """Run a command, and exit with its exit code."""
         code: Any = 0
         silence_progress_bars()
-        format_before, warnings.formatwarning = warnings.formatwarning, _warning_line
+        previous_formatwarning, warnings.formatwarning = warnings.formatwarning, _warning_line
         if isinstance(sys.stdout, TextIOWrapper):
             # If a terminal can't show a character, such as "±", its code is printed instead, without an error.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -453,14 +457,14 @@ class Group(click.Group):
         except BaseException as error:  # noqa: BLE001 - every error becomes a line and an exit code
             code = report_error(error)
         finally:
-            warnings.formatwarning = format_before
+            warnings.formatwarning = previous_formatwarning
         if code == CLOSED:
             discard_output()
         sys.exit(code)
 
 
 @click.group(
-    cls=Group,
+    cls=CommandGroup,
     invoke_without_command=True,
     no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},

@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
     ImagesOrPredictions = str | Predictions | None
 
-LARGEST_SIZE_COUNT = 3
-
 
 def _parse_sizes(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Parse the sizes of ensembles, which are whole numbers separated by commas; return the list."""
     try:
-        return None if value is None else tuple(int(part) for part in value.split(","))
+        return None if value is None else tuple(int(size_text) for size_text in value.split(","))
     except ValueError:
         raise click.BadParameter(f"{value!r} is no list of whole numbers such as 1,8,64.", context, parameter) from None
 
@@ -45,21 +43,23 @@ def _parse_held_out(context: click.Context, parameter: click.Parameter, value: s
         return value
 
 
-def _parse_distances(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_distances(
+    context: click.Context, parameter: click.Parameter, option_values: tuple[str, ...]
+) -> dict[str, str]:
     """Parse FIGURE=DISTANCE; return the distance of each figure, as text."""
-    distances: dict[str, str] = {}
-    for value in values:
-        figure, equals, distance = value.partition("=")
+    distance_of_figure: dict[str, str] = {}
+    for option_value in option_values:
+        figure, equals, distance = option_value.partition("=")
         if not equals:
-            raise click.BadParameter(f"{value!r} is no FIGURE=DISTANCE such as nll=0.01.", context, parameter)
-        if figure in distances:
+            raise click.BadParameter(f"{option_value!r} is no FIGURE=DISTANCE such as nll=0.01.", context, parameter)
+        if figure in distance_of_figure:
             raise click.BadParameter(f"{figure} has two distances. Give one.", context, parameter)
-        distances[figure] = distance
-    return distances
+        distance_of_figure[figure] = distance
+    return distance_of_figure
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EvaluationRequest:
     """The members, the images and the other arguments of `zoo.evaluate`, as the command line gives them."""
 
     selection: Selection
@@ -83,22 +83,24 @@ class Measurement:
             images_text = f"{self.data or members.description.dataset}{f' against {ood_name}' if ood_name else ''}"
             out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {images_text} …")
         else:
-            out.say(f"{members.name}: stored predictions of {len(members)} members, {self._prediction_set(members)} …")
-        data, ood, held_out = self.inputs(members)
+            out.say(
+                f"{members.name}: stored predictions of {len(members)} members, {self._prediction_set_name(members)} …"
+            )
+        data, ood, held_out = self.data_sets(members)
         return evaluate(
             members, data, ood, sizes=self.sizes, temperature=self.temperature, held_out=held_out,
             within=self.within, device=self.device, seed=self.seed,
         )  # fmt: skip
 
-    def ood_name(self, default: str | None = None) -> str | None:
+    def ood_name(self, default_name: str | None = None) -> str | None:
         """Return the name of the images out of distribution; None if there are none.
 
         Args:
-            default: name of the images that are used if --ood is not given.
+            default_name: name of the images that are used if --ood is not given.
         """
-        return None if self.ood == NONE_WORD else self.ood or default
+        return None if self.ood == NONE_WORD else self.ood or default_name
 
-    def inputs(
+    def data_sets(
         self, members: Collection, default_ood: str | None = None
     ) -> tuple[ImagesOrPredictions, ImagesOrPredictions, float | ImagesOrPredictions]:
         """Return three data sets: in distribution, out of distribution, and held out. Each data set is a name, or with
@@ -116,19 +118,23 @@ class Measurement:
             return self.data, ood, self.held_out
         from checkpoints_zoo.predictions import predictions_of
 
-        def read(images_name: str) -> Predictions:
+        def read_predictions(images_name: str) -> Predictions:
             return predictions_of(members, images_name, source=self.stored)
 
-        held_out = read(self.held_out) if isinstance(self.held_out, str) else self.held_out
-        return read(self._prediction_set(members)), None if ood is None else read(ood), held_out
+        held_out = read_predictions(self.held_out) if isinstance(self.held_out, str) else self.held_out
+        return (
+            read_predictions(self._prediction_set_name(members)),
+            None if ood is None else read_predictions(ood),
+            held_out,
+        )
 
-    def _prediction_set(self, members: Collection) -> str:
+    def _prediction_set_name(self, members: Collection) -> str:
         """Return the name of the set of stored predictions that the command measures."""
         return self.data or f"{members.description.dataset}-test"
 
 
 def measurement_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a measurement, and pass it the Measurement as `measurement`."""
+    """Give a command the options of a request, and pass it the EvaluationRequest as `request`."""
 
     @network_options
     @click.option(
@@ -162,8 +168,8 @@ def measurement_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def run_command(*args: Any, **options: Any) -> Any:
-        arguments = {field.name: options.pop(field.name) for field in fields(Measurement)}
-        return command(*args, measurement=Measurement(**arguments), **options)
+        arguments = {field.name: options.pop(field.name) for field in fields(EvaluationRequest)}
+        return command(*args, request=EvaluationRequest(**arguments), **options)
 
     return run_command
 
@@ -178,16 +184,16 @@ def report_values(report: Report) -> dict[str, Any]:
 @measurement_options
 @click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw the figures too.")
 @format_option
-def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -> None:
+def evaluate_command(request: EvaluationRequest, plot: Path | None, out: Output) -> None:
     """Measure an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
 
     Figures have intervals over the members. Without --sizes the table shows at most three sizes; --format json gives
     all.
     """
-    report = measurement.report(out)
+    report = request.report(out)
     if plot:
         out.say(f"picture: {report.plot(plot)}")
-    out.data(report_values(report), report.to_text(report.curve if measurement.sizes else None))
+    out.data(report_values(report), report.to_text(report.curve if request.sizes else None))
 
 
 @click.command()
@@ -207,14 +213,16 @@ def evaluate_command(measurement: Measurement, plot: Path | None, out: Output) -
     help="The picture to write.",
 )
 @format_option
-def plot_command(measurement: Measurement, figures: str | None, path: Path, out: Output) -> None:
+def plot_command(request: EvaluationRequest, figures: str | None, path: Path, out: Output) -> None:
     """Measure an ensemble and draw the figures into a PNG, PDF or SVG.
 
     Reliability, accuracy and NLL against ensemble size, the members' accuracies, mutual information.
     """
-    report = measurement.report(out)
+    report = request.report(out)
     if figures is None:
-        picture = report.plot(path)
+        picture_path = report.plot(path)
     else:
-        picture = report.plot_curves(path, None if figures == "all" else [name.strip() for name in figures.split(",")])
-    out.data({"path": picture}, str(picture))
+        picture_path = report.plot_curves(
+            path, None if figures == "all" else [name.strip() for name in figures.split(",")]
+        )
+    out.data({"path": picture_path}, str(picture_path))

@@ -71,21 +71,23 @@ def command(
     """
     if other is None and other_source is not None:
         raise click.UsageError("--other-source needs an OTHER.")
-    first = selection.load()
-    second = None if other is None else load_other(selection, other, other_source)
-    size = format_bytes(sum(c.nbytes for c in (first, second) if c is not None))
-    other_text = "their other half" if second is None else f"{len(second)} of {second.name}"
-    out.say(f"{first.name}: {len(first)} members against {other_text}, {size} …")
+    members = selection.load()
+    other_members = None if other is None else load_other(selection, other, other_source)
+    size_text = format_bytes(sum(c.nbytes for c in (members, other_members) if c is not None))
+    other_text = "their other half" if other_members is None else f"{len(other_members)} of {other_members.name}"
+    out.say(f"{members.name}: {len(members)} members against {other_text}, {size_text} …")
     from checkpoints_zoo.populations.discrepancy import mmd, ns
 
     result: MMD | NS
     if as_stored:
-        result = mmd(first, second, **options)
+        result = mmd(members, other_members, **options)
     else:
-        result = ns(first, second, scale=scale, permute=permute, streams=streams, **options)
+        result = ns(members, other_members, scale=scale, permute=permute, streams=streams, **options)
     if plot:
         out.say(f"picture: {result.plot(plot)}")
-    out.data(json.loads(result.to_json()), _result_table(result), _explanation_text(result, halves=second is None))
+    out.data(
+        json.loads(result.to_json()), _result_table(result), _explanation_text(result, are_halves=other_members is None)
+    )
 
 
 def load_other(selection: Selection, collection: str, source: str | None) -> Collection:
@@ -98,38 +100,44 @@ def load_other(selection: Selection, collection: str, source: str | None) -> Col
 def _result_table(result: MMD | NS) -> str:
     rows = []
     for row in result.rows():
-        texts = {
+        text_of_label = {
             FIGURE_LABELS[key]: "-" if row[key] is None else f"{row[key]:.3g}" for key in FIGURE_LABELS if key in row
         }
-        rows.append({"layer": row["group"], "weights": f"{row['weights']:,}"} | texts)
+        rows.append({"layer": row["group"], "weights": f"{row['weights']:,}"} | text_of_label)
     return table(rows, right_aligned=list(rows[0])[1:])
 
 
-def _explanation_text(result: MMD | NS, halves: bool) -> str:
+def _explanation_text(result: MMD | NS, are_halves: bool) -> str:
     from checkpoints_zoo.populations.discrepancy import MMD
 
-    as_stored = result if isinstance(result, MMD) else result.mmd
-    first, second = as_stored.members
+    stored_mmd = result if isinstance(result, MMD) else result.mmd
+    first_count, second_count = stored_mmd.members
     compared_sets = (
-        f"{first} at even positions against {second} at odd positions" if halves else f"{first} against {second}"
+        f"{first_count} at even positions against {second_count} at odd positions"
+        if are_halves
+        else f"{first_count} against {second_count}"
     )
     lines = [
         f"Members: {compared_sets}. MMD² is unbiased (0 on average if both sets come from one distribution), and "
-        f"the mean over {len(as_stored['all'].kernels)} kernels."
+        f"the mean over {len(stored_mmd['all'].kernels)} kernels."
     ]
     if not isinstance(result, MMD):
         scale_text = f"scale {result.scale}" if result.scale else ""
         permute_text = f"permute {result.permute}" if result.permute else ""
-        removed_symmetries = (
-            ", ".join(word for word in (scale_text, permute_text, "streams" if result.streams else "") if word)
+        removed_text = (
+            ", ".join(
+                setting_text
+                for setting_text in (scale_text, permute_text, "streams" if result.streams else "")
+                if setting_text
+            )
             or "none"
         )
-        lines.append(f"NS: MMD² with symmetries removed ({removed_symmetries}).")
-    if as_stored.p_value is None:
+        lines.append(f"NS: MMD² with symmetries removed ({removed_text}).")
+    if stored_mmd.p_value is None:
         lines.append("No p: a set has fewer than two independent members or runs, or both sets share one.")
     else:
         lines.append(
-            f"p: share of {as_stored.permutations:,} permutations with at least this MMD²; not adjusted for many"
+            f"p: share of {stored_mmd.permutations:,} permutations with at least this MMD²; not adjusted for many"
             " layers. Of draws, runs are exchanged, or one draw of each run."
         )
     return "\n".join(lines)

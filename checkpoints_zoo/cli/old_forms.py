@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from checkpoints_zoo.cli.main import COMMANDS, main, say
 
 
-def run_old_form(program: str, current: bool = False) -> None:
+def run_old_form(program: str, name_is_valid: bool = False) -> None:
     """Run the command line of this process as a command of `zoo-cli`, in its old or new form; exit with the command's
     code.
 
     Args:
         program: text that the user typed before the arguments, such as "python -m training".
-        current: whether the program's name is still valid; a note is then written only if the arguments have the old
-            form.
+        name_is_valid: whether the program's name is still valid; a note is then written only if the arguments have the
+            old form.
     """
     arguments = sys.argv[1:]
     new_arguments = translate(arguments)
-    if not current or new_arguments != arguments:
+    if not name_is_valid or new_arguments != arguments:
         old_form = " ".join([program, *arguments[:1]])
         say(f"`{old_form}` is `{' '.join(['zoo-cli', *new_arguments[:1]])}` now; the old form goes in 0.3")
     main(new_arguments)

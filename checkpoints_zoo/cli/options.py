@@ -75,8 +75,8 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
     @wraps(command)
     def run_command(*args: Any, **options: Any) -> Any:
-        names = [field.name for field in fields(Selection) if field.name != "architecture"]
-        selection = Selection(**{name: options.pop(name) for name in names})
+        option_names = [field.name for field in fields(Selection) if field.name != "architecture"]
+        selection = Selection(**{name: options.pop(name) for name in option_names})
         return command(*args, selection=selection, **options)
 
     return run_command
@@ -181,24 +181,26 @@ def parse_reference(context: click.Context, parameter: click.Parameter, value: s
     return int(value)
 
 
-def import_function(reference: str) -> Callable[..., Any]:
+def import_function(module_and_function: str) -> Callable[..., Any]:
     """Import a function that is named as MODULE:FUNCTION; return the function. The module's code runs. From now on
     modules are also searched for in the working folder.
 
     Raises:
         UsageError: there is no such function.
     """
-    module, _, name = reference.partition(":")
+    module_name, _, function_name = module_and_function.partition(":")
     if (current_folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, current_folder)  # the folder stays in sys.path, because worker processes search it as well
     try:
-        function: Any = import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        imported_object: Any = import_module(module_name)
+        for part in function_name.split("."):
+            imported_object = getattr(imported_object, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"architecture {reference}", expected="MODULE:FUNCTION that can be imported from here",
-                         found=str(error)) from error  # fmt: skip
-    if not callable(function):
-        raise UsageError(f"architecture {reference}", expected="a function", found=f"a {type(function).__name__}")
-    build: Callable[..., Any] = function
+        expected = "MODULE:FUNCTION that can be imported from here"
+        raise UsageError(f"architecture {module_and_function}", expected=expected, found=str(error)) from error
+    if not callable(imported_object):
+        raise UsageError(
+            f"architecture {module_and_function}", expected="a function", found=f"a {type(imported_object).__name__}"
+        )
+    build: Callable[..., Any] = imported_object
     return build

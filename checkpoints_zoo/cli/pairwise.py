@@ -78,11 +78,11 @@ def command(
     else:
         from checkpoints_zoo.predictions import predictions_of
 
-        name = data or f"{members.description.dataset}-test"
-        out.say(f"{members.name}: stored predictions of {len(members)} members, {name} …")
-        inside = predictions_of(members, name, source=stored)
-        outside = None if ood is None else predictions_of(members, ood, source=stored)
-        result = pairwise(inside, None, outside, device=device, seed=seed)
+        prediction_set = data or f"{members.description.dataset}-test"
+        out.say(f"{members.name}: stored predictions of {len(members)} members, {prediction_set} …")
+        id_predictions = predictions_of(members, prediction_set, source=stored)
+        ood_predictions = None if ood is None else predictions_of(members, ood, source=stored)
+        result = pairwise(id_predictions, None, ood_predictions, device=device, seed=seed)
     if path:
         out.say(f"pairs: {result.write(path)}")
     if plot:
@@ -91,22 +91,30 @@ def command(
 
 
 def _figures_table(result: Pairwise) -> str:
-    pairs = result.to_frame()
+    pairs_frame = result.to_frame()
     rows = []
     for name, figure in result.figures.items():
-        lowest, highest = (f"{pairs[name].agg(rule):.4g}" if name in pairs else "-" for rule in ("min", "max"))
+        lowest_text, highest_text = (
+            f"{pairs_frame[name].agg(aggregation):.4g}" if name in pairs_frame else "-"
+            for aggregation in ("min", "max")
+        )
         rows.append(
-            {"": FIGURE_LABELS[name], "all pairs": as_text(figure), "lowest pair": lowest, "highest pair": highest}
+            {
+                "": FIGURE_LABELS[name],
+                "all pairs": as_text(figure),
+                "lowest pair": lowest_text,
+                "highest pair": highest_text,
+            }
         )
     return table(rows, right_aligned=list(rows[0])[1:])
 
 
 def _explanation_text(result: Pairwise) -> str:
-    measured_on = f"{result.data.split(' ')[0]}, {result.inside.inputs:,} inputs"
+    images_text = f"{result.data.split(' ')[0]}, {result.inside.inputs:,} inputs"
     if result.outside is not None:
-        measured_on += f"; OOD: {result.ood.split(' ')[0]}, {result.outside.inputs:,} inputs"
-    pairs = f"{count_with_noun(len(result), 'pair')} of {len(result.ids):,} members"
-    intervals = "Means over pairs; [ ]: 95 % intervals by a jackknife over members, since pairs share members."
+        images_text += f"; OOD: {result.ood.split(' ')[0]}, {result.outside.inputs:,} inputs"
+    pairs_text = f"{count_with_noun(len(result), 'pair')} of {len(result.ids):,} members"
+    intervals_note = "Means over pairs; [ ]: 95 % intervals by a jackknife over members, since pairs share members."
     if len(result.ids) < 3:
-        intervals = "There are no intervals for fewer than 3 members."
-    return f"{pairs}, measured now on {measured_on}.\n{intervals}"
+        intervals_note = "There are no intervals for fewer than 3 members."
+    return f"{pairs_text}, measured now on {images_text}.\n{intervals_note}"

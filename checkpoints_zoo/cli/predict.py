@@ -52,21 +52,21 @@ def command(
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {data} …")
     from checkpoints_zoo.predictions import predict
 
-    devices = [each.strip() for each in device.split(",")]
-    stored = predict(
+    devices = [device_name.strip() for device_name in device.split(",")]
+    stored_predictions = predict(
         members, data, folder, name=set_name, devices=devices, batch=batch, workers=workers, ray=ray, say=out.say
     )
-    member_count, inputs, classes = stored.shape
-    path = folder.absolute() / Path(stored.rows.column("path").to_pylist()[0]).parent
-    size = member_count * stored.facts.layouts["logits"].nbytes
+    member_count, input_count, class_count = stored_predictions.shape
+    path = folder.absolute() / Path(stored_predictions.rows.column("path").to_pylist()[0]).parent
+    nbytes = member_count * stored_predictions.facts.layouts["logits"].nbytes
     values = {
-        "predictions": stored.name,
+        "predictions": stored_predictions.name,
         "members": member_count,
-        "inputs": inputs,
-        "classes": classes,
-        "bytes": size,
-        "labelled": stored.labels is not None,
+        "inputs": input_count,
+        "classes": class_count,
+        "bytes": nbytes,
+        "labelled": stored_predictions.labels is not None,
         "path": path,
-        "citation": stored.citation,
+        "citation": stored_predictions.citation,
     }
-    out.data(values, fact_lines({**values, "bytes": format_bytes(size)}))
+    out.data(values, fact_lines({**values, "bytes": format_bytes(nbytes)}))

@@ -41,21 +41,23 @@ def command(folder: str, repo: str, sample: int, out: Output, **options: Any) ->
 def _plan_text(plan: Plan) -> str:
     """Return a plan as text for people."""
     values = plan.to_json()
-    lists = ("upload", "there", "unnamed", "ignored", "to_come")
-    lines = {key: value for key, value in values.items() if key not in (*lists, "there_bytes")}
-    lines |= {
+    list_keys = ("upload", "there", "unnamed", "ignored", "to_come")
+    facts = {key: value for key, value in values.items() if key not in (*list_keys, "there_bytes")}
+    facts |= {
         "bytes": format_bytes(plan.bytes),
         "there": f"{len(plan.there)} files, {format_bytes(values['there_bytes'])}",
     }
-    titles = {
+    title_of_list = {
         "upload": "to upload:",
         "unnamed": "in the repo, but in no manifest any more (they stay):",
         "ignored": "in the folder, but not published:",
         "to_come": "checks that a dry run leaves out:",
     }
-    return "\n\n".join([fact_lines(lines), *(_list_text(titles[key], values[key]) for key in titles if values[key])])
+    return "\n\n".join(
+        [fact_lines(facts), *(_list_text(title_of_list[key], values[key]) for key in title_of_list if values[key])]
+    )
 
 
 def _list_text(title: str, lines: list[str]) -> str:
-    more = [f"  and {len(lines) - LARGEST_SHOWN_COUNT:,} more"] if len(lines) > LARGEST_SHOWN_COUNT else []
-    return "\n".join([title, *(f"  {line}" for line in lines[:LARGEST_SHOWN_COUNT]), *more])
+    more_lines = [f"  and {len(lines) - LARGEST_SHOWN_COUNT:,} more"] if len(lines) > LARGEST_SHOWN_COUNT else []
+    return "\n".join([title, *(f"  {line}" for line in lines[:LARGEST_SHOWN_COUNT]), *more_lines])

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.measure import Measurement, measurement_options
+from checkpoints_zoo.cli.measure import EvaluationRequest, measurement_options
 from checkpoints_zoo.cli.options import OutputFile
 from checkpoints_zoo.formats.text import format_bytes
 
@@ -18,7 +18,7 @@ from checkpoints_zoo.formats.text import format_bytes
     "-o", "--out", "path", type=OutputFile(".html", ".htm"), required=True, metavar="HTML", help="The page to write."
 )
 @format_option
-def command(measurement: Measurement, path: Path, out: Output) -> None:
+def command(request: EvaluationRequest, path: Path, out: Output) -> None:
     """Write one HTML page with every figure of a population.
 
     Figures with intervals, the members, calibration, curves against ensemble size, out-of-distribution detection, pairs
@@ -29,20 +29,20 @@ def command(measurement: Measurement, path: Path, out: Output) -> None:
     from checkpoints_zoo.publishing.html_report import report_page
     from checkpoints_zoo.publishing.html_report.assembling import DEFAULT_IMAGES
 
-    members = measurement.selection.load()
-    data, ood, held_out = measurement.inputs(members, DEFAULT_IMAGES if measurement.stored is None else None)
+    members = request.selection.load()
+    data, ood, held_out = request.data_sets(members, DEFAULT_IMAGES if request.stored is None else None)
     page = report_page(
-        members, data, ood, path=path, sizes=measurement.sizes, temperature=measurement.temperature, held_out=held_out,
-        within=measurement.within, device=measurement.device, seed=measurement.seed, say=out.say,
+        members, data, ood, path=path, sizes=request.sizes, temperature=request.temperature, held_out=held_out,
+        within=request.within, device=request.device, seed=request.seed, say=out.say,
     )  # fmt: skip
-    values = page.values()
-    rows = [
+    page_values = page.values()
+    part_rows = [
         {
             "part": part["title"],
             "figures": len(part["figures"]),
             "tables": len(part["tables"]),
             "left out": "; ".join(part["left_out"]),
         }
-        for part in values["parts"]
+        for part in page_values["parts"]
     ]
-    out.data(values, table(rows), f"{page.path}, {format_bytes(values['bytes'])}")
+    out.data(page_values, table(part_rows), f"{page.path}, {format_bytes(page_values['bytes'])}")

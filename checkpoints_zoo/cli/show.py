@@ -37,15 +37,15 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
     A table has at most 20 rows; --format json gives all.
     """
     selected = selection.find()
-    names = None if columns is None else _check_columns([c.strip() for c in columns.split(",")], selected.rows)
+    column_names = None if columns is None else _check_columns([c.strip() for c in columns.split(",")], selected.rows)
     description = _description_values(selected)
     if out.format == "json":
-        out.data({**description, "rows": _json_rows(selected.rows, names or selected.rows.column_names)})
+        out.data({**description, "rows": _json_rows(selected.rows, column_names or selected.rows.column_names)})
         return
     members = f"{description['members']:,} of {description.pop('of'):,}"
     description |= {"members": members, "bytes": format_bytes(description["bytes"])}
-    rows = _json_rows(selected.rows.slice(0, LARGEST_ROW_COUNT), names or _informative_columns(selected.rows))
-    more = selected.rows.num_rows - len(rows)
+    rows = _json_rows(selected.rows.slice(0, LARGEST_ROW_COUNT), column_names or _informative_columns(selected.rows))
+    omitted_count = selected.rows.num_rows - len(rows)
     out.data(
         None,
         fact_lines(description),
@@ -53,7 +53,7 @@ def command(selection: Selection, columns: str | None, out: Output) -> None:
             [{name: _cell_value(name, value) for name, value in row.items()} for row in rows],
             right_aligned=SHARE_COLUMNS,
         ),
-        f"… and {more:,} more (`--format json` gives all)" if more else "",
+        f"… and {omitted_count:,} more (`--format json` gives all)" if omitted_count else "",
     )
 
 
@@ -110,8 +110,8 @@ def _json_rows(rows: pa.Table, column_names: list[str]) -> list[dict[str, Any]]:
         column = rows.column(name)
         if pa.types.is_timestamp(column.type):
             # Times are converted from seconds, because Arrow's own conversion needs a database of time zones.
-            seconds = column.cast(pa.int64()).to_pylist()
-            columns[name] = [None if s is None else datetime.fromtimestamp(s, UTC) for s in seconds]
+            unix_times = column.cast(pa.int64()).to_pylist()
+            columns[name] = [None if s is None else datetime.fromtimestamp(s, UTC) for s in unix_times]
         else:
             columns[name] = column.to_pylist()
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

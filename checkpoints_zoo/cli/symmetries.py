@@ -69,8 +69,8 @@ def symmetries_command(
     """
     mass_options = {"--biases": biases, "--approximate": approximate, "--along": along, "--plot": plot is not None}
     if mass is False and any(mass_options.values()):
-        mass_options_set = ", ".join(option for option, is_set in mass_options.items() if is_set)
-        raise click.UsageError(f"--no-mass can't be combined with {mass_options_set}.")
+        set_options_text = ", ".join(option for option, is_set in mass_options.items() if is_set)
+        raise click.UsageError(f"--no-mass can't be combined with {set_options_text}.")
     member_options = {"--mass": mass, **mass_options, "--corollary": test_corollary}
     symmetry_table, members = _open_table_and_members(
         selection, [option for option, is_set in member_options.items() if is_set]
@@ -81,8 +81,8 @@ def symmetries_command(
         return
     values = {"name": members.name, "citation": members.citation, **values}
     if mass is None and not any(mass_options.values()) and _would_fetch_all(selection, members):
-        size = f"{len(members):,} members, {format_bytes(members.nbytes)}"
-        out.say(f"{members.name}: no masses, since {size}, would be fetched; give -n N or --mass for them")
+        size_text = f"{len(members):,} members, {format_bytes(members.nbytes)}"
+        out.say(f"{members.name}: no masses, since {size_text}, would be fetched; give -n N or --mass for them")
     elif mass is not False:
         snapshots = _all_snapshots(selection, members) if along else members
         options = {"biases": biases, "approximate": approximate, "device": device}
@@ -132,38 +132,42 @@ def _all_snapshots(selection: Selection, members: Collection) -> Collection:
     if parse_citation(selection.name) or len(set(members.ids)) < len(members.ids):
         return members
     all_snapshots = load(selection.name, snapshots=True, source=selection.source)
-    selected = set(members.ids)
+    selected_ids = set(members.ids)
     return load(
         selection.name,
-        members=",".join(f"{member}@{epoch}" for member, epoch in all_snapshots._keys if member in selected),
+        members=",".join(
+            f"{member}@{epoch}" for member, epoch in all_snapshots._snapshot_keys if member in selected_ids
+        ),
         source=selection.source,
     )
 
 
 def _would_fetch_all(selection: Selection, members: Collection) -> bool:
-    is_part = any(option is not None for option in (selection.n, selection.where, selection.members))
-    return members.source.repo is not None and not is_part and not selection.name.startswith("hf://")
+    selects_part = any(option is not None for option in (selection.n, selection.where, selection.members))
+    return members.source.repo is not None and not selects_part and not selection.name.startswith("hf://")
 
 
-def _table_output(symmetry_table: Table, tensors: bool) -> tuple[dict[str, Any], list[str]]:
+def _table_output(symmetry_table: Table, list_tensors: bool) -> tuple[dict[str, Any], list[str]]:
     from checkpoints_zoo.symmetry.table import format_table
 
-    with_streams, without_streams = (symmetry_table.log10_permutations(streams=streams) for streams in (True, False))
+    log10_with_streams, log10_without_streams = (
+        symmetry_table.log10_permutations(streams=streams) for streams in (True, False)
+    )
     values = {
         "network": symmetry_table.network,
-        "log10_permutations": with_streams,
-        "log10_permutations_without_streams": without_streams,
+        "log10_permutations": log10_with_streams,
+        "log10_permutations_without_streams": log10_without_streams,
         "scaling_freedom": symmetry_table.scaling_freedom,
         "approximate_scaling_freedom": symmetry_table.approximate_scaling_freedom,
         "groups": [asdict(group) for group in symmetry_table.groups.values()],
         "scales": [asdict(scale) for scale in symmetry_table.scales.values()],
-        "tensors": {name: asdict(axes) for name, axes in symmetry_table.tensors.items()},
+        "tensors": {name: asdict(tensor_axes) for name, tensor_axes in symmetry_table.tensors.items()},
     }
-    return values, [format_table(symmetry_table, tensors=tensors)]
+    return values, [format_table(symmetry_table, tensors=list_tensors)]
 
 
 def _mass_output(
-    members: Collection, out: Output, options: dict[str, Any], along: bool, plot: Path | None
+    members: Collection, out: Output, mass_options: dict[str, Any], follow_training: bool, picture_path: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
     from checkpoints_zoo.populations.mass import (
         along_training,
@@ -174,24 +178,26 @@ def _mass_output(
     )
 
     epochs = [int(epoch) for epoch in members.rows.column("epoch").to_pylist()]
-    if along and len(set(epochs)) < 2:
+    if follow_training and len(set(epochs)) < 2:
         found = f"only epoch {epochs[0]}" if epochs else "none"
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, minimising their mass …")
-    masses = minimal_mass(members, **options)
-    final = select_masses(masses, last_snapshot_positions(masses, epochs)) if along else masses
+    masses = minimal_mass(members, **mass_options)
+    final_masses = select_masses(masses, last_snapshot_positions(masses, epochs)) if follow_training else masses
     values: dict[str, Any] = {
-        "mass": _mass_values(masses, epochs) | {k: v for k, v in options.items() if k != "device"}
+        "mass": _mass_values(masses, epochs) | {k: v for k, v in mass_options.items() if k != "device"}
     }
-    blocks = [str(final)]
-    if along:
-        steps = along_training(masses, epochs)
-        values["along"] = [asdict(step) for step in steps]
-        blocks.append(f"Along training:\n{table([_epoch_row(step) for step in steps])}")
-    if plot:
-        values["picture"] = mass_figure(masses, plot, collection_name=members.name, epochs=epochs if along else None)
+    text_blocks = [str(final_masses)]
+    if follow_training:
+        epoch_masses = along_training(masses, epochs)
+        values["along"] = [asdict(epoch_mass) for epoch_mass in epoch_masses]
+        text_blocks.append(f"Along training:\n{table([_epoch_row(epoch_mass) for epoch_mass in epoch_masses])}")
+    if picture_path:
+        values["picture"] = mass_figure(
+            masses, picture_path, collection_name=members.name, epochs=epochs if follow_training else None
+        )
         out.say(f"picture: {values['picture']}")
-    return values, blocks
+    return values, text_blocks
 
 
 def _mass_values(masses: MinimalMass, epochs: list[int]) -> dict[str, Any]:
@@ -205,23 +211,25 @@ def _mass_values(masses: MinimalMass, epochs: list[int]) -> dict[str, Any]:
         "unbounded": masses.unbounded.tolist(),
         "converged": masses.converged.tolist(),
         "sweeps": masses.sweeps.tolist(),
-        "dead": [{name: list(units) for name, units in dead.items()} for dead in masses.dead],
+        "dead": [
+            {name: list(unit_positions) for name, unit_positions in dead_units.items()} for dead_units in masses.dead
+        ],
     }
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    units = {name: list(units) for name, units in masses.degenerate.items()}
-    return {"degenerate": units, "held": list(masses.held), "members": rows}
+    unit_positions = {name: list(unit_positions) for name, unit_positions in masses.degenerate.items()}
+    return {"degenerate": unit_positions, "held": list(masses.held), "members": rows}
 
 
-def _epoch_row(step: EpochMass) -> dict[str, Any]:
+def _epoch_row(epoch_mass: EpochMass) -> dict[str, Any]:
     return {
-        "epoch": step.epoch,
-        "members": step.members,
-        "mass": step.mass,
-        "minimum": step.minimum,
-        "excess (%)": step.excess,
-        "lowest (%)": step.lowest,
-        "highest (%)": step.highest,
-        "residual": f"{step.residual:.1g}",
+        "epoch": epoch_mass.epoch,
+        "members": epoch_mass.members,
+        "mass": epoch_mass.mass,
+        "minimum": epoch_mass.minimum,
+        "excess (%)": epoch_mass.excess,
+        "lowest (%)": epoch_mass.lowest,
+        "highest (%)": epoch_mass.highest,
+        "residual": f"{epoch_mass.residual:.1g}",
     }
 
 
@@ -230,9 +238,9 @@ def _corollary_output(members: Collection, out: Output, seed: int) -> tuple[dict
 
     out.say(f"{members.name}: testing whether channels have one distribution …")
     result: Corollary = corollary(members, seed=seed)
-    layers = [{**asdict(x), "units": x.units.tolist(), "counts": x.counts.tolist()} for x in result.layers]
+    layer_values = [{**asdict(x), "units": x.units.tolist(), "counts": x.counts.tolist()} for x in result.layers]
     values = {"p": result.p, "simulations": result.simulations, "seed": seed, "members": list(result.ids)}
-    return {"corollary": {**values, "layers": layers}}, [str(result)]
+    return {"corollary": {**values, "layers": layer_values}}, [str(result)]
 
 
 @click.command()
@@ -269,22 +277,23 @@ def align_command(
     aligned = members.align(to)
     result = measure_alignment(aligned)
     values: dict[str, Any] = json.loads(result.to_json())
-    lines = None
+    barriers = None
     if barrier:
         from checkpoints_zoo.populations.loss_barrier import barrier as measure_barrier
 
-        lines = [measure_barrier(view, to=to if isinstance(to, int) else None) for view in (members, aligned)]
+        barriers = [measure_barrier(view, to=to if isinstance(to, int) else None) for view in (members, aligned)]
         values["barrier"] = {
-            when: json.loads(line.to_json()) for when, line in zip(("before", "after"), lines, strict=True)
+            stage: json.loads(barriers_of_view.to_json())
+            for stage, barriers_of_view in zip(("before", "after"), barriers, strict=True)
         }
     if save:
         out.say(f"permutations: {aligned.write_symmetries(save)}")
     if plot:
-        out.say(f"picture: {result.plot(plot, lines)}")
-    out.data(values, *_alignment_blocks(result, lines))
+        out.say(f"picture: {result.plot(plot, barriers)}")
+    out.data(values, *_alignment_blocks(result, barriers))
 
 
-def _alignment_blocks(alignment: Alignment, lines: list[Barriers] | None) -> list[str]:
+def _alignment_blocks(alignment: Alignment, barriers: list[Barriers] | None) -> list[str]:
     rows = alignment.rows()
     table_rows = [
         {"member": row["member"], "transpositions": row["transpositions"], "squared distance": row["before"],
@@ -304,10 +313,10 @@ def _alignment_blocks(alignment: Alignment, lines: list[Barriers] | None) -> lis
             "mean squared distance": _mean(row["before"] for row in moved_rows),
             "mean squared distance, aligned": _mean(row["after"] for row in moved_rows),
         }
-    for when, line in zip(("", ", aligned"), lines, strict=True) if lines else ():
-        mean = line.mean
-        interval = "" if mean.low is None else f" [{mean.low:.3f}, {mean.high:.3f}]"
-        summary[f"mean loss barrier{when} (nats)"] = f"{mean.value:.3f}{interval}"
+    for stage_text, barriers_of_view in zip(("", ", aligned"), barriers, strict=True) if barriers else ():
+        mean_barrier = barriers_of_view.mean
+        interval_text = "" if mean_barrier.low is None else f" [{mean_barrier.low:.3f}, {mean_barrier.high:.3f}]"
+        summary[f"mean loss barrier{stage_text} (nats)"] = f"{mean_barrier.value:.3f}{interval_text}"
     omitted_note = (
         f"… and {len(rows) - LARGEST_ROW_COUNT} more; --format json has all." if len(rows) > LARGEST_ROW_COUNT else ""
     )

@@ -59,22 +59,23 @@ def train_command(
     from checkpoints_zoo.training.export import train_into
     from checkpoints_zoo.training.recipes import recipe_from_options
 
-    ids = [member for member, epoch in parse_ids(members) if epoch is None]
-    if len(ids) < len(parse_ids(members)):
+    member_ids = [member for member, epoch in parse_ids(members) if epoch is None]
+    if len(member_ids) < len(parse_ids(members)):
         raise UsageError("--members", expected="ids without epochs", found=members)
     chosen_recipe = recipe_from_options(recipe, changes, name, init_permutation, init_seed)
 
-    def report_progress(p: Progress) -> None:
-        stack = format_ids([(m, None) for m in p.members])
-        accuracy = "" if p.accuracy is None else f", test accuracy {p.accuracy:.4f}"
-        seconds = time.monotonic() - start_time
+    def report_progress(progress: Progress) -> None:
+        members_text = format_ids([(member, None) for member in progress.members])
+        accuracy_text = "" if progress.accuracy is None else f", test accuracy {progress.accuracy:.4f}"
+        elapsed_seconds = time.monotonic() - start_time
         out.say(
-            f"{chosen_recipe.name} {stack}: epoch {p.epoch}/{p.epochs}, loss {p.loss:.4f}{accuracy}, {seconds:.0f} s"
+            f"{chosen_recipe.name} {members_text}: epoch {progress.epoch}/{progress.epochs}, "
+            f"loss {progress.loss:.4f}{accuracy_text}, {elapsed_seconds:.0f} s"
         )
 
-    engine, log = hardware.engine(out.say), out.say if log_json else lambda line: None
+    engine, log_line = hardware.engine(out.say), out.say if log_json else lambda line: None
     try:
-        trained_members = train_into(chosen_recipe, ids, folder, engine, out.say, report_progress, log=log)
+        trained_members = train_into(chosen_recipe, member_ids, folder, engine, out.say, report_progress, log=log_line)
     except KeyboardInterrupt:
         out.say("the same command goes on where it was")
         raise
@@ -119,7 +120,7 @@ def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
     from checkpoints_zoo.training import recipe_files
     from checkpoints_zoo.training.recipes import RECIPES, recipe_by_name
 
-    recipes = {name: make() for name, make in RECIPES.items()}
+    recipes = {name: make_recipe() for name, make_recipe in RECIPES.items()}
     if file_or_name is not None:
         is_file = recipe_files.is_recipe_file(file_or_name)
         recipes = (
@@ -127,10 +128,10 @@ def recipe_rows(file_or_name: str | None) -> list[dict[str, Any]]:
         )
     return [
         {
-            "recipe": name, "members": r.members, "architecture": r.architecture, "dataset": r.dataset,
-            "epochs": r.epochs, "stack_width": r.stack_width, "precision": r.precision,
+            "recipe": name, "members": recipe.members, "architecture": recipe.architecture, "dataset": recipe.dataset,
+            "epochs": recipe.epochs, "stack_width": recipe.stack_width, "precision": recipe.precision,
         }
-        for name, r in recipes.items()
+        for name, recipe in recipes.items()
     ]  # fmt: skip
 
 
@@ -149,7 +150,9 @@ def merge_command(folders: tuple[Path, ...], folder: Path, names: tuple[str, ...
     from checkpoints_zoo.training.merge import merge
 
     merged_counts = merge(folders, folder, names or None, out.say)
-    rows = [{"collection": name, "members": members, "path": folder} for name, members in merged_counts.items()]
+    rows = [
+        {"collection": name, "members": member_count, "path": folder} for name, member_count in merged_counts.items()
+    ]
     out.data(rows, table(rows))
 
 

@@ -119,9 +119,11 @@ def verify_command(
         result = check_members(members, sample, claimed_data)
         retrain_results = [] if retrain is None else _retrain(members, retrain, recipe, changes, hardware, out)
         result.problems += [
-            Problem(collection, each.member, "retraining", each.text) for each in retrain_results if not each.same
+            Problem(collection, retrain_result.member, "retraining", retrain_result.text)
+            for retrain_result in retrain_results
+            if not retrain_result.same
         ]
-        trained_rows += [{"collection": collection} | asdict(each) for each in retrain_results]
+        trained_rows += [{"collection": collection} | asdict(retrain_result) for retrain_result in retrain_results]
         problems += result.problems
         lines += result.lines()
         errors += [] if result.error is None else [result.error]
@@ -135,14 +137,16 @@ def verify_command(
         for set_name in prediction_sets.list_set_names(members.source, collection) if is_whole_source else ():
             out.say(f"{collection}/{set_name}: checking predictions …")
             try:
-                found = verify_predictions(members, set_name, sample)
-                stored = prediction_sets.read_set(members.source, collection, set_name).rows
+                prediction_problems = verify_predictions(members, set_name, sample)
+                prediction_rows = prediction_sets.read_set(members.source, collection, set_name).rows
             except (NetworkError, AccessError) as error:
                 errors.append(error)
                 continue
-            problems += found
-            row = {"collection": f"{collection}/{set_name}", "members": stored.num_rows}
-            checked_rows.append({**row, "bytes": manifest.sum_of(stored, "nbytes"), "problems": len(found)})
+            problems += prediction_problems
+            row = {"collection": f"{collection}/{set_name}", "members": prediction_rows.num_rows}
+            checked_rows.append(
+                {**row, "bytes": manifest.sum_of(prediction_rows, "nbytes"), "problems": len(prediction_problems)}
+            )
     table_rows = [
         {key: row[key] for key in ("collection", "members", "bytes", "problems")}
         | {"bytes": format_bytes(row["bytes"])}
@@ -155,7 +159,7 @@ def verify_command(
         {"checked": checked_rows, "retrained": trained_rows, "problems": [asdict(problem) for problem in problems]},
         table(table_rows, right_aligned=["bytes"]),
         "\n".join(lines),
-        "\n".join(_line_of(each) for each in trained_rows),
+        "\n".join(_retrained_line(retrain_result) for retrain_result in trained_rows),
         verdict,
     )
     for later_error in errors[1:] if not problems else errors:
@@ -167,7 +171,7 @@ def verify_command(
 
 def _retrain(
     members: Collection,
-    network_count: int,
+    member_count: int,
     recipe: str | None,
     changes: tuple[str, ...],
     hardware: Hardware,
@@ -178,14 +182,14 @@ def _retrain(
     from checkpoints_zoo.training.retrain import retrain
 
     chosen_recipe = None if recipe is None else recipe_from_options(recipe, changes)
-    return retrain(members, network_count, chosen_recipe, hardware.engine(out.say), out.say)
+    return retrain(members, member_count, chosen_recipe, hardware.engine(out.say), out.say)
 
 
-def _line_of(retrained: dict[str, Any]) -> str:
+def _retrained_line(retrained: dict[str, Any]) -> str:
     """Return the result of training a member again as a line of text."""
-    agree = "agree" if retrained["same"] else "DIFFER"
-    subject = f"member {retrained['member']} of {retrained['collection']}, trained again"
-    return f"{subject}: {retrained['compared']} {agree}: {retrained['text']}"
+    agreement_word = "agree" if retrained["same"] else "DIFFER"
+    subject_text = f"member {retrained['member']} of {retrained['collection']}, trained again"
+    return f"{subject_text}: {retrained['compared']} {agreement_word}: {retrained['text']}"
 
 
 def _is_address(argument: str) -> bool:
@@ -220,36 +224,39 @@ def audit_command(place: str, out: Output) -> int:
     bytes are missing; and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit
     code 1: faults were found.
     """
-    found = audit(place)
+    result = audit(place)
     summary = {
-        "source": found.source,
-        "files": found.files,
-        "bytes": found.bytes,
-        "looked_into": found.read,
-        "collections": found.collections,
-        "members": found.members,
-        "predictions": found.predictions,
+        "source": result.source,
+        "files": result.files,
+        "bytes": result.bytes,
+        "looked_into": result.read,
+        "collections": result.collections,
+        "members": result.members,
+        "predictions": result.predictions,
     }
-    finding_values = {"findings": [asdict(f) for f in found.findings], "notes": [asdict(f) for f in found.notes]}
+    finding_values = {
+        "findings": [asdict(finding) for finding in result.findings],
+        "notes": [asdict(finding) for finding in result.notes],
+    }
     out.data(
         summary | finding_values,
-        fact_lines({**summary, "bytes": format_bytes(found.bytes)}),
-        "\n".join(_finding_lines(found.findings)) or "Nothing is wrong with them.",
-        "\n".join(f"note: {line}" for line in _finding_lines(found.notes)),
+        fact_lines({**summary, "bytes": format_bytes(result.bytes)}),
+        "\n".join(_finding_lines(result.findings)) or "Nothing is wrong with them.",
+        "\n".join(f"note: {line}" for line in _finding_lines(result.notes)),
     )
-    return PROBLEMS if found.findings else DONE
+    return PROBLEMS if result.findings else DONE
 
 
 def _finding_lines(findings: list[Finding]) -> list[str]:
     """Return findings as lines of text, with only the first few of each kind."""
-    lines, counts = [], Counter[str]()
+    lines, count_of_kind = [], Counter[str]()
     for finding in findings:
-        counts[finding.kind] += 1
-        if counts[finding.kind] <= LARGEST_LINE_COUNT:
+        count_of_kind[finding.kind] += 1
+        if count_of_kind[finding.kind] <= LARGEST_LINE_COUNT:
             lines.append(str(finding))
-    more = [
+    more_lines = [
         f"{count - LARGEST_LINE_COUNT:,} more: {kind} (--format json lists all)"
-        for kind, count in counts.items()
+        for kind, count in count_of_kind.items()
         if count > LARGEST_LINE_COUNT
     ]
-    return lines + more
+    return lines + more_lines

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 _AS_STORED = View()  # The view that leaves weights as they are stored.
 # Public name of an attribute in version 0.1 -> its present name inside the package.
 _RENAMED_ATTRIBUTES = {
-    "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_members_within",
-    "keys": "_keys", "locations": "_locations", "match_mean": "_match_mean", "member_nbytes": "_member_nbytes",
-    "read": "_read", "skeleton": "_skeleton", "view": "_view",
+    "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_member_count_within",
+    "keys": "_snapshot_keys", "locations": "_locations", "match_mean": "_mean_permutations",
+    "member_nbytes": "_member_nbytes", "read": "_read", "skeleton": "_skeleton", "view": "_view",
 }  # fmt: skip
 
 
@@ -108,9 +108,10 @@ class Collection:
         return _join([self, other])
 
     def __repr__(self) -> str:
-        network = f"{self.description.architecture} on {self.description.dataset}"
-        steps = "".join(f", {step}" for step in self._view.steps)
-        return f"Collection({self.name!r}, {len(self)} members, {network}, from {self.source.display_name}{steps})"
+        network_text = f"{self.description.architecture} on {self.description.dataset}"
+        steps_text = "".join(f", {step}" for step in self._view.steps)
+        source_text = f"from {self.source.display_name}{steps_text}"
+        return f"Collection({self.name!r}, {len(self)} members, {network_text}, {source_text})"
 
     @property
     def name(self) -> str:
@@ -187,18 +188,18 @@ class Collection:
         Raises:
             MemberNotFound, UsageError: there is no member at the position.
         """
-        index = whole_number(position)
-        if index is None:
+        given_position = whole_number(position)
+        if given_position is None:
             raise UsageError("position of a member", expected="a whole number or a slice", found=repr(position)[:80])
-        if not -len(self) <= index < len(self):
+        if not -len(self) <= given_position < len(self):
             raise MemberNotFound(
                 f"position {position} of {self.name}",
                 expected=f"one of the {len(self)} selected members, from 0",
-                found=str(index),
+                found=str(given_position),
                 do="`.member(id)` takes a member by its id",
                 collection=self.name,
             )
-        return index % len(self)
+        return given_position % len(self)
 
     def take(self, positions: Iterable[int]) -> Collection:
         """Select members by their positions, in any order; return them as a collection.
@@ -231,7 +232,7 @@ class Collection:
         return selected
 
     @property
-    def _keys(self) -> list[tuple[int, int]]:
+    def _snapshot_keys(self) -> list[tuple[int, int]]:
         """(member id, epoch) of each selected snapshot."""
         columns = (self.rows.column(name).to_pylist() for name in ("member", "epoch"))
         return list(zip(*columns, strict=True))
@@ -241,7 +242,7 @@ class Collection:
         """Average number of stored bytes of a member, at least 1."""
         return max(1, self.nbytes // max(1, len(self)))
 
-    def _members_within(self, nbytes: int) -> int:
+    def _member_count_within(self, nbytes: int) -> int:
         """Return the number of members that fit into `nbytes` bytes, at least 1; it can be the batch size of
         `batches`."""
         return max(1, min(len(self), nbytes // self._member_nbytes))
@@ -338,7 +339,7 @@ class Collection:
         """Read the members' weights and statistics into stacked tensors; return name -> (member, …).
 
         On the CPU and in the stored dtype, the tensors are views of the file if possible: writing to them changes no
-            file, and their values are not checked. In all other cases, values that are not finite are refused.
+        file, and their values are not checked. In all other cases, values that are not finite are refused.
 
         Args:
             device: device of the tensors.
@@ -370,8 +371,8 @@ class Collection:
         member_locations = self._locations() if locations is None else locations
         if not self._view.steps:
             return reading.stack(member_locations, device, dtype, tensor_names, check=check)
-        selected = None if tensor_names is None else list(tensor_names)
-        return self._view.stack(self.symmetry_table, self._keys, member_locations, device, dtype, selected)
+        name_list = None if tensor_names is None else list(tensor_names)
+        return self._view.stack(self.symmetry_table, self._snapshot_keys, member_locations, device, dtype, name_list)
 
     def batches(
         self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
@@ -388,20 +389,28 @@ class Collection:
             DamagedError, LayoutError, SourceNotFound, TooLargeError: for the same reasons as in `stack`; values are
                 always checked to be finite.
         """
-        count = whole_number(size)
-        if count is None or count < 1:
+        batch_size = whole_number(size)
+        if batch_size is None or batch_size < 1:
             raise UsageError("size of a batch of members", expected="a whole number from 1", found=repr(size))
         target_device = check_device(device)
-        batch_starts = range(0, len(self), count)
+        batch_starts = range(0, len(self), batch_size)
         # All members are fetched together before the first batch is read.
         locations = self._locations()
-        chunks = [self._select(list(range(len(self)))[first : first + count]) for first in batch_starts]
+        batch_selections = [
+            self._select(list(range(len(self)))[batch_start : batch_start + batch_size]) for batch_start in batch_starts
+        ]
 
-        def read(batch_number: int) -> dict[str, Tensor]:
-            first = batch_starts[batch_number]
-            return chunks[batch_number]._read(target_device, dtype, locations=locations[first : first + count])
+        def read_batch(batch_number: int) -> dict[str, Tensor]:
+            batch_start = batch_starts[batch_number]
+            return batch_selections[batch_number]._read(
+                target_device, dtype, locations=locations[batch_start : batch_start + batch_size]
+            )
 
-        return zip([part.ids for part in chunks], reading.read_ahead(read, len(chunks)), strict=True)
+        return zip(
+            [batch_selection.ids for batch_selection in batch_selections],
+            reading.read_ahead(read_batch, len(batch_selections)),
+            strict=True,
+        )
 
     def dataset(
         self,
@@ -423,15 +432,17 @@ class Collection:
         """
         selected = self
         if split is not None:
-            splits = self.rows.column("split").to_pylist()
-            selected = self._select([i for i, s in enumerate(splits) if s == split])
+            split_of_member = self.rows.column("split").to_pylist()
+            selected = self._select([i for i, member_split in enumerate(split_of_member) if member_split == split])
             if not len(selected):
-                found = ", ".join(sorted({str(s) for s in splits}))
+                found = ", ".join(sorted({str(member_split) for member_split in split_of_member}))
                 raise SelectionError(f"split of {self.name}", expected=f"members in {split!r}", found=f"only {found}")
-        names = (labels,) if isinstance(labels, str) else tuple(labels)
+        label_names = (labels,) if isinstance(labels, str) else tuple(labels)
         table = selected.symmetry_table if selected._view.steps else None
-        values = label_table(selected.rows, names, self.name)
-        return WeightDataset(selected._locations(), selected._view, selected._keys, table, values, names, dtype)
+        label_values = label_table(selected.rows, label_names, self.name)
+        return WeightDataset(
+            selected._locations(), selected._view, selected._snapshot_keys, table, label_values, label_names, dtype
+        )
 
     def ensemble(
         self,
@@ -464,13 +475,13 @@ class Collection:
         """
         skeleton, target_device, locations = self._skeleton(), check_device(device), self._locations()
 
-        def read(positions: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
-            part = self if len(positions) == len(self) else self._select(list(positions))
-            return part._read(device, dtype, locations=locations[positions.start : positions.stop])
+        def read_members(positions: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+            selected_members = self if len(positions) == len(self) else self._select(list(positions))
+            return selected_members._read(device, dtype, locations=locations[positions.start : positions.stop])
 
         return Ensemble.reading(
             skeleton,
-            read,
+            read_members,
             self.ids,
             device=target_device,
             dtype=dtype,
@@ -587,7 +598,7 @@ class Collection:
         if isinstance(to, str):
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
-            return self._with_step(AlignedToMean(self._match_mean))
+            return self._with_step(AlignedToMean(self._mean_permutations))
         if to is None:
             self._check_not_empty()
             to = self.ids[0]
@@ -596,11 +607,13 @@ class Collection:
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
         return self._with_step(Aligned(name, reference.state_dict, reference_keys))
 
-    def _match_mean(self) -> dict[tuple[int, int], dict[str, Tensor]]:
+    def _mean_permutations(self) -> dict[tuple[int, int], dict[str, Tensor]]:
         """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
-        stacked = self._read(torch.device("cpu"), None)
-        permutations = alignment.match_mean(self.symmetry_table, stacked)[0].permutations
-        return {key: {name: p[row].cpu() for name, p in permutations.items()} for row, key in enumerate(self._keys)}
+        stacked_tensors = self._read(torch.device("cpu"), None)
+        permutations = alignment.match_mean(self.symmetry_table, stacked_tensors)[0].permutations
+        return {
+            key: {name: p[row].cpu() for name, p in permutations.items()} for row, key in enumerate(self._snapshot_keys)
+        }
 
     def transform(self, symmetries: Element | str | Path) -> Collection:
         """Apply symmetries to the weights as they are read; return a view of the members.
@@ -615,7 +628,7 @@ class Collection:
                 weights.
         """
         if isinstance(symmetries, Element):
-            rows, element, file_name = {key: i for i, key in enumerate(self._keys)}, symmetries, "the caller"
+            rows, element, file_name = {key: i for i, key in enumerate(self._snapshot_keys)}, symmetries, "the caller"
         else:
             rows, element = files.read_symmetries(Path(symmetries), self.rows)
             file_name = Path(symmetries).name
@@ -636,7 +649,7 @@ class Collection:
 
     def symmetries(self) -> Element:
         """Return the symmetries that this view applies: permutations (member, unit), scales (member, value)."""
-        return self._view.elements(self.symmetry_table, self._keys, self._locations())
+        return self._view.elements(self.symmetry_table, self._snapshot_keys, self._locations())
 
     def write_symmetries(self, path: str | Path) -> Path:
         """Write the symmetry that this view applies to each member into a file; return its path, which `transform`
@@ -657,9 +670,9 @@ class Collection:
                 do="Call canonicalize() or align() first",
             )
         steps = "; ".join(str(step) for step in self._view.steps)
-        element = self.symmetries()
+        element_of_members = self.symmetries()
         with disk.translate_write_errors(Path(path).parent):
-            files.write_symmetries(Path(path), self.rows, element, steps)
+            files.write_symmetries(Path(path), self.rows, element_of_members, steps)
         return Path(path)
 
     def _with_step(self, step: Step) -> Collection:
@@ -713,10 +726,12 @@ class Member:
         Raises:
             DamagedError: the member's bytes do not match the manifest, or a value is not finite.
         """
-        target, located = check_device(device), self._selected._locations()
-        stacked = self._selected._read(target, dtype, locations=located)
-        counters = {n: torch.zeros((), dtype=torch.int64, device=target) for n in located[0].layout.rebuilt}
-        return {n: t[0] for n, t in stacked.items()} | counters
+        target_device, locations = check_device(device), self._selected._locations()
+        stacked = self._selected._read(target_device, dtype, locations=locations)
+        zero_counters = {
+            n: torch.zeros((), dtype=torch.int64, device=target_device) for n in locations[0].layout.rebuilt_counters
+        }
+        return {n: t[0] for n, t in stacked.items()} | zero_counters
 
     def model(self, device: str | torch.device = "cpu", dtype: torch.dtype | None = torch.float32) -> nn.Module:
         """Build the member's module in eval mode; return it.
@@ -784,8 +799,10 @@ def load(
             "n": n, "where": where, "members": members, "sample": sample, "snapshots": snapshots, "source": source,
             "architecture": architecture, "check": check,
         }  # fmt: skip
-        parts = name.split(" + ") if isinstance(name, str) else name
-        return _join([part if isinstance(part, Collection) else load(part, **options) for part in parts])
+        citations_or_collections = name.split(" + ") if isinstance(name, str) else name
+        return _join(
+            [part if isinstance(part, Collection) else load(part, **options) for part in citations_or_collections]
+        )
     selection = select_members(
         name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source, check=check
     )
@@ -799,21 +816,28 @@ def _join(collections: Sequence[Collection]) -> Collection:
     for part in collections:
         part._check_not_empty()
         manifest.check_located(part.rows, part.name)
-    joined_members = join([SelectedMembers(p.source, p._commit, p.description, p.rows) for p in collections])
+    joined_members = join(
+        [
+            SelectedMembers(collection.source, collection._commit, collection.description, collection.rows)
+            for collection in collections
+        ]
+    )
     view = collections[0]._view
-    are_canonical = all(isinstance(step, Canonical) for step in view.steps)
-    if any(p._view != view for p in collections) or (
-        isinstance(joined_members.source, JoinedSource) and not are_canonical
+    all_steps_canonical = all(isinstance(step, Canonical) for step in view.steps)
+    if any(collection._view != view for collection in collections) or (
+        isinstance(joined_members.source, JoinedSource) and not all_steps_canonical
     ):
         raise UsageError(
             f"views of {joined_members.description.name}",
             expected="the same canonical form of all members, or none",
             found="; ".join(
-                dict.fromkeys(", ".join(map(str, p._view.steps)) or "weights as stored" for p in collections)
+                dict.fromkeys(
+                    ", ".join(map(str, collection._view.steps)) or "weights as stored" for collection in collections
+                )
             ),
             do="Join the members as they are stored, then call align() or canonicalize()",
         )
-    build_functions = [p._architecture for p in collections if p._architecture is not None]
+    build_functions = [collection._architecture for collection in collections if collection._architecture is not None]
     build = build_functions[0] if build_functions else None
     return Collection(
         joined_members.source, joined_members.commit, joined_members.description, joined_members.rows, build, view=view

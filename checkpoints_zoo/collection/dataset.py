@@ -71,18 +71,18 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         dtype: torch.dtype,
     ) -> None:
         # The dataset holds only what it needs to read, so that it can be sent to other processes.
-        self.locations, self._view, self._keys, self._table = locations, view, member_keys, table
+        self.locations, self._view, self._snapshot_keys, self._table = locations, view, member_keys, table
         self.labels = labels
         self.label_names = tuple(label_names)
         self.dtype = dtype
         shapes = self.locations[0].layout.shapes
         self.spans: dict[str, slice] = {}
-        start = 0
+        span_start = 0
         for name, shape in shapes.items():
-            self.spans[name] = slice(start, start + math.prod(shape))
-            start += math.prod(shape)
+            self.spans[name] = slice(span_start, span_start + math.prod(shape))
+            span_start += math.prod(shape)
         self._shapes = shapes
-        self.width = start
+        self.width = span_start
 
     def __len__(self) -> int:
         return len(self.locations)
@@ -99,11 +99,13 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         if self._table is None:
             stacked = stack(locations, dtype=self.dtype)
         else:
-            keys = [self._keys[i] for i in positions]
-            stacked = self._view.stack(self._table, keys, locations, torch.device("cpu"), self.dtype)
-        flat = {n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()}
-        check_finite(flat, locations)  # Running statistics may be too large for the dtype of the vector.
-        vectors = torch.cat(list(flat.values()), dim=1)
+            member_keys = [self._snapshot_keys[i] for i in positions]
+            stacked = self._view.stack(self._table, member_keys, locations, torch.device("cpu"), self.dtype)
+        flat_tensors = {
+            n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()
+        }
+        check_finite(flat_tensors, locations)  # Running statistics may be too large for the dtype of the vector.
+        vectors = torch.cat(list(flat_tensors.values()), dim=1)
         return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
 
     def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:

@@ -154,33 +154,47 @@ def check_equivalence(
     second_set = _to_parameter_set(b, "b", first_set.module)
     if (len(first_set.ids), first_set.stacked) != (len(second_set.ids), second_set.stacked):
         counts = [
-            count_with_noun(len(s.ids), "member") if s.stacked else "one member alone" for s in (first_set, second_set)
+            count_with_noun(len(compared_set.ids), "member") if compared_set.stacked else "one member alone"
+            for compared_set in (first_set, second_set)
         ]
         raise UsageError("a and b", expected="one member each, or as many stacked ones", found=" and ".join(counts))
     torch_device = check_device(device)
-    own_eps_run = _ModuleRun(first_set.module, batch, torch_device, None)
-    runs = (
-        [own_eps_run] if eps is None else [own_eps_run, _ModuleRun(first_set.module, batch, torch_device, float(eps))]
+    unchanged_eps_run = _ModuleRun(first_set.module, batch, torch_device, None)
+    module_runs = (
+        [unchanged_eps_run]
+        if eps is None
+        else [unchanged_eps_run, _ModuleRun(first_set.module, batch, torch_device, float(eps))]
     )
     # For each member and each run, the relative and the absolute differences between both outputs.
     differences: list[list[tuple[Tensor, Tensor]]] = []
-    for number, states in enumerate(zip(first_set.states(), second_set.states(), strict=True)):
-        if number == 0:
-            own_eps_run.check_module(states[0])
-        names = [parameter_set.member_name(number) for parameter_set in (first_set, second_set)]
-        outputs = [[run.outputs(s, name) for s, name in zip(states, names, strict=True)] for run in runs]
+    for member_position, member_states in enumerate(zip(first_set.states(), second_set.states(), strict=True)):
+        if member_position == 0:
+            unchanged_eps_run.check_module(member_states[0])
+        member_names = [parameter_set.member_name(member_position) for parameter_set in (first_set, second_set)]
+        outputs = [
+            [module_run.outputs(state, name) for state, name in zip(member_states, member_names, strict=True)]
+            for module_run in module_runs
+        ]
         differences.append(
             [
-                _differences(first_outputs, second_outputs, own_eps_run.batch)
+                _differences(first_outputs, second_outputs, unchanged_eps_run.input_count)
                 for first_outputs, second_outputs in outputs
             ]
         )
     relative, absolute = (
-        torch.stack(parts) for parts in zip(*(run_differences[-1] for run_differences in differences), strict=True)
+        torch.stack(member_differences)
+        for member_differences in zip(*(run_differences[-1] for run_differences in differences), strict=True)
     )
     change = None if eps is None else torch.stack([run_differences[0][0] for run_differences in differences])
     return Equivalence(
-        first_set.ids, relative, absolute, tolerance, runs[-1].eps, runs[-1].changed, change, own_eps_run.narrow
+        first_set.ids,
+        relative,
+        absolute,
+        tolerance,
+        module_runs[-1].eps,
+        module_runs[-1].changed,
+        change,
+        unchanged_eps_run.narrow_layers,
     )
 
 
@@ -195,7 +209,7 @@ def _check_inputs(inputs: tuple[Tensor, ...]) -> None:
 
 
 def _differences(
-    outputs: Mapping[str, Tensor], other_outputs: Mapping[str, Tensor], batch: int
+    outputs: Mapping[str, Tensor], other_outputs: Mapping[str, Tensor], input_count: int
 ) -> tuple[Tensor, Tensor]:
     """Compare the outputs of two sets of parameters; return the largest relative and the largest absolute difference
     for each input, (input,) each."""
@@ -204,14 +218,19 @@ def _differences(
     if not any(bool(t.any()) for t in (*outputs.values(), *other_outputs.values())):
         raise UsageError("inputs", expected="some that tell functions apart", found="ones whose outputs are all 0")
     # Outputs that do not have one row for each input are treated as the output for one input.
-    rows = batch if all(t.ndim and len(t) == batch for t in outputs.values()) else 1
-    relative, absolute = torch.zeros(rows, dtype=torch.float64), torch.zeros(rows, dtype=torch.float64)
-    for first, second in ((t, other_outputs[name]) for name, t in outputs.items() if t.numel()):
-        difference = (first - second).abs().reshape(rows, -1).amax(1).cpu()
-        scale = float(torch.maximum(first.abs().max(), second.abs().max()))
-        absolute = torch.maximum(absolute, difference)
-        relative = torch.maximum(relative, difference / scale if scale else difference)
-    return relative, absolute
+    row_count = input_count if all(t.ndim and len(t) == input_count for t in outputs.values()) else 1
+    relative_differences, absolute_differences = (
+        torch.zeros(row_count, dtype=torch.float64),
+        torch.zeros(row_count, dtype=torch.float64),
+    )
+    for first_output, second_output in ((t, other_outputs[name]) for name, t in outputs.items() if t.numel()):
+        row_differences = (first_output - second_output).abs().reshape(row_count, -1).amax(1).cpu()
+        largest_output = float(torch.maximum(first_output.abs().max(), second_output.abs().max()))
+        absolute_differences = torch.maximum(absolute_differences, row_differences)
+        relative_differences = torch.maximum(
+            relative_differences, row_differences / largest_output if largest_output else row_differences
+        )
+    return relative_differences, absolute_differences
 
 
 class _ParameterSet(NamedTuple):
@@ -222,14 +241,14 @@ class _ParameterSet(NamedTuple):
         module: module that computes the function.
         ids: ids of the members.
         stacked: whether the tensors have a member axis.
-        parts: function that yields the members' tensors (member, *shape), some members at a time, without counters.
+        batches: function that yields the members' tensors (member, *shape), some members at a time, without counters.
     """
 
     name: str
     module: nn.Module
     ids: tuple[int, ...]
     stacked: bool
-    parts: Callable[[], Iterator[TensorDict]]
+    batches: Callable[[], Iterator[TensorDict]]
 
     def member_name(self, position: int) -> str:
         """Return a name for a member in error texts."""
@@ -241,11 +260,13 @@ class _ParameterSet(NamedTuple):
         Raises:
             DamagedError, LayoutError: values are not finite, or differ between two names of one tensor.
         """
-        number = 0
-        for part in self.parts():
-            for i in range(_count_members(part, self.module, self.name) or 0):
-                yield self._check_tensors({n: t[i] for n, t in part.items()}, self.member_name(number))
-                number += 1
+        member_position = 0
+        for stacked_tensors in self.batches():
+            for i in range(_count_members(stacked_tensors, self.module, self.name) or 0):
+                yield self._check_tensors(
+                    {n: t[i] for n, t in stacked_tensors.items()}, self.member_name(member_position)
+                )
+                member_position += 1
 
     def _check_tensors(self, member_tensors: TensorDict, name_in_errors: str) -> TensorDict:
         for name, tensor in member_tensors.items():
@@ -279,9 +300,9 @@ def _to_parameter_set(parameters: Parameters, argument_name: str, module: nn.Mod
         LayoutError: tensors are missing, extra or have another shape; the error names them.
     """
     if isinstance(parameters, Collection):
-        size, module = parameters._members_within(_BATCH_BYTES), module or parameters._skeleton()
+        batch_size, module = parameters._member_count_within(_BATCH_BYTES), module or parameters._skeleton()
         return _ParameterSet(
-            argument_name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(size))
+            argument_name, module, tuple(parameters.ids), True, lambda: (p for _, p in parameters.batches(batch_size))
         )
     tensors: Any = parameters
     if isinstance(parameters, Member):
@@ -295,11 +316,11 @@ def _to_parameter_set(parameters: Parameters, argument_name: str, module: nn.Mod
     if module is None:
         expected, found = "the module that computes the function", "None, and a dict of tensors"
         raise UsageError("module", expected=expected, found=found)
-    state = {n: t.detach() for n, t in tensors.items() if not is_counter(n)}
-    count = _count_members(state, module, argument_name)
-    ids = tuple(range(count)) if count else (parameters.id if isinstance(parameters, Member) else 0,)
-    stacked = state if count else {n: t[None] for n, t in state.items()}
-    return _ParameterSet(argument_name, module, ids, bool(count), lambda: iter([stacked]))
+    weights = {n: t.detach() for n, t in tensors.items() if not is_counter(n)}
+    member_count = _count_members(weights, module, argument_name)
+    ids = tuple(range(member_count)) if member_count else (parameters.id if isinstance(parameters, Member) else 0,)
+    stacked_tensors = weights if member_count else {n: t[None] for n, t in weights.items()}
+    return _ParameterSet(argument_name, module, ids, bool(member_count), lambda: iter([stacked_tensors]))
 
 
 def _count_members(tensors: Mapping[str, Tensor], module: nn.Module, argument_name: str) -> int | None:
@@ -310,30 +331,32 @@ def _count_members(tensors: Mapping[str, Tensor], module: nn.Module, argument_na
         LayoutError: tensors are missing, extra or have another shape; the error names them.
         UsageError: no members.
     """
-    expected = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
+    expected_shapes = {n: tuple(t.shape) for n, t in module.state_dict(keep_vars=True).items() if not is_counter(n)}
     shapes = {n: tuple(t.shape) for n, t in tensors.items() if not is_counter(n)}
-    shared_names = [n for n in expected if n in shapes]
-    is_stacked = bool(shared_names) and all(len(shapes[n]) == len(expected[n]) + 1 for n in shared_names)
-    counts = {shapes[n][0]: n for n in shared_names} if is_stacked else {}
-    names, problem_text = compare_shapes({n: s[1:] for n, s in shapes.items()} if is_stacked else shapes, expected)
-    if names:
+    shared_names = [n for n in expected_shapes if n in shapes]
+    is_stacked = bool(shared_names) and all(len(shapes[n]) == len(expected_shapes[n]) + 1 for n in shared_names)
+    name_of_count = {shapes[n][0]: n for n in shared_names} if is_stacked else {}
+    wrong_names, problem_text = compare_shapes(
+        {n: s[1:] for n, s in shapes.items()} if is_stacked else shapes, expected_shapes
+    )
+    if wrong_names:
         raise LayoutError(
             f"tensors of {argument_name}",
-            expected=f"the {len(expected)} tensors of {type(module).__name__} by name and shape",
+            expected=f"the {len(expected_shapes)} tensors of {type(module).__name__} by name and shape",
             found=problem_text,
-            tensor=names[0],
+            tensor=wrong_names[0],
         )
-    if len(counts) > 1:
-        (one, first), (other, second) = list(counts.items())[:2]
+    if len(name_of_count) > 1:
+        (first_count, first_name), (second_count, second_name) = list(name_of_count.items())[:2]
         raise LayoutError(
             f"tensors of {argument_name}",
             expected="one number of members",
-            found=f"{one} of {first!r} and {other} of {second!r}",
-            tensor=second,
+            found=f"{first_count} of {first_name!r} and {second_count} of {second_name!r}",
+            tensor=second_name,
         )
-    if counts and not next(iter(counts)):
+    if name_of_count and not next(iter(name_of_count)):
         raise UsageError(f"tensors of {argument_name}", expected="one member or more", found="none")
-    return next(iter(counts), None)
+    return next(iter(name_of_count), None)
 
 
 class _ModuleRun:
@@ -347,33 +370,35 @@ class _ModuleRun:
     """
 
     def __init__(self, module: nn.Module, inputs: tuple[Tensor, ...], device: torch.device, eps: float | None) -> None:
-        self.original = module
-        self.kind = type(module).__name__
+        self.original_module = module
+        self.class_name = type(module).__name__
         self.device = device
         self.eps = eps
         self.inputs = tuple(_to_float64(x.to(device)) for x in inputs)
-        self.batch = len(inputs[0]) if inputs[0].ndim else 1
+        self.input_count = len(inputs[0]) if inputs[0].ndim else 1
         self.module = _eval_copy(module, device)
         self.module._apply(_to_float64)  # type: ignore[no-untyped-call]
         self.changed = () if eps is None else self._replace_eps(eps)
-        self.narrow: tuple[str, ...] = ()
+        self.narrow_layers: tuple[str, ...] = ()
 
     def _replace_eps(self, eps: float) -> tuple[str, ...]:
         """Set the eps of norms without running statistics; return the names of the changed layers."""
-        changed = []
+        changed_layers = []
         for name, layer in self.module.named_modules():
-            own = layer.__dict__.get("eps", "")
-            if (own is None or isinstance(own, int | float)) and getattr(layer, "running_var", None) is None:
+            layer_eps = layer.__dict__.get("eps", "")
+            if (layer_eps is None or isinstance(layer_eps, int | float)) and getattr(
+                layer, "running_var", None
+            ) is None:
                 layer.__dict__["eps"] = eps
-                changed.append(name)
-        if not changed:
+                changed_layers.append(name)
+        if not changed_layers:
             raise UsageError(
                 "eps",
-                expected=f"norms without running statistics in {self.kind}, each with an `eps`",
+                expected=f"norms without running statistics in {self.class_name}, each with an `eps`",
                 found="no such layer",
                 do="Leave eps out: the module's scalings are exact",
             )
-        return tuple(changed)
+        return tuple(changed_layers)
 
     def check_module(self, member_tensors: TensorDict) -> None:
         """Run the module twice and watch every operation; record the layers that compute in a narrower dtype.
@@ -382,10 +407,10 @@ class _ModuleRun:
             UsageError: the outputs differ from run to run, the module uses tensors outside its state dict, or it can't
                 process the inputs in float64.
         """
-        watcher = _OperationWatcher(self.original, self.module)
-        first = self._run_module(member_tensors, watcher)
-        self.narrow = tuple(dict.fromkeys(name or self.kind for name in watcher.narrow))
-        check_same_outputs(self.module, first, self._run_module(member_tensors), 1e-10)
+        watcher = _OperationWatcher(self.original_module, self.module)
+        first_outputs = self._run_module(member_tensors, watcher)
+        self.narrow_layers = tuple(dict.fromkeys(name or self.class_name for name in watcher.narrow_layers))
+        check_same_outputs(self.module, first_outputs, self._run_module(member_tensors), 1e-10)
 
     def outputs(self, member_tensors: TensorDict, name_in_errors: str) -> TensorDict:
         """Run the module with a member's tensors; return the outputs by name, in float64.
@@ -422,14 +447,14 @@ class _ModuleRun:
         inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in self.inputs)
         try:
             _call_module(
-                _eval_copy(self.original, self.device),
+                _eval_copy(self.original_module, self.device),
                 {n: t.to(self.device) for n, t in member_tensors.items()},
                 inputs,
             )
         except _RUN_ERRORS:
-            raise UsageError("inputs", expected=f"one batch that {self.kind} takes", found=found) from error
+            raise UsageError("inputs", expected=f"one batch that {self.class_name} takes", found=found) from error
         raise UsageError(
-            f"module {self.kind}",
+            f"module {self.class_name}",
             expected="one that computes in the dtype of its inputs, here float64",
             found=found,
             do="Make tensors inside it like its inputs, as `torch.zeros_like(x)` does",
@@ -451,32 +476,32 @@ def _to_float64(tensor: Tensor) -> Tensor:
 def _eval_copy(module: nn.Module, device: torch.device) -> nn.Module:
     """Copy a module in eval mode to a device; return the copy. Tensors without memory (on the device "meta") stay
     without memory."""
-    kind = type(module).__name__
+    class_name = type(module).__name__
     try:
         module_copy = copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
         found = str(error).partition("\n")[0]
-        raise UsageError(f"module {kind}", expected="one that can be copied", found=found) from error
+        raise UsageError(f"module {class_name}", expected="one that can be copied", found=found) from error
     module_copy.eval()
     module_copy._apply(lambda t: t if t.is_meta else t.to(device))  # type: ignore[no-untyped-call]
     for name, layer in module_copy.named_modules():
         if layer.training:
             expected = "eval mode, without dropout and batch statistics"
             found = f"layer {name!r} still in training mode after .eval()"
-            raise UsageError(f"module {kind}", expected=expected, found=found)
+            raise UsageError(f"module {class_name}", expected=expected, found=found)
     return module_copy
 
 
-def _named_tensors(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(output: Any, path_in_output: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module's output, with the path to each tensor in nested outputs as its name."""
     if isinstance(output, Tensor):
-        yield path, output.double() if not output.is_complex() else torch.view_as_real(_to_float64(output))
+        yield path_in_output, output.double() if not output.is_complex() else torch.view_as_real(_to_float64(output))
     elif isinstance(output, Mapping):
         for key, value in output.items():
-            yield from _named_tensors(value, f"{path}.{key}")
+            yield from _named_tensors(value, f"{path_in_output}.{key}")
     elif isinstance(output, tuple | list):
         for i, value in enumerate(output):
-            yield from _named_tensors(value, f"{path}.{i}")
+            yield from _named_tensors(value, f"{path_in_output}.{i}")
     elif output is not None:
         raise UsageError("outputs", expected="tensors, or tuples, lists and dicts of them", found=type(output).__name__)
 
@@ -495,8 +520,9 @@ class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, original: nn.Module, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.module = module
-        self.narrow: list[str] = []
-        self.running: list[str] = []  # Names of the layers that contain the current operation, from outer to inner.
+        self.narrow_layers: list[str] = []
+        # Names of the layers that contain the current operation, from outer to inner.
+        self.running_layers: list[str] = []
         self._hooks: list[Any] = []
         self._parameters = {
             id(t): n for m in (original, module) for n, t in m.state_dict(keep_vars=True).items() if not is_counter(n)
@@ -505,12 +531,12 @@ class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def layer(self) -> str:
         """Name of the layer that is running, or that failed."""
-        return self.running[-1] if self.running else ""
+        return self.running_layers[-1] if self.running_layers else ""
 
     def __enter__(self) -> Any:
         for name, layer in self.module.named_modules():
-            self._hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: self.running.append(name)))
-            self._hooks.append(layer.register_forward_hook(lambda *_: (self.running.pop(), None)[1]))
+            self._hooks.append(layer.register_forward_pre_hook(lambda *_, name=name: self.running_layers.append(name)))
+            self._hooks.append(layer.register_forward_hook(lambda *_: (self.running_layers.pop(), None)[1]))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
@@ -519,8 +545,8 @@ class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        arguments = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        for name in (self._parameters[id(t)] for t in arguments if id(t) in self._parameters):
+        argument_tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for name in (self._parameters[id(t)] for t in argument_tensors if id(t) in self._parameters):
             raise UsageError(
                 f"tensor {name!r} of the module",
                 expected="a tensor that the module looks up where its state dict keeps it",
@@ -528,8 +554,8 @@ class _OperationWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 do="Read it as an attribute (`self.weight`) when forward runs",
             )
         result = func(*args, **(kwargs or {}))
-        if any(t.dtype == torch.float64 for t in arguments):
-            results = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]
-            if any(t.is_floating_point() and t.dtype != torch.float64 for t in results):
-                self.narrow.append(self.layer)
+        if any(t.dtype == torch.float64 for t in argument_tensors):
+            result_tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, Tensor)]
+            if any(t.is_floating_point() and t.dtype != torch.float64 for t in result_tensors):
+                self.narrow_layers.append(self.layer)
         return result

@@ -46,19 +46,27 @@ class JoinedSource(Source):
     def split(self, rows: pa.Table) -> Iterator[SelectedMembers]:
         """Split joined rows into runs of rows of one part; yield each part with its rows, which have the part's own ids
         and layouts."""
-        keys = rows.column("layout").to_pylist()
-        for number, positions in groupby(range(len(keys)), key=lambda i: int(keys[i].partition("/")[0])):
-            part = self.parts[number]
-            run = manifest.take_rows(rows, list(positions))
-            members = run.column(MEMBER_COLUMN).cast(part.rows.schema.field("member").type)
-            layouts = pa.array([key.partition("/")[2] for key in run.column("layout").to_pylist()], pa.string())
-            run = _replace_columns(run, {"member": members, "layout": layouts}).select(part.rows.schema.names)
-            yield replace(part, rows=run)
+        joined_layout_keys = rows.column("layout").to_pylist()
+        for part_number, run_positions in groupby(
+            range(len(joined_layout_keys)), key=lambda i: int(joined_layout_keys[i].partition("/")[0])
+        ):
+            part = self.parts[part_number]
+            run_rows = manifest.take_rows(rows, list(run_positions))
+            part_ids = run_rows.column(MEMBER_COLUMN).cast(part.rows.schema.field("member").type)
+            part_layout_keys = pa.array(
+                [key.partition("/")[2] for key in run_rows.column("layout").to_pylist()], pa.string()
+            )
+            run_rows = _replace_columns(run_rows, {"member": part_ids, "layout": part_layout_keys}).select(
+                part.rows.schema.names
+            )
+            yield replace(part, rows=run_rows)
 
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
-        ids = rows.column("member").to_pylist()
-        locations = [x for part in self.split(rows) for x in part.source.locate(part.description, part.rows)]
-        return [replace(x, member=id) for x, id in zip(locations, ids, strict=True)]
+        joined_ids = rows.column("member").to_pylist()
+        locations = [
+            location for part in self.split(rows) for location in part.source.locate(part.description, part.rows)
+        ]
+        return [replace(location, member=joined_id) for location, joined_id in zip(locations, joined_ids, strict=True)]
 
     def citation(self, rows: pa.Table) -> str:
         """Return the citation of joined rows: the citations of their parts, joined by " + "."""
@@ -104,55 +112,61 @@ def join(selections: Sequence[SelectedMembers]) -> SelectedMembers:
     """
     parts_of_sources = [
         part
-        for joined in selections
-        for part in (joined.source.split(joined.rows) if isinstance(joined.source, JoinedSource) else [joined])
+        for selection in selections
+        for part in (
+            selection.source.split(selection.rows) if isinstance(selection.source, JoinedSource) else [selection]
+        )
     ]
-    first = parts_of_sources[0]
-    for other in parts_of_sources[1:]:
-        _check_compatible(first, other)
+    first_part = parts_of_sources[0]
+    for other_part in parts_of_sources[1:]:
+        _check_compatible(first_part, other_part)
     part_sources = [(part.source.label, part.commit, part.description.name) for part in parts_of_sources]
-    keys = [
-        (part_source, key)
+    keys_with_source = [
+        (part_source, snapshot_key)
         for part_source, part in zip(part_sources, parts_of_sources, strict=True)
-        for key in manifest.snapshot_keys(part.rows)
+        for snapshot_key in manifest.snapshot_keys(part.rows)
     ]
-    for part_source, (member, epoch) in keys:
-        if keys.count((part_source, (member, epoch))) > 1:
+    for part_source, (member, epoch) in keys_with_source:
+        if keys_with_source.count((part_source, (member, epoch))) > 1:
             raise UsageError(
                 "members to join", expected="each member once", found=f"member {member} of {part_source[2]}, twice",
                 do="Select members that are not in the other collection",
             )  # fmt: skip
-    tables = [part.rows for part in parts_of_sources]
+    rows_of_parts = [part.rows for part in parts_of_sources]
     if len(set(part_sources)) == 1:
-        return replace(first, rows=pa.concat_tables(tables).combine_chunks())
-    ids: dict[tuple[tuple[str, str, str], int], int] = {}
-    for part_source, (member, _) in keys:
-        ids.setdefault((part_source, member), len(ids))
-    joined_ids = [ids[part_source, member] for part_source, (member, _) in keys]
-    layouts = [f"{i}/{key}" for i, rows in enumerate(tables) for key in rows.column("layout").to_pylist()]
-    rows = pa.concat_tables(tables, promote_options="default").combine_chunks()
-    columns = {
-        MEMBER_COLUMN: rows.column("member"),
-        COLLECTION_COLUMN: pa.array([part_source[2] for part_source, _ in keys], pa.string()),
-        "member": pa.array(joined_ids, rows.schema.field("member").type),
-        "layout": pa.array(layouts, pa.string()),
+        return replace(first_part, rows=pa.concat_tables(rows_of_parts).combine_chunks())
+    new_id_of_member: dict[tuple[tuple[str, str, str], int], int] = {}
+    for part_source, (member, _) in keys_with_source:
+        new_id_of_member.setdefault((part_source, member), len(new_id_of_member))
+    joined_ids = [new_id_of_member[part_source, member] for part_source, (member, _) in keys_with_source]
+    joined_layout_keys = [
+        f"{i}/{layout_key}"
+        for i, part_rows in enumerate(rows_of_parts)
+        for layout_key in part_rows.column("layout").to_pylist()
+    ]
+    joined_rows = pa.concat_tables(rows_of_parts, promote_options="default").combine_chunks()
+    new_columns = {
+        MEMBER_COLUMN: joined_rows.column("member"),
+        COLLECTION_COLUMN: pa.array([part_source[2] for part_source, _ in keys_with_source], pa.string()),
+        "member": pa.array(joined_ids, joined_rows.schema.field("member").type),
+        "layout": pa.array(joined_layout_keys, pa.string()),
     }
     return SelectedMembers(
         JoinedSource(Path(), "joined", None, tuple(parts_of_sources)),
         "",
         _describe_joined(parts_of_sources),
-        _replace_columns(rows, columns),
+        _replace_columns(joined_rows, new_columns),
     )
 
 
-def _replace_columns(rows: pa.Table, columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+def _replace_columns(rows: pa.Table, new_columns: dict[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
     """Replace columns of a table, or append them; return the table."""
-    for name, values in columns.items():
+    for name, new_values in new_columns.items():
         column_index = rows.schema.get_field_index(name)
         rows = (
-            rows.append_column(name, values)
+            rows.append_column(name, new_values)
             if column_index < 0
-            else rows.set_column(column_index, rows.schema.field(column_index), values)
+            else rows.set_column(column_index, rows.schema.field(column_index), new_values)
         )
     return rows
 
@@ -186,7 +200,9 @@ def _arguments_with_defaults(description: Description) -> dict[str, Any]:
     if description.architecture not in ARCHITECTURES:
         return arguments
     parameters = signature(ARCHITECTURES[description.architecture]).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty} | arguments
+    return {
+        parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+    } | arguments
 
 
 def _check_compatible(selection: SelectedMembers, other_selection: SelectedMembers) -> None:
@@ -196,7 +212,7 @@ def _check_compatible(selection: SelectedMembers, other_selection: SelectedMembe
         UsageError, LayoutError: the networks, the preprocessing or the classes differ.
     """
     first, second = selection.description, other_selection.description
-    names = f"{first.name} and {second.name}"
+    names_text = f"{first.name} and {second.name}"
 
     def network_text(description: Description) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in _arguments_with_defaults(description).items())
@@ -207,26 +223,26 @@ def _check_compatible(selection: SelectedMembers, other_selection: SelectedMembe
         "classes": (", ".join(first.classes[:12]), ", ".join(second.classes[:12])),
         "preprocessing": (repr(dict(first.preprocessing)), repr(dict(second.preprocessing))),
     }
-    same_fields = {"classes": first.classes == second.classes}
+    fields_agree = {"classes": first.classes == second.classes}
     for field_name, (expected, found) in compared_texts.items():
-        if expected != found or not same_fields.get(field_name, True):
+        if expected != found or not fields_agree.get(field_name, True):
             raise UsageError(
-                f"{field_name} of {names}, to join them",
+                f"{field_name} of {names_text}, to join them",
                 expected=f"{expected}, as {first.name} has",
                 found=found,
                 do="Join collections of one network, on the same inputs and classes",
             )
-    shapes = [
+    shapes_of_layouts = [
         {t.name: t.shape for t in part.description.layouts[key].tensors}
         for part in (selection, other_selection)
         for key in sorted(set(part.rows.column("layout").to_pylist()) - {None})
     ]
-    for shapes_of_layout in shapes[1:]:
-        wrong_names, problem_text = compare_shapes(shapes_of_layout, shapes[0])
+    for shapes_of_layout in shapes_of_layouts[1:]:
+        wrong_names, problem_text = compare_shapes(shapes_of_layout, shapes_of_layouts[0])
         if wrong_names:
             raise LayoutError(
-                f"tensors of {names}, to join them",
-                expected=f"the {len(shapes[0])} tensors of {first.name} by name and shape",
+                f"tensors of {names_text}, to join them",
+                expected=f"the {len(shapes_of_layouts[0])} tensors of {first.name} by name and shape",
                 found=problem_text,
                 tensor=wrong_names[0],
             )

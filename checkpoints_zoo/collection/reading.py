@@ -64,49 +64,56 @@ def stack(
     device = check_device(device)
     specs = _common_specs(locations, tensor_names)
     check_against_files(locations)
-    dtypes = _dtypes(specs, locations, dtype)
-    distance = even_spacing(locations)
-    keep_dtypes = all(
-        dtypes[t.name] == TORCH_DTYPES[t.dtype] and not t.offset % TORCH_DTYPES[t.dtype].itemsize for t in specs
+    stacked_dtype_of_name = _dtypes(specs, locations, dtype)
+    member_distance = even_spacing(locations)
+    dtypes_are_stored = all(
+        stacked_dtype_of_name[spec.name] == TORCH_DTYPES[spec.dtype]
+        and not spec.offset % TORCH_DTYPES[spec.dtype].itemsize
+        for spec in specs
     )
-    if distance and keep_dtypes and device.type == "cpu" and not (distance % 8 or locations[0].offset % 8):
-        views = mapped_tensors(locations[0], specs, len(locations), distance)
+    if (
+        member_distance
+        and dtypes_are_stored
+        and device.type == "cpu"
+        and not (member_distance % 8 or locations[0].offset % 8)
+    ):
+        views = mapped_tensors(locations[0], specs, len(locations), member_distance)
         if views is not None:
             if check:
                 check_finite(views, locations)
             return views
     is_large = locations[0].layout.nbytes > BUFFER_BYTES and len({id(x.layout) for x in locations}) == 1
-    if is_large and keep_dtypes and tensor_names is None and device.type == "cpu":
-        check_memory({t.name: (len(locations), *t.shape) for t in specs}, dtypes, device)
+    if is_large and dtypes_are_stored and tensor_names is None and device.type == "cpu":
+        check_memory({spec.name: (len(locations), *spec.shape) for spec in specs}, stacked_dtype_of_name, device)
         return _read_large_members(locations, specs)
     if device.type == "cuda" and tensor_names is None:
         with transfer.allocation_stream(device):
-            stacked = empty_stack(locations, dtypes, device)
+            stacked = empty_stack(locations, stacked_dtype_of_name, device)
         if not transfer.copy_to_device(locations, specs, stacked):
             check_finite(stacked, locations)
         return stacked
-    stacked = empty_stack(locations, dtypes, device)
-    first = 0
+    stacked = empty_stack(locations, stacked_dtype_of_name, device)
+    first_row = 0
     for group in _group_by_layout(locations):
-        rows = {n: tensor[first : first + len(group)] for n, tensor in stacked.items()}
+        stacked_rows = {n: tensor[first_row : first_row + len(group)] for n, tensor in stacked.items()}
         if group[0].layout.nbytes <= BUFFER_BYTES:
-            _copy_members(group, specs, rows)
+            _copy_members(group, specs, stacked_rows)
         else:
-            _copy_tensors(group[0], specs, rows)
-        first += len(group)
+            _copy_tensors(group[0], specs, stacked_rows)
+        first_row += len(group)
     return stacked
 
 
-def read_ahead(read: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
+def read_ahead(read_result: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
     """Yield read(0), read(1), … up to `result_count` results; the next result is read while the caller uses the present
     result."""
-    with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-        future = reader.submit(read, 0)
-        for number in range(result_count):
-            stacked = future.result()
-            if number + 1 < result_count:
-                future = reader.submit(read, number + 1)
-            yield stacked
+    with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as read_executor:
+        future = read_executor.submit(read_result, 0)
+        for result_number in range(result_count):
+            result = future.result()
+            if result_number + 1 < result_count:
+                future = read_executor.submit(read_result, result_number + 1)
+            yield result
 
 
 def stacked_dtypes(
@@ -136,8 +143,10 @@ def even_spacing(locations: Sequence[Location]) -> int:
         return first.layout.nbytes
     distance = locations[1].offset - first.offset
     is_even = all(
-        x.path == first.path and x.layout is first.layout and x.offset == first.offset + i * distance
-        for i, x in enumerate(locations)
+        location.path == first.path
+        and location.layout is first.layout
+        and location.offset == first.offset + i * distance
+        for i, location in enumerate(locations)
     )
     return distance if is_even and distance > 0 else 0
 
@@ -154,42 +163,44 @@ def mapped_tensors(
     # The map is private: writing to it changes no file. Python's own mmap would hold a file open for each map, and
     # a process may not open a thousand files. Each view owns only its part of the map, so that saving a view
     # saves no more than this part.
-    size = first_member.path.stat().st_size
+    file_nbytes = first_member.path.stat().st_size
     try:
-        mapped_file: Any = torch.UntypedStorage.from_file(str(first_member.path), shared=False, nbytes=size)
+        mapped_file: Any = torch.UntypedStorage.from_file(str(first_member.path), shared=False, nbytes=file_nbytes)
     except (RuntimeError, UnicodeError):  # The file is larger than the memory, or its name is no valid text.
         return None
     return tensor_views(mapped_file, first_member.offset, specs, member_count, distance)
 
 
 def tensor_views(
-    memory: Any, first_offset: int, specs: Sequence[TensorSpec], member_count: int, distance: int
+    storage: Any, first_offset: int, specs: Sequence[TensorSpec], member_count: int, distance: int
 ) -> dict[str, Tensor]:
     """Return views of the tensors of members that are evenly spaced in memory, name -> (member, …)."""
-    views = {}
-    for t in specs:
-        dtype, tensor_start = TORCH_DTYPES[t.dtype], first_offset + t.offset
-        part = memory[tensor_start : tensor_start + (member_count - 1) * distance + t.nbytes]
-        shape, strides = (member_count, *t.shape), (distance // dtype.itemsize, *_strides(t))
-        views[t.name] = torch.empty(0, dtype=dtype).set_(part, 0, shape, strides)
-    return views
+    view_of_name = {}
+    for spec in specs:
+        dtype, tensor_start = TORCH_DTYPES[spec.dtype], first_offset + spec.offset
+        tensor_storage = storage[tensor_start : tensor_start + (member_count - 1) * distance + spec.nbytes]
+        shape, strides = (member_count, *spec.shape), (distance // dtype.itemsize, *_strides(spec))
+        view_of_name[spec.name] = torch.empty(0, dtype=dtype).set_(tensor_storage, 0, shape, strides)
+    return view_of_name
 
 
 def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
     """Read large members of one layout into one block of memory, and check the values; return views of it, name ->
     (member, …)."""
-    size = locations[0].layout.nbytes
-    distance = -(-size // 8) * 8
+    member_nbytes = locations[0].layout.nbytes
+    distance = -(-member_nbytes // 8) * 8
     # numpy requests large memory pages, whose first use is faster.
     memory = np.empty(distance * len(locations), np.uint8)
-    runs = _float_runs(specs)
-    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-read") as readers:
-        parts = [memory[i * distance : i * distance + size].data for i in range(len(locations))]
+    float_runs = _float_runs(specs)
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-read") as read_executor:
+        member_buffers = [memory[i * distance : i * distance + member_nbytes].data for i in range(len(locations))]
         for i, raw in enumerate(
-            readers.map(lambda location, part: read_into(location, location.offset, part), locations, parts)
+            read_executor.map(
+                lambda location, part: read_into(location, location.offset, part), locations, member_buffers
+            )
         ):
-            for kind, run_start, count in runs:
-                values = torch.frombuffer(raw, dtype=kind, count=count, offset=run_start)
+            for run_dtype, run_start, element_count in float_runs:
+                values = torch.frombuffer(raw, dtype=run_dtype, count=element_count, offset=run_start)
                 if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
                     storage = torch.from_numpy(memory).untyped_storage()
                     check_finite(tensor_views(storage, i * distance, specs, 1, distance), [locations[i]])
@@ -200,15 +211,15 @@ def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int
     """Join floating tensors of one dtype that follow each other into runs; return (dtype, offset in the member, number
     of elements) of each run."""
     runs: list[tuple[torch.dtype, int, int]] = []
-    for t in specs:
-        kind = TORCH_DTYPES[t.dtype]
-        if not kind.is_floating_point or not t.nbytes:
+    for spec in specs:
+        run_dtype = TORCH_DTYPES[spec.dtype]
+        if not run_dtype.is_floating_point or not spec.nbytes:
             continue
-        if runs and runs[-1][0] == kind and runs[-1][1] + runs[-1][2] * kind.itemsize == t.offset:
-            kind, run_start, count = runs.pop()
+        if runs and runs[-1][0] == run_dtype and runs[-1][1] + runs[-1][2] * run_dtype.itemsize == spec.offset:
+            run_dtype, run_start, element_count = runs.pop()
         else:
-            run_start, count = t.offset, 0
-        runs.append((kind, run_start, count + t.nbytes // kind.itemsize))
+            run_start, element_count = spec.offset, 0
+        runs.append((run_dtype, run_start, element_count + spec.nbytes // run_dtype.itemsize))
     return runs
 
 
@@ -217,8 +228,8 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
     group: list[Location] = []
     for location in locations:
         layout = location.layout
-        most_bytes = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
-        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > most_bytes):
+        largest_nbytes = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
+        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > largest_nbytes):
             yield group
             group = []
         group.append(location)
@@ -233,41 +244,51 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], stacke
         return
     distance = -(-layout.nbytes // 8) * 8  # a multiple of every dtype's size
     buffer = reused_buffer(distance * len(group))
-    first = 0
-    for run in group_adjacent(group, GROUP_BYTES if distance == layout.nbytes else 0):
-        run_start = first * distance
-        read_into(run[0], run[0].offset, buffer[run_start : run_start + layout.nbytes * len(run)])
-        first += len(run)
-    raw = torch.frombuffer(buffer, dtype=torch.uint8)
-    stored = {tensor.name: tensor for tensor in layout.tensors}
+    first_row = 0
+    for adjacent_members in group_adjacent(group, GROUP_BYTES if distance == layout.nbytes else 0):
+        buffer_start = first_row * distance
+        read_into(
+            adjacent_members[0],
+            adjacent_members[0].offset,
+            buffer[buffer_start : buffer_start + layout.nbytes * len(adjacent_members)],
+        )
+        first_row += len(adjacent_members)
+    raw_bytes = torch.frombuffer(buffer, dtype=torch.uint8)
+    stored_spec_of_name = {stored_spec.name: stored_spec for stored_spec in layout.tensors}
     for spec in specs:
-        tensor = stored[spec.name]
-        if tensor.nbytes:
-            _copy_converted(transfer.strided_view(raw, tensor, len(group), distance), stacked_rows[tensor.name])
-            check_finite({tensor.name: stacked_rows[tensor.name]}, group)
+        stored_spec = stored_spec_of_name[spec.name]
+        if stored_spec.nbytes:
+            _copy_converted(
+                transfer.strided_view(raw_bytes, stored_spec, len(group), distance), stacked_rows[stored_spec.name]
+            )
+            check_finite({stored_spec.name: stacked_rows[stored_spec.name]}, group)
 
 
 def _copy_tensors(location: Location, specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
     """Read a large member piece by piece and convert each piece into the stacked tensors."""
-    stored = {tensor.name: tensor for tensor in location.layout.tensors}
+    stored_spec_of_name = {stored_spec.name: stored_spec for stored_spec in location.layout.tensors}
     with location.path.open("rb", buffering=0) as file:
         for spec in specs:
-            tensor = stored[spec.name]
-            dtype = TORCH_DTYPES[tensor.dtype]
-            elements = BUFFER_BYTES // dtype.itemsize
-            for piece in torch.split(stacked_rows[tensor.name].view(-1), elements) if tensor.nbytes else ():
-                start = int(piece.storage_offset() - stacked_rows[tensor.name].storage_offset())
-                raw = reused_buffer(piece.numel() * dtype.itemsize)
-                read_at(file, location, location.offset + tensor.offset + start * dtype.itemsize, raw)
-                _copy_converted(torch.frombuffer(raw, dtype=dtype), piece)
-                check_finite({tensor.name: piece[None]}, [location])
+            stored_spec = stored_spec_of_name[spec.name]
+            dtype = TORCH_DTYPES[stored_spec.dtype]
+            piece_length = BUFFER_BYTES // dtype.itemsize
+            for target_piece in (
+                torch.split(stacked_rows[stored_spec.name].view(-1), piece_length) if stored_spec.nbytes else ()
+            ):
+                element_start = int(target_piece.storage_offset() - stacked_rows[stored_spec.name].storage_offset())
+                raw_bytes = reused_buffer(target_piece.numel() * dtype.itemsize)
+                read_at(
+                    file, location, location.offset + stored_spec.offset + element_start * dtype.itemsize, raw_bytes
+                )
+                _copy_converted(torch.frombuffer(raw_bytes, dtype=dtype), target_piece)
+                check_finite({stored_spec.name: target_piece[None]}, [location])
 
 
-def _copy_converted(source: Tensor, target: Tensor) -> None:
-    if source.dtype == torch.float16 and target.dtype == torch.bfloat16:
-        source = source.float()  # A direct cast is several times slower than a cast through float32.
+def _copy_converted(stored_values: Tensor, target_values: Tensor) -> None:
+    if stored_values.dtype == torch.float16 and target_values.dtype == torch.bfloat16:
+        stored_values = stored_values.float()  # A direct cast is several times slower than a cast through float32.
     # The cast happens on the device, because the stored dtype has fewer bytes to send.
-    target.copy_(source if target.device.type == "cpu" else source.to(target.device))
+    target_values.copy_(stored_values if target_values.device.type == "cpu" else stored_values.to(target_values.device))
 
 
 def _common_specs(locations: Sequence[Location], tensor_names: Iterable[str] | None) -> list[TensorSpec]:
@@ -329,14 +350,14 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
         # One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN.
         if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():
             continue
-        flat = tensor.reshape(len(tensor), -1)
-        not_finite = ~torch.isfinite(flat)
-        if not_finite.any():
-            position = int(not_finite.any(1).nonzero()[0])
+        flat_values = tensor.reshape(len(tensor), -1)
+        is_not_finite = ~torch.isfinite(flat_values)
+        if is_not_finite.any():
+            position = int(is_not_finite.any(1).nonzero()[0])
             raise DamagedError(
                 f"tensor {name!r} of member {locations[position].member}",
                 expected="finite weights",
-                found=f"{int(not_finite[position].sum())} that are not, as {tensor.dtype}",
+                found=f"{int(is_not_finite[position].sum())} that are not, as {tensor.dtype}",
                 do="Leave the member out, or ask its producer",
                 member=locations[position].member,
                 tensor=name,

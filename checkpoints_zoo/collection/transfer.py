@@ -35,24 +35,24 @@ class _Piece:
 
     Args:
         group: the members.
-        first: position of the group's first member among all members.
+        first_position: position of the group's first member among all members.
         start, stop: range of the piece's bytes within the group.
-        size: number of bytes of the whole group.
+        group_nbytes: number of bytes of the whole group.
     """
 
     group: Sequence[Location]
-    first: int
+    first_position: int
     start: int
     stop: int
-    size: int
+    group_nbytes: int
 
 
 class _Stream:
     """A CUDA stream, or a stand-in for devices without streams, where every call is done when it returns."""
 
     def __init__(self, device: torch.device) -> None:
-        is_cuda = device.type == "cuda"
-        self.stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
+        has_streams = device.type == "cuda"
+        self.stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
 
     def as_current(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
@@ -71,19 +71,19 @@ class _Stream:
 
 
 # Each device keeps one pair of streams, because memory that was freed on a stream is reused only on this stream.
-_streams: dict[torch.device, tuple[_Stream, _Stream]] = {}
+_streams_of_device: dict[torch.device, tuple[_Stream, _Stream]] = {}
 
 
-def _device_streams(device: torch.device) -> tuple[_Stream, _Stream]:
-    if device not in _streams:
-        _streams[device] = _Stream(device), _Stream(device)
-    return _streams[device]
+def _send_and_convert_streams(device: torch.device) -> tuple[_Stream, _Stream]:
+    if device not in _streams_of_device:
+        _streams_of_device[device] = _Stream(device), _Stream(device)
+    return _streams_of_device[device]
 
 
 def allocation_stream(device: torch.device) -> AbstractContextManager[Any]:
     """While the `with` block runs, allocate tensors on the stream that `copy_to_device` writes on, so that it need not
     wait for other streams."""
-    return _device_streams(device)[1].as_current()
+    return _send_and_convert_streams(device)[1].as_current()
 
 
 def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], stacked: Mapping[str, Tensor]) -> bool:
@@ -98,41 +98,41 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
         DamagedError: a file is shorter than the locations need.
     """
     device = next(iter(stacked.values())).device
-    send_stream, convert_stream = _device_streams(device)
+    send_stream, convert_stream = _send_and_convert_streams(device)
     pieces = list(_split_into_pieces(locations))
     if not pieces:
         return True
-    size = max(p.stop - p.start for p in pieces)
+    largest_piece_nbytes = max(p.stop - p.start for p in pieces)
     pinned_buffers = [
-        torch.empty(size, dtype=torch.uint8, pin_memory=send_stream.stream is not None)
+        torch.empty(largest_piece_nbytes, dtype=torch.uint8, pin_memory=send_stream.stream is not None)
         for _ in pieces[: 2 * READER_THREADS]
     ]
     free_buffers: deque[tuple[Tensor, Any]] = deque((buffer, None) for buffer in pinned_buffers)
     pending_reads: deque[tuple[_Piece, Tensor, Future[Any]]] = deque()
-    waiting_pieces, finite_flags = deque(pieces), []
+    waiting_pieces, are_finite = deque(pieces), []
     # Bytes of the last groups on the device, each with the event of its conversion.
     staged_groups: deque[tuple[Tensor, Any]] = deque()
-    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-send") as readers:
+    with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-send") as read_executor:
         try:
             while waiting_pieces or pending_reads:
                 while waiting_pieces and free_buffers:
                     piece, (buffer, sent_event) = waiting_pieces.popleft(), free_buffers.popleft()
-                    pending_reads.append((piece, buffer, readers.submit(_read_piece, piece, buffer, sent_event)))
-                piece, buffer, done = pending_reads.popleft()
-                done.result()
+                    pending_reads.append((piece, buffer, read_executor.submit(_read_piece, piece, buffer, sent_event)))
+                piece, buffer, read_future = pending_reads.popleft()
+                read_future.result()
                 if piece.start == 0:
-                    raw = _staging_memory(staged_groups, piece.size, device, send_stream)
+                    staged_bytes = _staging_memory(staged_groups, piece.group_nbytes, device, send_stream)
                 with send_stream.as_current():
-                    raw[piece.start : piece.stop].copy_(buffer[: piece.stop - piece.start], non_blocking=True)
+                    staged_bytes[piece.start : piece.stop].copy_(buffer[: piece.stop - piece.start], non_blocking=True)
                     sent_event = send_stream.record_event()
                 free_buffers.append((buffer, sent_event))
-                if piece.stop == piece.size:
+                if piece.stop == piece.group_nbytes:
                     convert_stream.wait_for(sent_event)
                     with convert_stream.as_current():
-                        finite_flags += _convert_group(piece, raw, specs, stacked)
-                        staged_groups.append((raw, convert_stream.record_event()))
+                        are_finite += _convert_group(piece, staged_bytes, specs, stacked)
+                        staged_groups.append((staged_bytes, convert_stream.record_event()))
             with convert_stream.as_current():
-                return bool(torch.stack(finite_flags).all()) if finite_flags else True
+                return bool(torch.stack(are_finite).all()) if are_finite else True
         finally:
             for _, _, future in pending_reads:
                 future.cancel()
@@ -144,20 +144,20 @@ def copy_to_device(locations: Sequence[Location], specs: Sequence[TensorSpec], s
 
 
 def _split_into_pieces(locations: Sequence[Location]) -> Iterator[_Piece]:
-    first = 0
+    first_position = 0
     for group in group_adjacent(locations, GROUP_BYTES):
-        size = group[0].layout.nbytes * len(group)
-        for start in range(0, size, PIECE_BYTES):
-            yield _Piece(group, first, start, min(start + PIECE_BYTES, size), size)
-        first += len(group)
+        group_nbytes = group[0].layout.nbytes * len(group)
+        for piece_start in range(0, group_nbytes, PIECE_BYTES):
+            yield _Piece(group, first_position, piece_start, min(piece_start + PIECE_BYTES, group_nbytes), group_nbytes)
+        first_position += len(group)
 
 
 def _read_piece(piece: _Piece, buffer: Tensor, sent_event: Any) -> None:
     """Read a piece into a buffer, after the buffer's previous piece has been sent."""
     if sent_event is not None:
         sent_event.synchronize()
-    view: Any = buffer[: piece.stop - piece.start].numpy()
-    read_into(piece.group[0], piece.group[0].offset + piece.start, memoryview(view))
+    buffer_view: Any = buffer[: piece.stop - piece.start].numpy()
+    read_into(piece.group[0], piece.group[0].offset + piece.start, memoryview(buffer_view))
 
 
 def _staging_memory(
@@ -165,49 +165,53 @@ def _staging_memory(
 ) -> Tensor:
     """Return memory for a group's bytes: reuse the memory of the group before the last one if it is large enough."""
     while len(staged_groups) >= 2:
-        raw, converted_event = staged_groups.popleft()
-        if raw.numel() >= nbytes:
+        staged_bytes, converted_event = staged_groups.popleft()
+        if staged_bytes.numel() >= nbytes:
             send_stream.wait_for(converted_event)
-            return raw
+            return staged_bytes
         if converted_event is not None:
             converted_event.synchronize()
     with send_stream.as_current():
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-def _convert_group(piece: _Piece, raw: Tensor, specs: Sequence[TensorSpec], out: Mapping[str, Tensor]) -> list[Tensor]:
+def _convert_group(
+    piece: _Piece, staged_bytes: Tensor, specs: Sequence[TensorSpec], stacked: Mapping[str, Tensor]
+) -> list[Tensor]:
     """Convert a group's bytes into its rows of the stacked tensors; return for each tensor whether its values are
     finite."""
-    layout, count, finite_flags = piece.group[0].layout, len(piece.group), []
-    stored = {source.name: source for source in layout.tensors}
+    layout, member_count, are_finite = piece.group[0].layout, len(piece.group), []
+    stored_spec_of_name = {stored_spec.name: stored_spec for stored_spec in layout.tensors}
     for spec in specs:
-        source = stored[spec.name]
-        if not source.nbytes:
+        stored_spec = stored_spec_of_name[spec.name]
+        if not stored_spec.nbytes:
             continue
-        rows = out[source.name][piece.first : piece.first + count]
-        rows.copy_(strided_view(raw, source, count, layout.nbytes))
-        if rows.is_floating_point():
+        stacked_rows = stacked[stored_spec.name][piece.first_position : piece.first_position + member_count]
+        stacked_rows.copy_(strided_view(staged_bytes, stored_spec, member_count, layout.nbytes))
+        if stacked_rows.is_floating_point():
             # If a value is NaN, so are the minimum and the maximum.
-            finite_flags.append(torch.isfinite(torch.stack(torch.aminmax(rows))).all())
-    return finite_flags
+            are_finite.append(torch.isfinite(torch.stack(torch.aminmax(stacked_rows))).all())
+    return are_finite
 
 
-def strided_view(raw: Tensor, spec: TensorSpec, member_count: int, distance: int) -> Tensor:
+def strided_view(raw_bytes: Tensor, spec: TensorSpec, member_count: int, distance: int) -> Tensor:
     """Return a view of one tensor of members that are evenly spaced in memory, (member, …).
 
     Args:
-        raw: bytes of the members, from the first byte of the first member on.
+        raw_bytes: bytes of the members, from the first byte of the first member on.
         spec: the tensor.
         member_count: number of members.
         distance: number of bytes from one member to the next.
     """
     dtype = TORCH_DTYPES[spec.dtype]
-    size = dtype.itemsize
-    if spec.offset % size or distance % size:  # In archives, tensors may begin at any byte.
-        rows = [raw[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(member_count)]
-        return torch.stack(rows).view(member_count, *spec.shape)
-    strides = (distance // size, *torch.empty(spec.shape, device="meta").stride())
-    storage: Any = raw.untyped_storage()
-    return torch.empty(0, dtype=dtype, device=raw.device).set_(
-        storage, spec.offset // size, (member_count, *spec.shape), strides
+    element_nbytes = dtype.itemsize
+    if spec.offset % element_nbytes or distance % element_nbytes:  # In archives, tensors may begin at any byte.
+        member_tensors = [
+            raw_bytes[spec.offset + i * distance :][: spec.nbytes].clone().view(dtype) for i in range(member_count)
+        ]
+        return torch.stack(member_tensors).view(member_count, *spec.shape)
+    strides = (distance // element_nbytes, *torch.empty(spec.shape, device="meta").stride())
+    storage: Any = raw_bytes.untyped_storage()
+    return torch.empty(0, dtype=dtype, device=raw_bytes.device).set_(
+        storage, spec.offset // element_nbytes, (member_count, *spec.shape), strides
     )

@@ -1,7 +1,7 @@
 """Views: steps that change members' weights as they are read (canonical maps, alignment, symmetries from a caller).
 
 A step changes stacked parameters, name -> (member, …), and returns them together with the symmetry that it applied to
-each member. The attribute `scales` of a step is true if values change, and false if they only move.
+each member. The attribute `changes_values` of a step is true if values change, and false if they only move.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Canonical:
     approximate: bool
 
     @property
-    def scales(self) -> bool:
+    def changes_values(self) -> bool:
         return self.scale is not None
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
@@ -45,9 +45,9 @@ class Canonical:
         )
 
     def __str__(self) -> str:
-        words = [f"scale={self.scale}" if self.scale else "", f"permute={self.permute}" if self.permute else ""]
-        words += ["streams" if self.streams else "", "approximate" if self.approximate else ""]
-        return f"canonical({', '.join(w for w in words if w)})"
+        option_texts = [f"scale={self.scale}" if self.scale else "", f"permute={self.permute}" if self.permute else ""]
+        option_texts += ["streams" if self.streams else "", "approximate" if self.approximate else ""]
+        return f"canonical({', '.join(option_text for option_text in option_texts if option_text)})"
 
 
 @dataclass(eq=False)
@@ -57,42 +57,44 @@ class Aligned:
 
     Args:
         to: name of the reference in the description of the view.
-        reference: function that reads the reference's tensors, name -> (*shape).
+        load_reference: function that reads the reference's tensors, name -> (*shape).
         reference_keys: (member id, epoch) of members that are the reference itself, which are not permuted.
     """
 
     to: str
-    reference: Callable[[], Mapping[str, Tensor]]
+    load_reference: Callable[[], Mapping[str, Tensor]]
     reference_keys: frozenset[Key] = frozenset()
-    scales: bool = False
+    changes_values: bool = False
     _reference: Mapping[str, Tensor] | None = None
     _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        unmatched = [i for i, key in enumerate(member_keys) if key not in self._permutations]
-        for i in [i for i in unmatched if member_keys[i] in self.reference_keys]:
-            self._permutations[member_keys[i]] = {
+        unmatched_positions = [position for position, key in enumerate(member_keys) if key not in self._permutations]
+        for position in [position for position in unmatched_positions if member_keys[position] in self.reference_keys]:
+            self._permutations[member_keys[position]] = {
                 name: torch.arange(group.size) for name, group in table.groups.items()
             }
-            unmatched.remove(i)
-        if unmatched:
+            unmatched_positions.remove(position)
+        if unmatched_positions:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.read_reference().items()}
             unmatched_params = (
-                params if len(unmatched) == len(member_keys) else {name: t[unmatched] for name, t in params.items()}
+                params
+                if len(unmatched_positions) == len(member_keys)
+                else {name: t[unmatched_positions] for name, t in params.items()}
             )
             permutations = alignment.match_weights(table, unmatched_params, reference).permutations
-            for row, i in enumerate(unmatched):
-                self._permutations[member_keys[i]] = {name: p[row].cpu() for name, p in permutations.items()}
+            for row, position in enumerate(unmatched_positions):
+                self._permutations[member_keys[position]] = {name: p[row].cpu() for name, p in permutations.items()}
         return _apply_permutations(table, params, [self._permutations[key] for key in member_keys])
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickle the reference's tensors, and not the function that reads them, for other processes.
-        return self.__dict__ | {"_reference": self.read_reference(), "reference": dict}
+        return self.__dict__ | {"_reference": self.read_reference(), "load_reference": dict}
 
     def read_reference(self) -> Mapping[str, Tensor]:
         """Return the reference's tensors, name -> (*shape); they are read only once."""
-        self._reference = self._reference or self.reference()
+        self._reference = self._reference or self.load_reference()
         return self._reference
 
     def __str__(self) -> str:
@@ -104,19 +106,19 @@ class AlignedToMean:
     """A step that aligns members to the mean of all members, which is computed when the first member is read.
 
     Args:
-        match: function that matches all members to their mean, and returns key -> group -> permutation (unit).
+        match_to_mean: function that matches all members to their mean, and returns key -> group -> permutation (unit).
     """
 
-    match: Callable[[], dict[Key, dict[str, Tensor]]]
-    scales: bool = False
+    match_to_mean: Callable[[], dict[Key, dict[str, Tensor]]]
+    changes_values: bool = False
     _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        self._permutations = self._permutations or self.match()
+        self._permutations = self._permutations or self.match_to_mean()
         return _apply_permutations(table, params, [self._permutations[key] for key in member_keys])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_permutations": self._permutations or self.match(), "match": dict}
+        return self.__dict__ | {"_permutations": self._permutations or self.match_to_mean(), "match_to_mean": dict}
 
     def __str__(self) -> str:
         return "aligned to the mean"
@@ -127,39 +129,48 @@ class Transformed:
     """A step that applies symmetries from the caller or a file, one for each member.
 
     Args:
-        rows: (member id, epoch) -> the member's row in `element`.
+        row_of_key: (member id, epoch) -> the member's row in `element`.
         element: the symmetries, one row for each member.
         origin: name of the symmetries' source, for the description of the view and error texts.
     """
 
-    rows: Mapping[Key, int]
+    row_of_key: Mapping[Key, int]
     element: Element
     origin: str
 
     @property
-    def scales(self) -> bool:
+    def changes_values(self) -> bool:
         return bool(self.element.scales)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         for member, epoch in member_keys:
-            if (member, epoch) not in self.rows:
+            if (member, epoch) not in self.row_of_key:
                 raise MemberNotFound(
                     f"symmetry of member {member} at epoch {epoch}",
-                    expected=f"one of the {len(self.rows)} members of {self.origin}",
+                    expected=f"one of the {len(self.row_of_key)} members of {self.origin}",
                     found="none",
                     member=member,
                 )
-        rows = torch.tensor([self.rows[key] for key in member_keys])
+        element_rows = torch.tensor([self.row_of_key[key] for key in member_keys])
         wide_params = {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
-        element = self.element.select(rows)
-        return apply(table, wide_params if self.scales else params, element), element
+        element = self.element.select(element_rows)
+        return apply(table, wide_params if self.changes_values else params, element), element
 
     def __str__(self) -> str:
         return f"symmetries of {self.origin}"
 
 
-def _apply_permutations(table: Table, params: Params, rows: Sequence[Mapping[str, Tensor]]) -> tuple[Params, Element]:
-    permutations = {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+def _apply_permutations(
+    table: Table, params: Params, permutations_of_members: Sequence[Mapping[str, Tensor]]
+) -> tuple[Params, Element]:
+    permutations = (
+        {
+            name: torch.stack([group_permutations[name] for group_permutations in permutations_of_members])
+            for name in permutations_of_members[0]
+        }
+        if permutations_of_members
+        else {}
+    )
     return permute(table, params, permutations), Element(permutations)
 
 
@@ -173,8 +184,8 @@ class View:
     steps: tuple[Step, ...] = ()
 
     @property
-    def scales(self) -> bool:
-        return any(step.scales for step in self.steps)
+    def changes_values(self) -> bool:
+        return any(step.changes_values for step in self.steps)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         """Apply all steps to stacked members; return the changed members, and the symmetry that was applied to each
@@ -204,39 +215,40 @@ class View:
                 dtype means float32 or wider.
         """
         dtypes = reading.stacked_dtypes(locations, dtype, tensor_names)
-        if dtype is None and self.scales:
+        if dtype is None and self.changes_values:
             dtypes = {n: torch.promote_types(k, torch.float32) if k.is_floating_point else k for n, k in dtypes.items()}
         stacked = reading.empty_stack(locations, dtypes, device)
-        first = 0
-        for count, params in self._transformed_chunks(table, member_keys, locations, device):
+        first_row = 0
+        for chunk_member_count, params in self._transformed_chunks(table, member_keys, locations, device):
             for name, tensor in stacked.items():
-                tensor[first : first + count] = params[name]
-            first += count
+                tensor[first_row : first_row + chunk_member_count] = params[name]
+            first_row += chunk_member_count
         reading.check_finite(stacked, locations)
         return stacked
 
     def _transformed_chunks(
         self, table: Table, member_keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[int, Params]]:
-        for chunk, params in self._read_chunks(member_keys, locations, device):
-            yield len(chunk), self(table, chunk, params)[0]
+        for chunk_keys, params in self._read_chunks(member_keys, locations, device):
+            yield len(chunk_keys), self(table, chunk_keys, params)[0]
 
     def elements(self, table: Table, member_keys: Sequence[Key], locations: Sequence[Location]) -> Element:
         """Read members and return the symmetry that this view applies to each of them."""
         cpu_device = torch.device("cpu")
-        parts = [
-            self(table, chunk, params)[1] for chunk, params in self._read_chunks(member_keys, locations, cpu_device)
+        chunk_elements = [
+            self(table, chunk_keys, params)[1]
+            for chunk_keys, params in self._read_chunks(member_keys, locations, cpu_device)
         ]
-        return Element.concatenate(parts)
+        return Element.concatenate(chunk_elements)
 
     def _read_chunks(
         self, member_keys: Sequence[Key], locations: Sequence[Location], device: torch.device
     ) -> Iterator[tuple[Sequence[Key], Params]]:
-        member_bytes = locations[0].layout.nbytes
-        count = max(1, _BYTES_AT_ONCE // max(1, member_bytes))
-        for first in range(0, len(member_keys), count):
-            with one_thread(member_bytes < SMALL_MEMBER_BYTES and device.type == "cpu"):
+        member_nbytes = locations[0].layout.nbytes
+        chunk_member_count = max(1, _BYTES_AT_ONCE // max(1, member_nbytes))
+        for chunk_start in range(0, len(member_keys), chunk_member_count):
+            with one_thread(member_nbytes < SMALL_MEMBER_BYTES and device.type == "cpu"):
                 yield (
-                    member_keys[first : first + count],
-                    reading.stack(locations[first : first + count], device, check=True),
+                    member_keys[chunk_start : chunk_start + chunk_member_count],
+                    reading.stack(locations[chunk_start : chunk_start + chunk_member_count], device, check=True),
                 )

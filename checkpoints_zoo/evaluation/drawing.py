@@ -95,7 +95,8 @@ def save_figure(make_figure: Callable[[], Figure], path: Path, title: str, citat
             metadata = {**metadata, "Title": _printable_text(title)}
             if citation:
                 metadata["Subject" if kind == ".pdf" else "Description"] = citation
-            _make_texts_printable(make_figure()).savefig(file, format=kind[1:], backend=backend, metadata=metadata)
+            figure = _lay_out(_make_texts_printable(make_figure()))
+            figure.savefig(file, format=kind[1:], backend=backend, metadata=metadata)
     except OSError as error:
         expected, found = "a place that can be written to", error.strerror or str(error)
         raise UsageError(
@@ -114,9 +115,8 @@ def png_bytes(make_figure: Callable[[], Figure], title: str) -> bytes:
     backend, metadata = PICTURE_FORMATS[".png"]
     file = io.BytesIO()
     with _drawing_style(MATPLOTLIB_STYLE):
-        _make_texts_printable(make_figure()).savefig(
-            file, format="png", backend=backend, metadata={**metadata, "Title": title}
-        )
+        figure = _lay_out(_make_texts_printable(make_figure()))
+        figure.savefig(file, format="png", backend=backend, metadata={**metadata, "Title": title})
     return file.getvalue()
 
 
@@ -145,13 +145,15 @@ def svg_element(draw_panel: Callable[[Axes], None], panel_name: str, panel_size:
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize_dense_marks(figure)
-        _make_texts_printable(figure).draw_without_rendering()
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(_make_texts_printable(figure))
         # The final layout must not choose other ticks, which could have wider labels.
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), MaxNLocator):
                 axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
-        figure.savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
+        _lay_out(figure).savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
     return _inline_element(text.getvalue(), panel_name)
 
 
@@ -166,6 +168,18 @@ def _drawing_style(style: Any) -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(style)
         yield
+
+
+def _lay_out(figure: Figure) -> Figure:
+    """Give the parts of a figure their final places; return the figure.
+
+    If a figure that is saved still has a layout engine, matplotlib draws it twice.
+    """
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
+        figure.set_layout_engine(None)
+    return figure
 
 
 def _make_texts_printable(figure: Figure) -> Figure:
@@ -219,15 +233,15 @@ def _power_text(power_match: re.Match[str]) -> str:
 def _rasterize_dense_marks(figure: Figure) -> None:
     """Mark the parts of a figure that become images in an SVG: colour scales, and series of more than 500 marks."""
     import numpy as np
-    from matplotlib.collections import Collection, QuadMesh
-    from matplotlib.lines import Line2D
+    from matplotlib.collections import QuadMesh
 
-    for line in figure.findobj(Line2D):
-        if line.get_marker() not in ("None", "", " ", None) and np.size(line.get_xdata()) > MOST_MARKS:
-            line.set_rasterized(True)
-    for mark_collection in figure.findobj(Collection):
-        if isinstance(mark_collection, QuadMesh) or np.size(mark_collection.get_offsets()) > 2 * MOST_MARKS:
-            mark_collection.set_rasterized(True)
+    for axes in figure.axes:
+        for line in axes.lines:
+            if line.get_marker() not in ("None", "", " ", None) and np.size(line.get_xdata()) > MOST_MARKS:
+                line.set_rasterized(True)
+        for marks in axes.collections:
+            if isinstance(marks, QuadMesh) or np.size(marks.get_offsets()) > 2 * MOST_MARKS:
+                marks.set_rasterized(True)
 
 
 def _inline_element(svg: str, panel_name: str) -> str:

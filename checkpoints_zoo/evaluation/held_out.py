@@ -42,10 +42,10 @@ def draw_held_out(fingerprint: str, input_count: int, share: float) -> tuple[Ten
 
 
 def check_share(share: float) -> float:
-    """Check that the share of held-out inputs is between 0 and 1; return the share.
+    """Check that the share of held-out inputs is above 0 and below 1; return the share.
 
     Raises:
-        UsageError: the share is not between 0 and 1.
+        UsageError: the share is another number.
     """
     if not 0 < share < 1:
         raise UsageError("share of the inputs held out", expected="above 0 and below 1", found=f"{share!r}")

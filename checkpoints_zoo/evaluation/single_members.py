@@ -30,7 +30,7 @@ def member_figures(
         DamagedError: weights or logits of a member are not finite.
     """
     data, labels = require_labels(data, members.description)
-    # The module's own code runs, so that a manifest's figures do not depend on the ensemble's execution.
+    # Each member runs as a module, so that figures in a manifest do not depend on the execution of ensembles.
     all_logits = predictions.logits(members, data, device, execution="module").double()
     for member, logits in zip(members.ids, all_logits, strict=True):
         if logits.shape[-1] != len(data.classes):

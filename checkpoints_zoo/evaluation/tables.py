@@ -31,8 +31,9 @@ def as_text(interval: Interval, scale: float = 1) -> str:
     if interval.low is None or interval.high is None or interval.high - interval.low < ROUNDING_ERROR:
         return f"{round(value, 7):.4g}"
     half_width = (interval.high - interval.low) * scale / 2
-    needed_decimals = [1 - math.floor(math.log10(half_width)), 3 - math.floor(math.log10(max(abs(value), half_width)))]
-    decimals = max(0, min(needed_decimals))
+    decimals_for_half_width = 1 - math.floor(math.log10(half_width))
+    decimals_for_value = 3 - math.floor(math.log10(max(abs(value), half_width)))
+    decimals = max(0, min(decimals_for_half_width, decimals_for_value))
     return f"{value:.{decimals}f} [{interval.low * scale:.{decimals}f}, {interval.high * scale:.{decimals}f}]"
 
 

@@ -52,8 +52,8 @@ class Archives:
         Raises:
             FormatError: a key of the JSON object is missing, or its value has another type.
         """
-        kinds = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
-        fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, kinds, path)
+        required_types = {"folder": str, "classes": list, "preprocessing": dict, "citation": str}
+        fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, required_types, path)
         return cls(**{**fields_by_name, "classes": tuple(fields_by_name["classes"])})
 
 
@@ -119,9 +119,11 @@ class Description:
         Raises:
             FormatError: the format is newer, a key is missing, or its value has another type.
         """
-        kinds = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
-        names = [f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)]
-        checked_values = check_keys(values, {name: kinds.get(name, str) for name in names}, path)
+        type_of_field = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
+        required_names = [
+            f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)
+        ]
+        checked_values = check_keys(values, {name: type_of_field.get(name, str) for name in required_names}, path)
         if "base" in checked_values and not _BASE_ADDRESS.fullmatch(checked_values["base"]):
             expected = "'base' to be hf://datasets/ORG/NAME@COMMIT, with all 40 digits of the commit"
             raise FormatError(
@@ -151,8 +153,8 @@ def _check_input_size(preprocessing: Mapping[str, Any], description_path: Path) 
         FormatError: one input has more than MAX_INPUT_VALUES values.
     """
     size, channels = preprocessing.get("size"), preprocessing.get("channels")
-    size_factors = [n for n in (channels, *(size if isinstance(size, list) else ())) if type(n) is int]
-    if any(n > MAX_INPUT_VALUES for n in size_factors) or math.prod(size_factors) > MAX_INPUT_VALUES:
+    input_sizes = [n for n in (channels, *(size if isinstance(size, list) else ())) if type(n) is int]
+    if any(n > MAX_INPUT_VALUES for n in input_sizes) or math.prod(input_sizes) > MAX_INPUT_VALUES:
         expected = f"inputs of at most {MAX_INPUT_VALUES:,} values (channels · height · width)"
         found = reprlib.repr({"size": size, "channels": channels})
         raise FormatError(
@@ -182,11 +184,11 @@ def check_keys(json_values: Any, required_types: Mapping[str, type], path: Path)
             do="Install a newer checkpoints-zoo",
             path=path,
         )
-    for key, kind in required_types.items():
-        if key not in json_values or type(json_values[key]) is not kind:
+    for key, required_type in required_types.items():
+        if key not in json_values or type(json_values[key]) is not required_type:
             value_text = reprlib.repr(json_values[key]) if key in json_values else "no such key"
             raise FormatError(
-                f"description {path}", expected=f"{key!r} to be a {kind.__name__}", found=value_text, path=path
+                f"description {path}", expected=f"{key!r} to be a {required_type.__name__}", found=value_text, path=path
             )
     return {key: json_values[key] for key in required_types}
 
@@ -232,27 +234,29 @@ def collections() -> dict[str, Listing]:
     >>> sorted(collections())[0]
     'convnet-digits'
     """
-    stamps = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json"), key=lambda path: path.stem))
-    return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stamps)))
+    path_stats = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json"), key=lambda path: path.stem))
+    return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in path_stats)))
 
 
 @lru_cache(maxsize=4)
 def _read_catalog(path_stamps: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
     """Read the catalog again only if one of its files has changed."""
-    kinds = {f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"}
+    required_types = {
+        f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"
+    }
     listings = {}
     for path, _, _ in path_stamps:
         values = read_json(path)
-        checked = check_keys(values, kinds, path)
+        checked_values = check_keys(values, required_types, path)
         archives = Archives.from_json(values["archives"], path) if "archives" in values else None
-        listing = Listing(**{**checked, "sources": tuple(checked["sources"]), "archives": archives})
+        listing = Listing(**{**checked_values, "sources": tuple(checked_values["sources"]), "archives": archives})
         listings[listing.name] = listing
     return listings
 
 
 def archived_listings() -> list[tuple[Listing, Archives]]:
     """Return the catalog's listings of collections that consist of archives, each with the facts on its archives."""
-    return [(each, each.archives) for each in collections().values() if each.archives is not None]
+    return [(listing, listing.archives) for listing in collections().values() if listing.archives is not None]
 
 
 def find_listing(collection: str) -> Listing:

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 from checkpoints_zoo.errors import StorageError, ZooError
 
-FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LOCK_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LOCK_ERRNOS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 _locks_in_process: dict[Path, threading.Lock] = {}  # locks that are used on file systems without locks
 
@@ -58,27 +58,27 @@ def replace_file(path: Path, mode: str = "w", sync: bool = False) -> Iterator[IO
     ...     Path(folder, "new", "a.txt").read_text()
     'whole'
     """
-    temporary, is_text = temporary_name(path), "b" not in mode
+    temporary_path, is_text = temporary_name(path), "b" not in mode
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with temporary.open(mode, encoding="utf-8" if is_text else None, newline="" if is_text else None) as file:
+        with temporary_path.open(mode, encoding="utf-8" if is_text else None, newline="" if is_text else None) as file:
             yield file
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary_path.replace(path)
     finally:
         with suppress(OSError):  # After the rename there is no temporary file.
-            temporary.unlink()
+            temporary_path.unlink()
 
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    folder_descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(folder_descriptor)
     finally:
-        os.close(descriptor)
+        os.close(folder_descriptor)
 
 
 def shortage_of_room(root: Path, needed_nbytes: int) -> str:
@@ -112,20 +112,20 @@ def check_folder(root: Path) -> None:
         pass
 
 
-def check_output(path: Path, kind: str = "file") -> None:
+def check_output(path: Path, file_or_folder: str = "file") -> None:
     """Check that a file or folder can be written, before long work whose result will be written; leave no test file.
 
     Args:
         path: path of the file or folder to check.
-        kind: whether the path is a file or a folder: "file" or "folder".
+        file_or_folder: whether the path is a file or a folder: "file" or "folder".
 
     Raises:
         StorageError: the file or folder can't be written.
     """
-    folder = path if kind == "folder" else path.parent
+    folder = path if file_or_folder == "folder" else path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    found = "a folder of that name" if kind == "file" and path.is_dir() else ""
+    found = "a folder of that name" if file_or_folder == "file" and path.is_dir() else ""
     try:
         with TemporaryFile(dir=folder):
             pass
@@ -133,7 +133,11 @@ def check_output(path: Path, kind: str = "file") -> None:
         found = f"{error.strerror or error}: {folder}"
     if found:
         raise StorageError(
-            f"{kind} {path}", expected="a place that can be written to", found=found, do="Give another one", path=path
+            f"{file_or_folder} {path}",
+            expected="a place that can be written to",
+            found=found,
+            do="Give another one",
+            path=path,
         )
 
 
@@ -177,9 +181,9 @@ def hold_lock(lock_path: Path, busy_error: ZooError | None = None) -> Iterator[N
                 raise
             raise busy_error from error
         except OSError as error:
-            if error.errno in FULL_ERRORS:
+            if error.errno in DISK_FULL_ERRNOS:
                 raise disk_full_error(lock_path.parent, error) from error
-            if error.errno not in LOCK_ERRORS:
+            if error.errno not in NO_LOCK_ERRNOS:
                 raise
             warnings.warn(
                 f"the file system of {lock_path.parent} has no locks ({error.strerror}): let one process "

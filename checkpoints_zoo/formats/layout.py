@@ -150,11 +150,11 @@ class Layout:
                     tensor=name,
                 )
             stored_name, stored_shape = stored or (name, shape)
-            renamed = (
+            stored_name_and_shape = (
                 None if stored_name == name else stored_name,
                 None if stored_shape == shape else tuple(stored_shape),
             )
-            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *renamed))
+            specs.append(TensorSpec(name, dtype, tuple(shape), offset, *stored_name_and_shape))
             offset += specs[-1].nbytes
         if not specs or len({s.name for s in specs} | set(counters)) < len(specs) + len(counters):
             found = "a name twice" if specs else "no tensors"
@@ -162,14 +162,14 @@ class Layout:
         return cls(tuple(specs), counters, -offset % ALIGNMENT if pad is None else pad, header_nbytes)
 
     @cached_property
-    def payload(self) -> int:
+    def payload_nbytes(self) -> int:
         """Number of bytes of a member's tensors, without the padding."""
         return sum(t.nbytes for t in self.tensors)
 
     @property
     def nbytes(self) -> int:
         """Number of bytes from the start of one member to the start of the next, padding included."""
-        return self.payload + self.pad
+        return self.payload_nbytes + self.pad
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -177,7 +177,7 @@ class Layout:
         return {t.name: t.shape for t in self.tensors if not is_counter(t.name)}
 
     @cached_property
-    def rebuilt(self) -> tuple[str, ...]:
+    def rebuilt_counters(self) -> tuple[str, ...]:
         """Names of all integer counters, stored or not; stored values, which may be rounded or infinite, are
         ignored."""
         return (*(t.name for t in self.tensors if is_counter(t.name)), *self.counters)
@@ -185,10 +185,10 @@ class Layout:
     @cached_property
     def dtype(self) -> str:
         """The dtype that most elements of the member have."""
-        elements: dict[str, int] = {}
+        element_count_of_dtype: dict[str, int] = {}
         for t in self.tensors:
-            elements[t.dtype] = elements.get(t.dtype, 0) + math.prod(t.shape)
-        return max(elements, key=lambda d: elements[d])
+            element_count_of_dtype[t.dtype] = element_count_of_dtype.get(t.dtype, 0) + math.prod(t.shape)
+        return max(element_count_of_dtype, key=lambda d: element_count_of_dtype[d])
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""
@@ -234,10 +234,10 @@ class Layout:
         return layout
 
 
-def _check_tensor(tensor_name: Any, dtype: Any, shape: Any, *stored: Any) -> tuple[Any, ...] | None:
+def _check_tensor(tensor_name: Any, dtype: Any, shape: Any, *stored_name_and_shape: Any) -> tuple[Any, ...] | None:
     """Check the JSON values of one tensor; return the values with the tensor's name and shape in the file, None if a
     value is invalid."""
-    stored_name, stored_shape = stored or (tensor_name, shape)
+    stored_name, stored_shape = stored_name_and_shape or (tensor_name, shape)
     is_valid = (
         type(tensor_name) is type(dtype) is type(stored_name) is str
         and is_possible_shape(tuple(shape))
@@ -276,7 +276,7 @@ def compare_shapes(
     return missing_names + extra_names + misshapen_names, "; ".join(difference_phrases)
 
 
-def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
+def content_hash(layout: Layout, member_bytes: bytes | bytearray | memoryview) -> str:
     """Hash a member's names, shapes and values; return 64 hex digits.
 
     The hash does not depend on how the member is stored. Tensors are hashed in the order of their names, without
@@ -285,13 +285,13 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
 
     Args:
         layout: layout of the member's bytes.
-        member: the member's bytes, with or without padding.
+        member_bytes: the member's bytes, with or without padding.
     """
     digest = hashlib.sha256()
     for t in sorted(layout.tensors, key=lambda t: t.name):
         if is_counter(t.name):
             continue
-        raw = np.frombuffer(member, np.uint8, count=t.nbytes, offset=t.offset)
+        raw = np.frombuffer(member_bytes, np.uint8, count=t.nbytes, offset=t.offset)
         dtype = t.dtype
         if dtype == "F16":
             raw, dtype = raw.view("<f2").astype("<f4").view(np.uint8), "F32"
@@ -302,20 +302,20 @@ def content_hash(layout: Layout, member: bytes | bytearray | memoryview) -> str:
     return digest.hexdigest()
 
 
-def tensors_not_finite(layout: Layout, member: bytes | bytearray | memoryview) -> list[str]:
+def tensors_not_finite(layout: Layout, member_bytes: bytes | bytearray | memoryview) -> list[str]:
     """Return the names of the tensors that contain a value which is not finite.
 
     Args:
         layout: layout of the member's bytes.
-        member: the member's bytes.
+        member_bytes: the member's bytes.
     """
-    not_finite = []
+    infinite_names = []
     for t in layout.tensors:
         if t.dtype not in FLOAT_DTYPES or is_counter(t.name):
             continue
-        values = np.frombuffer(member, _NUMPY_DTYPES[t.dtype], count=math.prod(t.shape), offset=t.offset)
+        values = np.frombuffer(member_bytes, _NUMPY_DTYPES[t.dtype], count=math.prod(t.shape), offset=t.offset)
         if t.dtype == "BF16":
             values = (values.astype("<u4") << np.uint32(16)).view("<f4")
         if not np.isfinite(values).all():
-            not_finite.append(t.name)
-    return not_finite
+            infinite_names.append(t.name)
+    return infinite_names

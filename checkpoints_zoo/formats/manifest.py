@@ -109,13 +109,15 @@ def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> No
     """
     rows = rows.select(schema.names).cast(schema)
     if {"member", "epoch"} <= set(schema.names):
-        order = np.lexsort((numpy_values(rows.column("epoch")), numpy_values(rows.column("member"))))
-        if (np.diff(order) < 0).any():
-            rows = take_rows(rows, order)
+        row_order = np.lexsort((numpy_values(rows.column("epoch")), numpy_values(rows.column("member"))))
+        if (np.diff(row_order) < 0).any():
+            rows = take_rows(rows, row_order)
     # Seeds below 2³¹ are stored in 32 bits, because version 0.1 writes and reads them so.
     with contextlib.suppress(pa.ArrowInvalid, KeyError):
-        at = schema.get_field_index("seed")
-        rows = rows.set_column(at, schema.field(at).with_type(pa.int32()), rows.column("seed").cast(pa.int32()))
+        seed_position = schema.get_field_index("seed")
+        rows = rows.set_column(
+            seed_position, schema.field(seed_position).with_type(pa.int32()), rows.column("seed").cast(pa.int32())
+        )
     with replace_file(path, "wb", sync=True) as file:  # Pass an open file, because Arrow opens only paths in UTF-8.
         pq.write_table(
             rows, file, row_group_size=ROWS_PER_GROUP, write_page_index=True,
@@ -171,14 +173,14 @@ class ManifestFile:
             check_columns(self.footer, smallest_widths, path)
             file_schema = self.footer.schema.to_arrow_schema()
             _check_version(file_schema.metadata or {}, int(schema.metadata[b"schema_version"]), path)
-            self.names = file_schema.names
-            if repeated_names := [n for n in schema.names if self.names.count(n) > 1]:
+            self.column_names = file_schema.names
+            if repeated_names := [n for n in schema.names if self.column_names.count(n) > 1]:
                 raise FormatError(
                     f"manifest {path}", expected="each column once", found=f"{repeated_names[0]!r} twice", path=path
                 )
         row_counts = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
         # Position of each row group's first row, and at the end the number of rows.
-        self.group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
+        self.row_group_starts = np.concatenate([[0], np.cumsum(row_counts, dtype=np.int64)])
         self.num_rows: int = self.footer.num_rows
         self.statistics: dict[str, list[tuple[int, int, int]]] = {}
 
@@ -190,8 +192,8 @@ class ManifestFile:
             groups: numbers of row groups, or None for the whole file.
         """
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        present_names = [name for name in schema.names if name in self.names]
-        self._fetch(present_names, range(len(self.group_starts) - 1) if groups is None else groups)
+        present_names = [name for name in schema.names if name in self.column_names]
+        self._fetch(present_names, range(len(self.row_group_starts) - 1) if groups is None else groups)
         with _reading_errors(self.path, self.parts), self._open(schema) as file:
             if groups is None:
                 table = file.read(columns=present_names, use_threads=False)
@@ -205,27 +207,31 @@ class ManifestFile:
         Raises:
             FormatError, DamagedError: for the same reasons as in `read_manifest` and `check_rows`.
         """
-        ordered = np.unique(positions)
+        ordered_positions = np.unique(positions)
         tables = [self.read(groups=[])]
-        present_names = [name for name in self.schema.names if name in self.names]
-        groups = np.unique(np.searchsorted(self.group_starts, ordered, side="right") - 1).tolist()
-        self._fetch(present_names, groups)
+        present_names = [name for name in self.schema.names if name in self.column_names]
+        row_groups = np.unique(np.searchsorted(self.row_group_starts, ordered_positions, side="right") - 1).tolist()
+        self._fetch(present_names, row_groups)
         with _reading_errors(self.path, self.parts), self._open(self.schema) as file:
-            for group in groups:
-                start, end = self.group_starts[group : group + 2]
+            for group in row_groups:
+                batch_start, group_end = self.row_group_starts[group : group + 2]
                 # The rows of a group are read in batches, because other programs write groups of a million rows.
                 for batch in file.iter_batches(ROWS_PER_GROUP, [group], present_names, use_threads=False):
-                    first, last = np.searchsorted(ordered, (start, min(start + batch.num_rows, end)))
-                    if first < last:
-                        rows = take_rows(pa.Table.from_batches([batch]), ordered[first:last] - start)
+                    first_place, end_place = np.searchsorted(
+                        ordered_positions, (batch_start, min(batch_start + batch.num_rows, group_end))
+                    )
+                    if first_place < end_place:
+                        rows = take_rows(
+                            pa.Table.from_batches([batch]), ordered_positions[first_place:end_place] - batch_start
+                        )
                         tables.append(self._with_schema(rows, self.schema))
-                    start += batch.num_rows
+                    batch_start += batch.num_rows
         rows = pa.concat_tables(tables)
         if self.description is not None:
-            check_rows(rows, self.description, self.path, ordered.tolist())
-        return take_rows(rows, np.searchsorted(ordered, positions))
+            check_rows(rows, self.description, self.path, ordered_positions.tolist())
+        return take_rows(rows, np.searchsorted(ordered_positions, positions))
 
-    def groups_with(
+    def row_groups_with(
         self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Find the row groups whose column of whole numbers may have a value in one of some intervals, by the
@@ -235,11 +241,11 @@ class ManifestFile:
             name: name of the column.
             lows, highs: lowest and highest value of each interval; the intervals ascend and do not overlap.
         """
-        may_overlap = np.ones(len(self.group_starts) - 1, bool)
+        may_overlap = np.ones(len(self.row_group_starts) - 1, bool)
         if pa.types.is_integer(self.schema.field(name).type):
             for group, lowest, highest in self._statistics(name):
-                position = np.searchsorted(highs, lowest, side="left")
-                may_overlap[group] = bool(position < len(lows) and lows[position] <= highest)
+                interval_position = np.searchsorted(highs, lowest, side="left")
+                may_overlap[group] = bool(interval_position < len(lows) and lows[interval_position] <= highest)
         return np.flatnonzero(may_overlap)
 
     def _statistics(self, name: str) -> list[tuple[int, int, int]]:
@@ -290,11 +296,11 @@ class ManifestFile:
         """Check the values of a table that was read from the file; return the table with the types of the schema, and
         with all its columns."""
         table.validate(full=True)  # This finds text that is not UTF-8, and other damage.
-        columns, total_bytes = [], 0
+        columns, unpacked_nbytes = [], 0
         for field in schema:
             if field.name in table.column_names:
                 if pa.types.is_dictionary(table.column(field.name).type):
-                    total_bytes = check_texts(table.column(field.name), total_bytes, self.path)
+                    unpacked_nbytes = check_texts(table.column(field.name), unpacked_nbytes, self.path)
                 columns.append(table.column(field.name).cast(field.type))
             elif not field.nullable:
                 raise FormatError(
@@ -340,23 +346,23 @@ def row_count(path: Path) -> int:
 
 
 def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: Path) -> None:
-    text = metadata.get(b"schema_version", b"").decode(errors="replace")
-    if not re.fullmatch("[0-9]{1,9}", text):
+    version_text = metadata.get(b"schema_version", b"").decode(errors="replace")
+    if not re.fullmatch("[0-9]{1,9}", version_text):
         raise FormatError(
             f"manifest {path}",
             expected="a schema_version in the Parquet metadata",
-            found=repr(text[:40]),
+            found=repr(version_text[:40]),
             do=""
-            if text
+            if version_text
             else "A program that rewrites the table, such as pandas, drops it: write the table with pyarrow, "
             "after `table = table.replace_schema_metadata(pq.read_schema(ORIGINAL).metadata)`",
             path=path,
         )
-    if int(text) > newest_version:
+    if int(version_text) > newest_version:
         raise FormatError(
             f"manifest {path}",
             expected=f"schema version {newest_version} or older",
-            found=f"version {text}",
+            found=f"version {version_text}",
             do="Install a newer checkpoints-zoo",
             path=path,
         )
@@ -381,78 +387,78 @@ def check_rows(
         return
 
     def row_error(
-        error_class: type[FormatError] | type[DamagedError], row: int, expected: str, found: str
+        error_class: type[FormatError] | type[DamagedError], position: int, expected: str, found: str
     ) -> Exception:
-        member = rows.column("member")[row].as_py()
-        subject = f"row {row if positions is None else positions[row]} (member {member}) of manifest {path}"
+        member = rows.column("member")[position].as_py()
+        subject = f"row {position if positions is None else positions[position]} (member {member}) of manifest {path}"
         return error_class(
             subject, expected=expected, found=found, collection=description.name, member=member, path=path
         )
 
     is_null_in = {n: ~numpy_values(rows.column(n).is_valid()) for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS)}
     for name in REQUIRED_COLUMNS:
-        if (row := _first(is_null_in[name])) is not None:
-            raise row_error(FormatError, row, f"a value for {name}", "null")
+        if (position := _first_true_position(is_null_in[name])) is not None:
+            raise row_error(FormatError, position, f"a value for {name}", "null")
     status_codes, statuses = text_codes(rows.column("status"))
     is_ok = np.array([status == "ok" for status in statuses], bool)[status_codes]
     location_is_null = np.stack([is_null_in[name] for name in LOCATION_COLUMNS])
     lacks_value = location_is_null.any(0) & (is_ok | ~location_is_null.all(0))
-    if (row := _first(lacks_value)) is not None:
-        name = LOCATION_COLUMNS[int(np.argmax(location_is_null[:, row]))]
-        raise row_error(FormatError, row, f"a value for {name}", "null")
-    members, epochs = (numpy_values(rows.column(name)).astype(np.int64) for name in ("member", "epoch"))
-    is_negative = (members < 0) | (epochs < 0)
-    final_rows = np.flatnonzero(numpy_values(rows.column("final")))
-    is_repeated = _repeats((members << 32) + epochs)
-    is_repeated[final_rows[_repeats(members[final_rows])]] = True
-    if (row := _first(is_negative | is_repeated)) is not None:
-        if is_negative[row]:
-            found = f"member {members[row]}, epoch {epochs[row]}"
-            raise row_error(FormatError, row, "member and epoch not negative", found)
-        raise row_error(FormatError, row, "each (member, epoch) once and one final row a member", "a second one")
+    if (position := _first_true_position(lacks_value)) is not None:
+        name = LOCATION_COLUMNS[int(np.argmax(location_is_null[:, position]))]
+        raise row_error(FormatError, position, f"a value for {name}", "null")
+    member_ids, epochs = (numpy_values(rows.column(name)).astype(np.int64) for name in ("member", "epoch"))
+    is_negative = (member_ids < 0) | (epochs < 0)
+    final_positions = np.flatnonzero(numpy_values(rows.column("final")))
+    is_repeated = _repeats_earlier((member_ids << 32) + epochs)
+    is_repeated[final_positions[_repeats_earlier(member_ids[final_positions])]] = True
+    if (position := _first_true_position(is_negative | is_repeated)) is not None:
+        if is_negative[position]:
+            found = f"member {member_ids[position]}, epoch {epochs[position]}"
+            raise row_error(FormatError, position, "member and epoch not negative", found)
+        raise row_error(FormatError, position, "each (member, epoch) once and one final row a member", "a second one")
     for code, status in enumerate(statuses):
         if status not in ("ok", "failed", "excluded"):
-            row = int(np.argmax(status_codes == code))
-            raise row_error(FormatError, row, "status ok, failed or excluded", repr(status))
+            position = int(np.argmax(status_codes == code))
+            raise row_error(FormatError, position, "status ok, failed or excluded", repr(status))
     path_codes, paths = text_codes(rows.column("path"))
     for code, path_in_source in enumerate(paths):
         if problem := path_problem(path_in_source):
-            row = int(np.argmax(path_codes == code))
-            raise row_error(DamagedError, row, "a path inside the source", problem)
-    with_path = np.flatnonzero(path_codes >= 0)
+            position = int(np.argmax(path_codes == code))
+            raise row_error(DamagedError, position, "a path inside the source", problem)
+    positions_with_path = np.flatnonzero(path_codes >= 0)
     layout_codes, layout_keys = text_codes(rows.column("layout"))
     dtype_codes, dtypes = text_codes(rows.column("dtype"))
     layouts = [description.layouts.get(key) for key in layout_keys]
-    layout_codes, dtype_codes = layout_codes[with_path], dtype_codes[with_path]
-    offsets, sizes = (numpy_values(rows.column(name))[with_path] for name in ("offset", "nbytes"))
+    layout_codes, dtype_codes = layout_codes[positions_with_path], dtype_codes[positions_with_path]
+    offsets, row_nbytes = (numpy_values(rows.column(name))[positions_with_path] for name in ("offset", "nbytes"))
     # (layout, dtype) -> whether the layout has the dtype; no layout has the size -1.
     has_dtype = np.array([[layout is not None and layout.dtype == dtype for dtype in dtypes] for layout in layouts])
-    layout_sizes = np.array([-1 if layout is None else layout.nbytes for layout in layouts], np.int64)
-    if len(with_path):
-        is_wrong = (offsets < 0) | (sizes != layout_sizes[layout_codes]) | ~has_dtype[layout_codes, dtype_codes]
-        if (number := _first(is_wrong)) is not None:
-            row, key = int(with_path[number]), layout_keys[layout_codes[number]]
+    layout_nbytes = np.array([-1 if layout is None else layout.nbytes for layout in layouts], np.int64)
+    if len(positions_with_path):
+        is_wrong = (offsets < 0) | (row_nbytes != layout_nbytes[layout_codes]) | ~has_dtype[layout_codes, dtype_codes]
+        if (place := _first_true_position(is_wrong)) is not None:
+            position, key = int(positions_with_path[place]), layout_keys[layout_codes[place]]
             layout = description.layouts.get(key)
             if layout is None:
-                raise row_error(FormatError, row, f"a layout among {', '.join(description.layouts)}", repr(key))
+                raise row_error(FormatError, position, f"a layout among {', '.join(description.layouts)}", repr(key))
             expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            found = f"offset {offsets[number]}, {sizes[number]:,} bytes of {dtypes[dtype_codes[number]]}"
-            raise row_error(DamagedError, row, expected, found)
-    if (row := _first(~_are_hashes(rows.column("sha256")))) is not None:
-        digest = rows.column("sha256")[row].as_py()
-        raise row_error(FormatError, row, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+            found = f"offset {offsets[place]}, {row_nbytes[place]:,} bytes of {dtypes[dtype_codes[place]]}"
+            raise row_error(DamagedError, position, expected, found)
+    if (position := _first_true_position(~_are_hashes(rows.column("sha256")))) is not None:
+        digest = rows.column("sha256")[position].as_py()
+        raise row_error(FormatError, position, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
 
 
-def _first(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
+def _first_true_position(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
     """Return the position of the first true value, None if there is none."""
     return int(np.argmax(is_wrong)) if is_wrong.any() else None
 
 
-def _repeats(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _repeats_earlier(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say for each value whether an earlier value equals it."""
-    order = np.argsort(values, kind="stable")
+    value_order = np.argsort(values, kind="stable")
     is_repeated = np.zeros(len(values), bool)
-    is_repeated[order[1:]] = np.diff(values[order]) == 0
+    is_repeated[value_order[1:]] = np.diff(values[value_order]) == 0
     return is_repeated
 
 
@@ -467,8 +473,8 @@ def _are_hashes(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.b
         is_hash = np.diff(ends) == 64
         text = np.frombuffer(text_buffer or b"", np.uint8)
         if len(is_hash) and not is_digit[text[ends[0] : ends[-1]]].all():
-            others = np.flatnonzero(~is_digit[text[ends[0] : ends[-1]]]) + ends[0]
-            is_hash[np.searchsorted(ends, others, side="right") - 1] = False
+            wrong_offsets = np.flatnonzero(~is_digit[text[ends[0] : ends[-1]]]) + ends[0]
+            is_hash[np.searchsorted(ends, wrong_offsets, side="right") - 1] = False
         parts.append(is_hash | ~numpy_values(pa.chunked_array([chunk.is_valid()])))
     return np.concatenate(parts)
 
@@ -527,9 +533,11 @@ def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any
     # `ChunkedArray.to_numpy` and `pyarrow.compute` with Python values would import pandas.
     if pa.types.is_boolean(column.type):
         return numpy_values(column.cast(pa.uint8())).astype(bool)
-    array = column.combine_chunks()
-    values: np.ndarray[tuple[int], Any] = np.frombuffer(array.buffers()[1] or b"", array.type.to_pandas_dtype())
-    return values[array.offset : array.offset + len(array)]
+    combined_array = column.combine_chunks()
+    values: np.ndarray[tuple[int], Any] = np.frombuffer(
+        combined_array.buffers()[1] or b"", combined_array.type.to_pandas_dtype()
+    )
+    return values[combined_array.offset : combined_array.offset + len(combined_array)]
 
 
 def text_codes(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
@@ -546,20 +554,20 @@ def sum_of(rows: pa.Table, column: str) -> int:
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
-def check_size(size: int, path: str | Path, subject: str = "") -> None:
+def check_size(nbytes: int, path: str | Path, file_text: str = "") -> None:
     """Check a file's size against the limit for its suffix.
 
     Args:
-        size: size of the file in bytes.
+        nbytes: size of the file in bytes.
         path: path of the file; only JSON and Parquet files have a limit.
-        subject: the file's name in error texts.
+        file_text: the file's name in error texts.
 
     Raises:
         FormatError: the file is larger than the limit.
     """
     largest_nbytes = LARGEST_FILE_NBYTES.get(Path(path).suffix)
-    if largest_nbytes is not None and size > largest_nbytes:
-        raise _limit_error(subject or f"file {path}", f"at most {largest_nbytes:,} bytes", f"{size:,}", path)
+    if largest_nbytes is not None and nbytes > largest_nbytes:
+        raise _limit_error(file_text or f"file {path}", f"at most {largest_nbytes:,} bytes", f"{nbytes:,}", path)
 
 
 def check_file(path: Path) -> None:
@@ -567,12 +575,12 @@ def check_file(path: Path) -> None:
     check_size(path.stat().st_size, path)
 
 
-def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: Path) -> None:
+def check_columns(metadata: pq.FileMetaData, nbytes_of_column: Mapping[str, int], path: Path) -> None:
     """Check the number of rows and the sizes in the footer of a Parquet file.
 
     Args:
         metadata: the footer.
-        columns: name of each column to read -> smallest number of bytes that one value of the column takes.
+        nbytes_of_column: name of each column to read -> smallest number of bytes that one value of the column takes.
         path: path of the Parquet file.
 
     Raises:
@@ -581,29 +589,29 @@ def check_columns(metadata: pq.FileMetaData, columns: Mapping[str, int], path: P
     if metadata.num_rows > LARGEST_ROW_COUNT:
         raise _limit_error(f"manifest {path}", f"at most {LARGEST_ROW_COUNT:,} rows", f"{metadata.num_rows:,}", path)
     # Sizes are summed over whole row groups: pyarrow ends the process if the statistics of a single column are damaged.
-    sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
-    sizes.append(metadata.num_rows * sum(columns.values()))
-    if min(sizes) < 0 or sum(sizes) > LARGEST_UNPACKED_NBYTES:
-        raise _unpacked_size_error(f"{sum(sizes):,}, by its footer", path)
+    group_nbytes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+    group_nbytes.append(metadata.num_rows * sum(nbytes_of_column.values()))
+    if min(group_nbytes) < 0 or sum(group_nbytes) > LARGEST_UNPACKED_NBYTES:
+        raise _unpacked_size_error(f"{sum(group_nbytes):,}, by its footer", path)
 
 
-def check_texts(column: pa.ChunkedArray, text_bytes: int, path: Path) -> int:
+def check_texts(column: pa.ChunkedArray, unpacked_nbytes: int, path: Path) -> int:
     """Check the total length of a column's unpacked texts; return the number of unpacked bytes of all columns so far.
 
     Args:
         column: column of texts, in Arrow's dictionary encoding.
-        text_bytes: number of unpacked bytes of the earlier columns.
+        unpacked_nbytes: number of unpacked bytes of the earlier columns.
         path: path of the Parquet file.
 
     Raises:
         FormatError: the number of rows or a size exceeds the limit for manifests.
     """
     for chunk in column.chunks:
-        lengths = pc.binary_length(chunk.dictionary).cast("int64")
-        text_bytes += int(pc.sum(lengths.take(chunk.indices)).as_py() or 0)
-        if text_bytes > LARGEST_UNPACKED_NBYTES:
-            raise _unpacked_size_error(f"{text_bytes:,} or more", path)
-    return text_bytes
+        text_lengths = pc.binary_length(chunk.dictionary).cast("int64")
+        unpacked_nbytes += int(pc.sum(text_lengths.take(chunk.indices)).as_py() or 0)
+        if unpacked_nbytes > LARGEST_UNPACKED_NBYTES:
+            raise _unpacked_size_error(f"{unpacked_nbytes:,} or more", path)
+    return unpacked_nbytes
 
 
 def check_json(values: Any, path: Path) -> None:

@@ -23,14 +23,14 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.formats.where import Condition
 
-_ID_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
-_CITATION = re.compile(
+_ID_RANGE_PATTERN = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?(?:@([0-9]{1,10}))?")
+_CITATION_PATTERN = re.compile(
     r"(?P<label>.+)@(?P<commit>[0-9a-f]{40})/(?P<name>[^/#~@]+)#(?P<ids>[^#~]+)~(?P<check>[0-9a-f]{8})"
 )
 
 LARGEST_ID_RANGE = 1_000_000
 LONGEST_LIST_TEXT = 200  # Largest number of characters of a list of ids or epochs in an error.
-FIRST_PART_GROUPS = 4  # Number of row groups in the first part of a search.
+FIRST_PART_GROUP_COUNT = 4  # Number of row groups in the first part of a search.
 
 SnapshotKey = tuple[int, int | None]
 
@@ -47,7 +47,7 @@ class Rows(Protocol):
         """Number of rows."""
 
     @property
-    def group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def row_group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Position of each row group's first row, and at the end the number of rows."""
 
     def read(self, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
@@ -56,7 +56,7 @@ class Rows(Protocol):
     def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
         """Read and check whole rows at some positions; return them in the order of the positions."""
 
-    def groups_with(
+    def row_groups_with(
         self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Find the row groups that may have a value of a column in one of some ascending intervals."""
@@ -77,7 +77,7 @@ class RowsInMemory:
         return int(self.table.num_rows)
 
     @property
-    def group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def row_group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([0, self.num_rows])
 
     def read(self, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
@@ -86,7 +86,7 @@ class RowsInMemory:
     def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
         return manifest.take_rows(self.table, positions)
 
-    def groups_with(
+    def row_groups_with(
         self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
     ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([0])
@@ -131,8 +131,8 @@ def select_rows(
             )
         positions = _find_positions(rows, collection, parse_ids(members))
     else:
-        enough = whole_number(n) if sample is None else None
-        positions = _matching_positions(rows, collection, where, snapshots, enough)
+        needed_row_count = whole_number(n) if sample is None else None
+        positions = _matching_positions(rows, collection, where, snapshots, needed_row_count)
     if n is None and sample is None:
         return rows.take(positions)
     requested_n, n = n, whole_number(n)
@@ -150,65 +150,73 @@ def select_rows(
     seed = whole_number(sample)
     if seed is None:
         raise SelectionError(f"sample of {collection}", expected="a whole number as seed", found=repr(sample))
-    candidates = rows.read(("member", "epoch"))
-    members_of_rows, epochs = (manifest.numpy_values(candidates.column(c))[positions] for c in ("member", "epoch"))
-    ranked = (
+    key_table = rows.read(("member", "epoch"))
+    member_ids, row_epochs = (manifest.numpy_values(key_table.column(c))[positions] for c in ("member", "epoch"))
+    hashed_positions = (
         (hashlib.sha256(f"sample|{seed}|{member}|{epoch}".encode()).digest(), position)
-        for member, epoch, position in zip(members_of_rows.tolist(), epochs.tolist(), positions.tolist(), strict=True)
+        for member, epoch, position in zip(member_ids.tolist(), row_epochs.tolist(), positions.tolist(), strict=True)
     )
-    return rows.take(np.array(sorted(position for _, position in heapq.nsmallest(n, ranked))))
+    return rows.take(np.array(sorted(position for _, position in heapq.nsmallest(n, hashed_positions))))
 
 
 def _matching_positions(
-    rows: Rows, collection: str, where: str | None, snapshots: bool, enough: int | None
+    rows: Rows, collection: str, where: str | None, snapshots: bool, needed_row_count: int | None
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Find the rows that can be selected and meet a condition; return their positions, ascending.
 
     Args:
         rows, collection, where, snapshots: the same arguments as in `select_rows`.
-        enough: number of rows after which the search may stop; None to find all.
+        needed_row_count: number of rows after which the search may stop; None to find all.
     """
     condition = None if where is None else Condition.parse(where)
-    used_columns = () if condition is None else condition.names
+    used_columns = () if condition is None else condition.column_names
     read_columns = [c for c in dict.fromkeys(("status", "final", *used_columns)) if c in rows.schema.names]
 
-    def candidates(groups: Sequence[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.Table]:
+    def read_candidates(row_groups: Sequence[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.Table]:
         """Read the rows of some row groups that can be selected without the condition; return their positions in the
         manifest, and the columns that are needed."""
-        table = rows.read(read_columns, groups)
+        table = rows.read(read_columns, row_groups)
         is_candidate = np.ones(table.num_rows, bool)
         if "status" not in used_columns:
             is_candidate &= _equals(table.column("status"), "ok")
         if not (snapshots or "epoch" in used_columns or "final" in used_columns):
             is_candidate &= manifest.numpy_values(table.column("final"))
-        starts, ends = rows.group_starts[:-1][groups], rows.group_starts[1:][groups]
+        row_starts, row_ends = rows.row_group_starts[:-1][row_groups], rows.row_group_starts[1:][row_groups]
         positions = np.concatenate(
-            [np.zeros(0, np.int64), *(np.arange(start, end) for start, end in zip(starts, ends, strict=True))]
+            [np.zeros(0, np.int64), *(np.arange(start, end) for start, end in zip(row_starts, row_ends, strict=True))]
         )
-        in_table = np.flatnonzero(is_candidate)
-        return positions[in_table], manifest.take_rows(table, in_table)
+        positions_in_table = np.flatnonzero(is_candidate)
+        return positions[positions_in_table], manifest.take_rows(table, positions_in_table)
 
-    all_groups = list(range(len(rows.group_starts) - 1))
-    if len(all_groups) > 1:
+    all_row_groups = list(range(len(rows.row_group_starts) - 1))
+    if len(all_row_groups) > 1:
         # The row groups are read in parts, each twice as long as the part before it, until enough rows are found. If a
         # part can't be computed by itself, or no row is found, all rows are read below.
-        possible_groups = all_groups
+        possible_row_groups = all_row_groups
         for column, (low, high) in ({} if condition is None else condition.integer_intervals()).items():
             if column in rows.schema.names:
-                with_column = set(rows.groups_with(column, np.array([low]), np.array([high])).tolist())
-                possible_groups = [group for group in possible_groups if group in with_column]
-        parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        first, length, count = 0, len(possible_groups) if enough is None else FIRST_PART_GROUPS, 0
+                groups_in_interval = set(rows.row_groups_with(column, np.array([low]), np.array([high])).tolist())
+                possible_row_groups = [group for group in possible_row_groups if group in groups_in_interval]
+        position_parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        part_start, part_length, found_count = (
+            0,
+            len(possible_row_groups) if needed_row_count is None else FIRST_PART_GROUP_COUNT,
+            0,
+        )
         with contextlib.suppress(SelectionError):
-            while first < len(possible_groups) and (enough is None or count < enough):
-                positions, table = candidates(possible_groups[first : first + length])
+            while part_start < len(possible_row_groups) and (
+                needed_row_count is None or found_count < needed_row_count
+            ):
+                positions, table = read_candidates(possible_row_groups[part_start : part_start + part_length])
                 if len(positions):
-                    parts.append(positions if condition is None else positions[condition.is_met(table, rows.schema)])
-                    count += len(parts[-1])
-                first, length = first + length, 2 * length
-            if count:
-                return np.concatenate(parts)
-    positions, table = candidates(all_groups)
+                    position_parts.append(
+                        positions if condition is None else positions[condition.is_met(table, rows.schema)]
+                    )
+                    found_count += len(position_parts[-1])
+                part_start, part_length = part_start + part_length, 2 * part_length
+            if found_count:
+                return np.concatenate(position_parts)
+    positions, table = read_candidates(all_row_groups)
     if not len(positions):
         raise SelectionError(
             f"selection of {collection}",
@@ -220,14 +228,16 @@ def _matching_positions(
     is_met = condition.is_met(table, rows.schema)
     if not is_met.any():
         raise condition.no_row_error(table)
-    met: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[is_met]
-    return met
+    met_positions: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[is_met]
+    return met_positions
 
 
 def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say for each value of a column of texts whether it equals a text."""
-    codes, texts = manifest.text_codes(column)
-    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = codes == (texts.index(text) if text in texts else -2)
+    codes, distinct_texts = manifest.text_codes(column)
+    is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = codes == (
+        distinct_texts.index(text) if text in distinct_texts else -2
+    )
     return is_equal
 
 
@@ -236,29 +246,37 @@ def _find_positions(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Find the rows of (member, epoch) pairs; return their positions in the order of the pairs."""
     # A row is found by one number: its member, and its epoch + 1, or 0 for a final row. No row has the number -1.
-    requested = np.array([(m << 32) + (0 if e is None else e + 1) if _fits(m, e) else -1 for m, e in keys])
-    requested_members = np.unique(requested[requested >= 0] >> 32)
-    groups = rows.groups_with("member", requested_members, requested_members).tolist()
-    table = rows.read(("member", "epoch", "final", "status", "reason"), groups)
-    members, epochs, final = (manifest.numpy_values(table.column(c)) for c in ("member", "epoch", "final"))
-    codes = members.astype(np.int64) << 32
-    all_codes = np.concatenate([codes + epochs + 1, codes[final]])
-    all_rows = np.concatenate([np.arange(table.num_rows), np.flatnonzero(final)])
-    order = np.argsort(all_codes, kind="stable")
-    sorted_codes = all_codes[order]
-    starts, ends = (np.searchsorted(sorted_codes, requested, side=side) for side in ("left", "right"))
-    is_present = starts < ends
-    in_table = all_rows[order[np.where(is_present, ends - 1, 0)]] if len(order) else np.zeros(len(keys), np.int64)
+    requested_codes = np.array(
+        [(m << 32) + (0 if e is None else e + 1) if _fits_columns(m, e) else -1 for m, e in keys]
+    )
+    requested_ids = np.unique(requested_codes[requested_codes >= 0] >> 32)
+    row_groups = rows.row_groups_with("member", requested_ids, requested_ids).tolist()
+    table = rows.read(("member", "epoch", "final", "status", "reason"), row_groups)
+    member_ids, epochs, is_final = (manifest.numpy_values(table.column(c)) for c in ("member", "epoch", "final"))
+    id_codes = member_ids.astype(np.int64) << 32
+    snapshot_codes = np.concatenate([id_codes + epochs + 1, id_codes[is_final]])
+    row_of_code = np.concatenate([np.arange(table.num_rows), np.flatnonzero(is_final)])
+    code_order = np.argsort(snapshot_codes, kind="stable")
+    sorted_codes = snapshot_codes[code_order]
+    first_places, end_places = (
+        np.searchsorted(sorted_codes, requested_codes, side=search_side) for search_side in ("left", "right")
+    )
+    is_present = first_places < end_places
+    positions_in_table = (
+        row_of_code[code_order[np.where(is_present, end_places - 1, 0)]]
+        if len(code_order)
+        else np.zeros(len(keys), np.int64)
+    )
     is_ok = is_present.copy()
-    is_ok[is_present] = _equals(table.column("status"), "ok")[in_table[is_present]]
-    group_positions = [np.arange(*rows.group_starts[group : group + 2]) for group in groups]
-    positions = np.concatenate([np.zeros(0, np.int64), *group_positions])
+    is_ok[is_present] = _equals(table.column("status"), "ok")[positions_in_table[is_present]]
+    positions_of_groups = [np.arange(*rows.row_group_starts[group : group + 2]) for group in row_groups]
+    positions = np.concatenate([np.zeros(0, np.int64), *positions_of_groups])
     if not is_ok.all():
-        number = int(np.argmin(is_ok))
-        member, epoch = keys[number]
-        if not is_present[number]:
+        key_number = int(np.argmin(is_ok))
+        member, epoch = keys[key_number]
+        if not is_present[key_number]:
             raise member_not_found(rows.read(("member", "epoch")), collection, member, epoch)
-        status, reason = (table.column(c)[int(in_table[number])].as_py() for c in ("status", "reason"))
+        status, reason = (table.column(c)[int(positions_in_table[key_number])].as_py() for c in ("status", "reason"))
         raise SelectionError(
             f"member {member} of {collection}",
             expected="status ok",
@@ -267,11 +285,12 @@ def _find_positions(
             collection=collection,
             member=member,
         )
-    if (ends - starts > 1).any():  # The manifest has two rows of one snapshot: reading both raises the error.
-        number = int(np.argmax(ends - starts > 1))
-        rows.take(positions[all_rows[order[starts[number] : ends[number]]]])
+    is_twice = end_places - first_places > 1
+    if is_twice.any():  # The manifest has two rows of one snapshot: reading both raises the error.
+        key_number = int(np.argmax(is_twice))
+        rows.take(positions[row_of_code[code_order[first_places[key_number] : end_places[key_number]]]])
     is_repeated = np.ones(len(keys), bool)
-    is_repeated[np.unique(in_table, return_index=True)[1]] = False
+    is_repeated[np.unique(positions_in_table, return_index=True)[1]] = False
     if is_repeated.any():
         repeated_key = keys[int(np.argmax(is_repeated))]
         raise SelectionError(
@@ -279,11 +298,11 @@ def _find_positions(
             expected="each member once",
             found=f"member {format_ids([repeated_key])} twice",
         )
-    positions_of_keys: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[in_table]
+    positions_of_keys: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[positions_in_table]
     return positions_of_keys
 
 
-def _fits(member: int, epoch: int | None) -> bool:
+def _fits_columns(member: int, epoch: int | None) -> bool:
     """Say whether a manifest's columns can hold a member and an epoch."""
     return 0 <= member < 2**31 and (epoch is None or epoch < 2**31)
 
@@ -294,8 +313,8 @@ def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | 
     present_ids = np.unique(ids_of_rows)
     range_starts = np.flatnonzero(np.append(True, np.diff(present_ids) != 1)[: len(present_ids)])
     range_ends = np.append(range_starts[1:], len(present_ids)) - 1
-    ends = zip(present_ids[range_starts].tolist(), present_ids[range_ends].tolist(), strict=True)
-    id_ranges = [f"{first}" if first == last else f"{first}-{last}" for first, last in ends]
+    range_ids = zip(present_ids[range_starts].tolist(), present_ids[range_ends].tolist(), strict=True)
+    id_ranges = [f"{first_id}" if first_id == last_id else f"{first_id}-{last_id}" for first_id, last_id in range_ids]
     expected = f"an id among {_shorten_list(','.join(id_ranges), ',')}"
     found = repr(member)
     if epoch is not None and member in present_ids:
@@ -308,12 +327,12 @@ def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | 
     )  # fmt: skip
 
 
-def _shorten_list(text: str, separator: str) -> str:
+def _shorten_list(list_text: str, separator: str) -> str:
     """Leave out the middle of a long list; return the text of the list."""
-    if len(text) <= LONGEST_LIST_TEXT:
-        return text
-    start = text[: LONGEST_LIST_TEXT // 2].rpartition(separator)[0]
-    return f"{start}{separator}…{separator}{text.rpartition(separator)[2]}"
+    if len(list_text) <= LONGEST_LIST_TEXT:
+        return list_text
+    list_start = list_text[: LONGEST_LIST_TEXT // 2].rpartition(separator)[0]
+    return f"{list_start}{separator}…{separator}{list_text.rpartition(separator)[2]}"
 
 
 def parse_ids(members: str | Iterable[int]) -> list[SnapshotKey]:
@@ -327,14 +346,16 @@ def parse_ids(members: str | Iterable[int]) -> list[SnapshotKey]:
     """
     keys: list[SnapshotKey] = []
     if isinstance(members, str):
-        for part in members.split(","):
-            match = _ID_RANGE.fullmatch(part.strip())
-            if not match or (match[2] and not 0 <= int(match[2]) - int(match[1]) < LARGEST_ID_RANGE):
+        for range_text in members.split(","):
+            range_match = _ID_RANGE_PATTERN.fullmatch(range_text.strip())
+            if not range_match or (
+                range_match[2] and not 0 <= int(range_match[2]) - int(range_match[1]) < LARGEST_ID_RANGE
+            ):
                 raise SelectionError(
-                    f"members {members[:80]!r}", expected="ids such as '0-99,205,7@40'", found=repr(part[:40])
+                    f"members {members[:80]!r}", expected="ids such as '0-99,205,7@40'", found=repr(range_text[:40])
                 )
-            epoch = int(match[3]) if match[3] else None
-            keys += [(m, epoch) for m in range(int(match[1]), int(match[2] or match[1]) + 1)]
+            epoch = int(range_match[3]) if range_match[3] else None
+            keys += [(m, epoch) for m in range(int(range_match[1]), int(range_match[2] or range_match[1]) + 1)]
     else:
         if not isinstance(members, Iterable):
             raise SelectionError("members", expected="ids in a list, or their text", found=repr(members)[:80])
@@ -369,9 +390,11 @@ def check_digits(rows: pa.Table) -> str:
     """Hash the values (member, epoch, sha256) of all rows, with the location of a member whose sha256 is null; return
     the first 8 hex digits."""
     digest = hashlib.sha256()
-    names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
-    for m, e, sha, path, offset, nbytes in zip(*(rows.column(c).to_pylist() for c in names), strict=True):
-        digest.update(f"{m}|{e}|{sha or f'{path}|{offset}|{nbytes}'}\n".encode())
+    column_names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
+    for member, epoch, sha, path, offset, nbytes in zip(
+        *(rows.column(c).to_pylist() for c in column_names), strict=True
+    ):
+        digest.update(f"{member}|{epoch}|{sha or f'{path}|{offset}|{nbytes}'}\n".encode())
     return digest.hexdigest()[:8]
 
 
@@ -402,7 +425,7 @@ def parse_citation(citation: str) -> Citation | None:
     Raises:
         SelectionError: the text contains `#` or `@` but is not a citation.
     """
-    if match := _CITATION.fullmatch(citation):
+    if match := _CITATION_PATTERN.fullmatch(citation):
         return Citation(**match.groupdict())
     if "#" in citation or "@" in citation:
         raise SelectionError(
@@ -418,11 +441,11 @@ def verify_citation(citation: Citation, present_commit: str, rows: pa.Table) -> 
     Raises:
         DamagedError: the rows of the source have changed since they were cited.
     """
-    check = check_digits(rows)
-    if (citation.commit, citation.check) == (present_commit, check):
+    present_check = check_digits(rows)
+    if (citation.commit, citation.check) == (present_commit, present_check):
         return
-    comparison = "the same weights" if citation.check == check else "other weights"
-    raise source_changed(citation, present_commit, f"with check {check}, these ids now name {comparison}")
+    weights_text = "the same weights" if citation.check == present_check else "other weights"
+    raise source_changed(citation, present_commit, f"with check {present_check}, these ids now name {weights_text}")
 
 
 def source_changed(citation: Citation, present_commit: str, change: str) -> DamagedError:

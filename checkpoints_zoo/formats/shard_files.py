@@ -1,7 +1,7 @@
 """Shards: safetensors files that hold many members; the bytes of each member are contiguous.
 
 This file has four parts: parsing of headers, reading of members' bytes through one reused buffer, writing of shards by
-    rename, and the checks of members that `verify` and `publish` share.
+rename, and the checks of members that `verify` and `publish` share.
 """
 
 from __future__ import annotations
@@ -99,53 +99,55 @@ def parse_header(prefix: bytes, file_nbytes: int, path: str | Path) -> Header:
         raise DamagedError(
             f"file {path}", expected="a safetensors file", found=kind, do="Get the file again", path=path
         )
-    length = header_length(prefix, file_nbytes, path)
+    header_nbytes = header_length(prefix, file_nbytes, path)
     try:
-        values = json.loads(prefix[8 : 8 + length].decode())
-        "".join(values).encode()  # The names of tensors in JSON may be invalid Unicode.
-        metadata = values.pop("__metadata__", {})
+        tensor_values = json.loads(prefix[8 : 8 + header_nbytes].decode())
+        "".join(tensor_values).encode()  # The names of tensors in JSON may be invalid Unicode.
+        metadata = tensor_values.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(type(v) is str for v in metadata.values()):
             raise ValueError("__metadata__ must map names to texts")
         rows = sorted(
-            ((*v["data_offsets"], name, v["dtype"], tuple(v["shape"])) for name, v in values.items()),
+            ((*v["data_offsets"], name, v["dtype"], tuple(v["shape"])) for name, v in tensor_values.items()),
             key=lambda r: (r[0], r[1]),
         )
         if not all(type(b) is int and type(e) is int and is_possible_shape(shape) for b, e, _, _, shape in rows):
             raise ValueError("offsets and shapes must be whole numbers, neither huge nor negative")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise damage_error("JSON with dtype, shape and data_offsets of each tensor", repr(error)[:200]) from error
-    tensors, tensor_start, data_bytes = {}, 0, file_nbytes - 8 - length
+    tensors, expected_start, data_nbytes = {}, 0, file_nbytes - 8 - header_nbytes
     for start, end, name, dtype, shape in rows:
         if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
             raise damage_error(f"a dtype among {', '.join(ELEMENT_BYTES)}", repr(dtype)[:40], name)
-        expected_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
-        if end - start != expected_bytes:
-            raise damage_error(f"{expected_bytes:,} bytes for {dtype} {list(shape)}", f"offsets [{start}, {end}]", name)
-        if start != tensor_start:
-            kind = "overlaps" if start < tensor_start else "leaves a hole after"
+        expected_nbytes = math.prod(shape) * ELEMENT_BYTES[dtype]
+        if end - start != expected_nbytes:
             raise damage_error(
-                f"offsets that start at {tensor_start}", f"[{start}, {end}], which {kind} the tensor before", name
+                f"{expected_nbytes:,} bytes for {dtype} {list(shape)}", f"offsets [{start}, {end}]", name
             )
-        if end > data_bytes:
-            raise damage_error(f"offsets within the {data_bytes:,} bytes of tensors", f"[{start}, {end}]", name)
-        tensors[name], tensor_start = (dtype, shape, start, end), end
-    if tensor_start != data_bytes:
+        if start != expected_start:
+            kind = "overlaps" if start < expected_start else "leaves a hole after"
+            raise damage_error(
+                f"offsets that start at {expected_start}", f"[{start}, {end}], which {kind} the tensor before", name
+            )
+        if end > data_nbytes:
+            raise damage_error(f"offsets within the {data_nbytes:,} bytes of tensors", f"[{start}, {end}]", name)
+        tensors[name], expected_start = (dtype, shape, start, end), end
+    if expected_start != data_nbytes:
         raise damage_error(
-            f"{tensor_start:,} bytes of tensors", f"{data_bytes:,}: the file is cut, or more was appended"
+            f"{expected_start:,} bytes of tensors", f"{data_nbytes:,}: the file is cut, or more was appended"
         )
-    return Header(tensors, 8 + length, metadata)
+    return Header(tensors, 8 + header_nbytes, metadata)
 
 
 def header_length(prefix: bytes, file_nbytes: int, path: str | Path) -> int:
     """Read the length of a safetensors header from the file's first eight bytes, and check it against the file's size;
     return the length."""
-    length = struct.unpack("<Q", prefix[:8])[0] if len(prefix) >= 8 else None
-    if length is not None and 2 <= length <= min(LARGEST_HEADER_NBYTES, file_nbytes - 8):
-        return int(length)
+    header_nbytes = struct.unpack("<Q", prefix[:8])[0] if len(prefix) >= 8 else None
+    if header_nbytes is not None and 2 <= header_nbytes <= min(LARGEST_HEADER_NBYTES, file_nbytes - 8):
+        return int(header_nbytes)
     raise DamagedError(
         f"file {path}",
         expected=f"a safetensors header within its {file_nbytes:,} bytes",
-        found="too few bytes for a header" if length is None else f"a header length of {length:,}",
+        found="too few bytes for a header" if header_nbytes is None else f"a header length of {header_nbytes:,}",
         do="The file is cut or no safetensors file; get it again",
         path=path,
     )
@@ -204,8 +206,8 @@ def check_own_header(header_bytes: bytes, layout: Layout, path: str | Path) -> N
 def _tensor_text(tensor_name: str, tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> str:
     if tensor_name not in tensors:
         return f"no tensor {tensor_name!r}"
-    dtype, shape, begin = tensors[tensor_name]
-    return f"tensor {tensor_name!r}, {dtype} {list(shape)} at {begin}"
+    dtype, shape, tensor_start = tensors[tensor_name]
+    return f"tensor {tensor_name!r}, {dtype} {list(shape)} at {tensor_start}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,28 +240,28 @@ def read_members(
         DamagedError: a file is shorter than the members' locations need.
     """
     for group in group_adjacent(locations, buffer_bytes):
-        size = sum(x.layout.nbytes for x in group)
-        file_size = group[0].path.stat().st_size
-        if file_size < group[0].offset + size:  # Check the size of the file before memory is allocated.
-            raise _cut_error(group[0], group[0].offset + size, file_size)
-        yield group, read_into(group[0], group[0].offset, reused_buffer(size))
+        group_nbytes = sum(x.layout.nbytes for x in group)
+        file_nbytes = group[0].path.stat().st_size
+        if file_nbytes < group[0].offset + group_nbytes:  # Check the size of the file before memory is allocated.
+            raise _cut_error(group[0], group[0].offset + group_nbytes, file_nbytes)
+        yield group, read_into(group[0], group[0].offset, reused_buffer(group_nbytes))
 
 
 def group_adjacent(locations: Sequence[Location], largest_nbytes: int) -> Iterator[list[Location]]:
     """Group members whose bytes follow each other in a file; yield groups of at most `largest_nbytes` bytes, or of one
     member."""
     group: list[Location] = []
-    for x in locations:
-        last_location = group[-1] if group else x
+    for location in locations:
+        last_location = group[-1] if group else location
         is_adjacent = (
-            x.layout is last_location.layout
-            and x.path == last_location.path
-            and x.offset == last_location.offset + last_location.layout.nbytes
+            location.layout is last_location.layout
+            and location.path == last_location.path
+            and location.offset == last_location.offset + last_location.layout.nbytes
         )
-        if group and not (is_adjacent and (len(group) + 1) * x.layout.nbytes <= largest_nbytes):
+        if group and not (is_adjacent and (len(group) + 1) * location.layout.nbytes <= largest_nbytes):
             yield group
             group = []
-        group.append(x)
+        group.append(location)
     if group:
         yield group
 
@@ -284,19 +286,19 @@ def read_into(location: Location, offset: int, buffer: memoryview) -> memoryview
 
 def read_at(file: FileIO, location: Location, offset: int, buffer: memoryview) -> None:
     file.seek(offset)
-    read_count = 0
-    while read_count < len(buffer):
-        count = file.readinto(buffer[read_count:])
-        if not count:
-            raise _cut_error(location, offset + len(buffer), offset + read_count)
-        read_count += count
+    read_nbytes = 0
+    while read_nbytes < len(buffer):
+        new_nbytes = file.readinto(buffer[read_nbytes:])
+        if not new_nbytes:
+            raise _cut_error(location, offset + len(buffer), offset + read_nbytes)
+        read_nbytes += new_nbytes
 
 
-def _cut_error(location: Location, expected: int, found: int) -> DamagedError:
+def _cut_error(location: Location, expected_nbytes: int, found_nbytes: int) -> DamagedError:
     return DamagedError(
         f"file {location.path}",
-        expected=f"{expected:,} bytes or more",
-        found=f"{found:,}",
+        expected=f"{expected_nbytes:,} bytes or more",
+        found=f"{found_nbytes:,}",
         do="Get the file again",
         member=location.member,
         path=location.path,
@@ -335,12 +337,12 @@ def shard_header(layout: Layout, prefixes: Iterable[str]) -> bytes:
             offsets = [start + t.offset, start + t.offset + t.nbytes]
             tensors[prefix + t.name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": offsets}
         if layout.pad:
-            offsets = [start + layout.payload, start + layout.nbytes]
+            offsets = [start + layout.payload_nbytes, start + layout.nbytes]
             tensors[prefix + PAD_NAME] = {"dtype": "U8", "shape": [layout.pad], "data_offsets": offsets}
         start += layout.nbytes
-    text = json.dumps(tensors, separators=(",", ":")).encode()
-    length = len(text) + -(8 + len(text)) % HEADER_ALIGNMENT
-    return struct.pack("<Q", length) + text.ljust(length)
+    header_json = json.dumps(tensors, separators=(",", ":")).encode()
+    padded_length = len(header_json) + -(8 + len(header_json)) % HEADER_ALIGNMENT
+    return struct.pack("<Q", padded_length) + header_json.ljust(padded_length)
 
 
 def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
@@ -348,28 +350,35 @@ def first_offset(layout: Layout, prefixes: Sequence[str]) -> int:
     return len(shard_header(layout, prefixes))
 
 
-def members_per_shard(layout: Layout, snapshots: int = 1) -> int:
+def members_per_shard(layout: Layout, most_snapshots: int = 1) -> int:
     """Return the number of members in each shard, which holds at most 2 GB and at most 32,000 tensors."""
-    tensors = len(layout.tensors) + bool(layout.pad)
+    tensor_count = len(layout.tensors) + bool(layout.pad)
     nbytes = max(1, layout.nbytes)  # A network may have only empty tensors.
-    return max(1, min(LARGEST_SHARD_NBYTES // (nbytes * snapshots), LARGEST_TENSOR_COUNT // (tensors * snapshots)))
+    return max(
+        1,
+        min(LARGEST_SHARD_NBYTES // (nbytes * most_snapshots), LARGEST_TENSOR_COUNT // (tensor_count * most_snapshots)),
+    )
 
 
-def write_shard(folder: Path, shard_number: int, layout: Layout, members: Sequence[tuple[str, Bytes]]) -> Path:
+def write_shard(
+    folder: Path, shard_number: int, layout: Layout, prefixes_and_bytes: Sequence[tuple[str, Bytes]]
+) -> Path:
     """Write a shard of members that are in memory; return the path of the shard.
 
     Args:
         folder, shard_number, layout: the same arguments as in `stream_shard`.
-        members: (prefix of the tensor names, bytes) of each member, in the order of the shard.
+        prefixes_and_bytes: (prefix of the tensor names, bytes) of each member, in the order of the shard.
 
     Raises:
         UsageError: for the same reasons as in `stream_shard`.
     """
-    return stream_shard(folder, shard_number, layout, [key for key, _ in members], (raw for _, raw in members))
+    return stream_shard(
+        folder, shard_number, layout, [key for key, _ in prefixes_and_bytes], (raw for _, raw in prefixes_and_bytes)
+    )
 
 
 def stream_shard(
-    folder: Path, shard_number: int, layout: Layout, prefixes: Sequence[str], members: Iterable[Bytes]
+    folder: Path, shard_number: int, layout: Layout, prefixes: Sequence[str], members_bytes: Iterable[Bytes]
 ) -> Path:
     """Write a shard under the name NUMBER-HASH.safetensors, by rename; return the path of the shard.
 
@@ -380,7 +389,7 @@ def stream_shard(
         shard_number: number of the shard, with which the file name begins.
         layout: the layout that all members have.
         prefixes: prefix of each member's tensor names ("000123/"), in the order of the members in the shard.
-        members: iterator over the bytes of each member; one member is in memory at a time.
+        members_bytes: iterator over the bytes of each member; one member is in memory at a time.
 
     Raises:
         UsageError: a prefix occurs twice, there are more members than prefixes or fewer, or a member's number of bytes
@@ -390,28 +399,30 @@ def stream_shard(
     if len(set(prefixes)) < len(prefixes):
         raise UsageError(f"members of shard {shard_number}", expected=expected, found="others")
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(
+    temporary_path = temporary_name(
         folder / f"{shard_number:05d}"
     )  # The final name of the shard contains the hash of its content.
     header = shard_header(layout, prefixes)
-    digest, count = hashlib.sha256(header), 0
+    digest, member_count = hashlib.sha256(header), 0
     try:
-        with temporary.open("wb") as file:
+        with temporary_path.open("wb") as file:
             file.write(header)
-            for member in members:
-                count += 1
-                if len(member) != layout.nbytes or count > len(prefixes):
+            for member_bytes in members_bytes:
+                member_count += 1
+                if len(member_bytes) != layout.nbytes or member_count > len(prefixes):
                     raise UsageError(f"members of shard {shard_number}", expected=expected, found="others")
-                file.write(member)
-                digest.update(member)
-            if count < len(prefixes):
-                raise UsageError(f"members of shard {shard_number}", expected=f"{len(prefixes)}", found=f"{count}")
+                file.write(member_bytes)
+                digest.update(member_bytes)
+            if member_count < len(prefixes):
+                raise UsageError(
+                    f"members of shard {shard_number}", expected=f"{len(prefixes)}", found=f"{member_count}"
+                )
             file.flush()
             os.fsync(file.fileno())
         path = folder / f"{shard_number:05d}-{digest.hexdigest()[:8]}.safetensors"
-        temporary.replace(path)
+        temporary_path.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
     return path
 
 
@@ -423,27 +434,29 @@ def shard_layout(layout: Layout) -> Layout:
     """
     tensors = [t for t in layout.tensors if not is_counter(t.name)]
     dtypes = ["F32" if t.is_statistic and t.dtype in ("F16", "BF16") else t.dtype for t in tensors]
-    return Layout.of(((t.name, kind, t.shape) for t, kind in zip(tensors, dtypes, strict=True)), layout.rebuilt)
+    return Layout.of(
+        ((t.name, kind, t.shape) for t, kind in zip(tensors, dtypes, strict=True)), layout.rebuilt_counters
+    )
 
 
-def repack(layout: Layout, member: Bytes, target_layout: Layout) -> bytearray:
+def repack(layout: Layout, member_bytes: Bytes, target_layout: Layout) -> bytearray:
     """Rearrange a member's bytes from its layout to `shard_layout(layout)`; return the rearranged bytes.
 
     Args:
         layout: present layout of the bytes.
-        member: bytes of the member, from its first tensor on.
+        member_bytes: bytes of the member, from its first tensor on.
         target_layout: layout of the rearranged bytes, `shard_layout(layout)`.
     """
-    repacked = bytearray(target_layout.nbytes)
-    source_tensors = {t.name: t for t in layout.tensors}
-    for t in target_layout.tensors:
-        source_tensor = source_tensors[t.name]
-        raw = np.frombuffer(member, np.uint8, count=source_tensor.nbytes, offset=source_tensor.offset)
-        if source_tensor.dtype != t.dtype:
+    repacked_bytes = bytearray(target_layout.nbytes)
+    old_specs = {spec.name: spec for spec in layout.tensors}
+    for new_spec in target_layout.tensors:
+        old_spec = old_specs[new_spec.name]
+        raw = np.frombuffer(member_bytes, np.uint8, count=old_spec.nbytes, offset=old_spec.offset)
+        if old_spec.dtype != new_spec.dtype:
             float32_bits = raw.view("<u2").astype("<u4") << np.uint32(16)
-            raw = (float32_bits if source_tensor.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
-        repacked[t.offset : t.offset + t.nbytes] = raw.data
-    return repacked
+            raw = (float32_bits if old_spec.dtype == "BF16" else raw.view("<f2").astype("<f4")).view(np.uint8)
+        repacked_bytes[new_spec.offset : new_spec.offset + new_spec.nbytes] = raw.data
+    return repacked_bytes
 
 
 @dataclass(frozen=True)
@@ -473,7 +486,8 @@ def check_bytes(
     """Check one member's location, hash and values; return (kind, text) of each problem, and the hash of the member.
 
     Args:
-        location: location of the member's bytes. expected_hash: content hash (sha256) that the manifest states.
+        location: location of the member's bytes.
+        expected_hash: content hash (sha256) that the manifest states; None to leave the comparison out.
         check_finite: whether the member's values must be finite.
 
     Raises:
@@ -518,28 +532,31 @@ def check_hashes(locations: Sequence[Location], hashes: Sequence[str | None]) ->
 
 def check_against_files(locations: Sequence[Location]) -> None:
     """Check that files have members' tensors at the members' locations, by the headers of the files."""
-    headers: dict[Path, Header] = {}
-    tensors_of_layout: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
+    header_of_path: dict[Path, Header] = {}
+    expected_tensors: dict[int, list[tuple[str, str, tuple[int, ...], int, int]]] = {}  # by layout
     checked_headers: set[tuple[int, bytes]] = set()
     for location in locations:
         if location.layout.header_nbytes:
             _check_member_header(location, checked_headers)
             continue
-        if location.path not in headers:
-            headers[location.path] = _read_header_once(location.path, file_stamp(location.path))
-        get_tensor, prefix, member_start = (
-            headers[location.path].tensors.get,
+        if location.path not in header_of_path:
+            header_of_path[location.path] = _read_header_once(location.path, file_stamp(location.path))
+        tensor_of_name, prefix, member_data_start = (
+            header_of_path[location.path].tensors.get,
             location.prefix,
-            location.offset - headers[location.path].data_start,
+            location.offset - header_of_path[location.path].data_start,
         )
-        if id(location.layout) not in tensors_of_layout:
-            tensors_of_layout[id(location.layout)] = [
+        if id(location.layout) not in expected_tensors:
+            expected_tensors[id(location.layout)] = [
                 (t.name, t.dtype, t.shape, t.offset, t.offset + t.nbytes) for t in location.layout.tensors
             ]
-        for at, (name, dtype, shape, start, end) in enumerate(tensors_of_layout[id(location.layout)]):
-            if get_tensor(prefix + name) != (dtype, shape, member_start + start, member_start + end):
+        for tensor_position, (name, dtype, shape, start, end) in enumerate(expected_tensors[id(location.layout)]):
+            if tensor_of_name(prefix + name) != (dtype, shape, member_data_start + start, member_data_start + end):
                 raise _misplaced_error(
-                    location, location.layout.tensors[at], get_tensor(prefix + name), member_start + start
+                    location,
+                    location.layout.tensors[tensor_position],
+                    tensor_of_name(prefix + name),
+                    member_data_start + start,
                 )
 
 
@@ -564,12 +581,12 @@ def _check_member_header(location: Location, checked_headers: set[tuple[int, byt
             is compared once.
     """
     layout = location.layout
-    header_start, size = location.offset - layout.header_nbytes, location.path.stat().st_size
-    if header_start < 0 or location.offset + layout.nbytes > size:
+    header_start, file_nbytes = location.offset - layout.header_nbytes, location.path.stat().st_size
+    if header_start < 0 or location.offset + layout.nbytes > file_nbytes:
         raise DamagedError(
             f"member {location.member} in file {location.path}",
             expected=f"bytes {header_start:,} to {location.offset + layout.nbytes:,}, as the manifest says",
-            found=f"a file of {size:,} bytes",
+            found=f"a file of {file_nbytes:,} bytes",
             do="Get the file again",
             member=location.member,
             path=location.path,
@@ -607,15 +624,15 @@ def find_duplicates(collections: Iterable[tuple[str, pa.Table, Sequence[str | No
     problems = []
     for name, rows, hashes in collections:
         columns = (rows.column(c).to_pylist() for c in ("member", "method", "run"))
-        for member, method, run, digest in zip(*columns, hashes, strict=True):
-            source = (name, method, run)
-            if digest is None:
+        for member, method, run, member_hash in zip(*columns, hashes, strict=True):
+            origin = (name, method, run)
+            if member_hash is None:
                 continue
-            if digest not in first_with_hash:
-                first_with_hash[digest] = member, source
-            elif method not in REPEATING_METHODS or first_with_hash[digest][1] != source:
-                other_member, (collection, *_) = first_with_hash[digest]
-                other_text = f"member {other_member}{'' if collection == name else f' of {collection}'}"
+            if member_hash not in first_with_hash:
+                first_with_hash[member_hash] = member, origin
+            elif method not in REPEATING_METHODS or first_with_hash[member_hash][1] != origin:
+                first_member, (collection, *_) = first_with_hash[member_hash]
+                other_text = f"member {first_member}{'' if collection == name else f' of {collection}'}"
                 text = f"expected weights of its own; found those of {other_text}."
                 problems.append(Problem(name, member, "duplicate", text))
     return problems

@@ -67,22 +67,22 @@ def markdown_code(text: str, largest_length: int = LONGEST_LINE) -> str:
         return "(empty)"
     if "|" in line:
         return markdown_text(text, largest_length)
-    backticks = _backtick_fence(line, 1)
-    space = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{backticks}{space}{line}{space}{backticks}"
+    fence = _backtick_fence(line, 1)
+    fence_space = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{fence_space}{line}{fence_space}{fence}"
 
 
 def markdown_block(text: str) -> str:
     """Write a text as a block of code in Markdown; return the block."""
     lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
-    block = "\n".join(lines).strip("\n")
-    ticks = _backtick_fence(block, 3)
-    return f"{ticks}text\n{block}\n{ticks}"
+    block_text = "\n".join(lines).strip("\n")
+    fence = _backtick_fence(block_text, 3)
+    return f"{fence}text\n{block_text}\n{fence}"
 
 
-def _backtick_fence(text: str, smallest_length: int) -> str:
+def _backtick_fence(text: str, fewest_backticks: int) -> str:
     """Return a row of backticks that is longer than any row of backticks in the text."""
-    return "`" * max(smallest_length, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+    return "`" * max(fewest_backticks, *(len(run) + 1 for run in re.findall("`+", text)), 0)
 
 
 def yaml_string(text: str, largest_length: int = LONGEST_LINE) -> str:
@@ -109,9 +109,9 @@ def format_bytes(nbytes: int) -> str:
     >>> format_bytes(512), format_bytes(936_448), format_bytes(23_000_000_000)
     ('512 B', '936.4 kB', '23 GB')
     """
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.4g} {unit}"
+    for unit, unit_nbytes in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= unit_nbytes:
+            return f"{nbytes / unit_nbytes:.4g} {unit}"
     return f"{nbytes} B"
 
 
@@ -121,19 +121,21 @@ def summarize_values(values: Sequence[Any], noun: str = "member") -> str:
     >>> summarize_values([0.1, 0.1, None]), summarize_values([1, 2, 1]), summarize_values([*range(100)])
     ('`0.1` (1 member without)', '`1` (2 members), `2` (1 member)', '`0` to `99`')
     """
-    counts = Counter(v for v in values if v is not None)
-    sorted_values = sorted(counts)
-    missing_count = len(values) - counts.total()
+    count_of_value = Counter(v for v in values if v is not None)
+    sorted_values = sorted(count_of_value)
+    missing_count = len(values) - count_of_value.total()
     missing_text = f" ({count_with_noun(missing_count, noun)} without)" if missing_count else ""
     if len(sorted_values) == 1:
         return f"{markdown_code(_value_text(sorted_values[0]))}{missing_text}"
     if len(sorted_values) <= LARGEST_LISTED_COUNT:
         return (
-            ", ".join(f"{markdown_code(_value_text(v))} ({count_with_noun(counts[v], noun)})" for v in sorted_values)
+            ", ".join(
+                f"{markdown_code(_value_text(v))} ({count_with_noun(count_of_value[v], noun)})" for v in sorted_values
+            )
             + missing_text
         )
-    smallest, largest = (markdown_code(_value_text(sorted_values[i])) for i in (0, -1))
-    return f"{smallest} to {largest}{missing_text}"
+    smallest_text, largest_text = (markdown_code(_value_text(sorted_values[i])) for i in (0, -1))
+    return f"{smallest_text} to {largest_text}{missing_text}"
 
 
 def _value_text(value: Any) -> str:

@@ -84,7 +84,7 @@ class Condition:
                 `ALLOWED_FUNCTIONS`.
 
         >>> condition = Condition.parse("test_accuracy > 0.9 AND member < 2")
-        >>> condition.names
+        >>> condition.column_names
         ('test_accuracy', 'member')
         >>> table = pa.table({"member": [0, 1, 2], "test_accuracy": [0.97, None, 0.98]})
         >>> condition.is_met(table, table.schema).tolist()
@@ -95,7 +95,7 @@ class Condition:
         return cls(text, statement, tuple(column_uses))
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def column_names(self) -> tuple[str, ...]:
         """Names of the columns that the condition uses, in order, each once."""
         return tuple(dict.fromkeys(name for name, _ in self.column_uses))
 
@@ -111,14 +111,16 @@ class Condition:
         """
         import duckdb
 
-        for name in self.names:
+        for name in self.column_names:
             _check_column(table, schema, self.text, name, (name, True) in self.column_uses)
         # Names that differ only in case are one column to DuckDB.
-        if len({name.lower() for name in self.names}) < len(self.names):
-            raise _condition_error(self.text, "names of columns that differ in more than case", ", ".join(self.names))
+        if len({name.lower() for name in self.column_names}) < len(self.column_names):
+            raise _condition_error(
+                self.text, "names of columns that differ in more than case", ", ".join(self.column_names)
+            )
         with _connect() as connection:
             try:
-                _create_rows(connection, table, self.names)
+                _create_rows(connection, table, self.column_names)
                 # The text of the statement gives good error messages; the syntax tree has the exact values of long
                 # constants.
                 result = connection.execute(_STATEMENT_TEMPLATES["select_list"].format(self.text))
@@ -135,15 +137,15 @@ class Condition:
                 found = _shorten_message(str(error).partition(": ")[2])
                 contents_text = "; ".join(
                     f"{name} holds {_CONTENTS_OF_TYPE.get(_duckdb_type(schema, name), 'numbers')}"
-                    for name in self.names
+                    for name in self.column_names
                 )
                 raise _condition_error(self.text, "values that fit the columns", found, contents_text) from error
 
     def no_row_error(self, table: pa.Table) -> SelectionError:
         """Return the error for a condition that no row of a table meets."""
-        tree = self.statement["statements"][0]["node"]["select_list"][0]
-        range_texts = list(dict.fromkeys(_column_ranges(table, tree)))
-        if _has_division(tree):
+        condition_tree = self.statement["statements"][0]["node"]["select_list"][0]
+        range_texts = list(dict.fromkeys(_column_ranges(table, condition_tree)))
+        if _has_division(condition_tree):
             range_texts.append("a division by zero is null")
         return _condition_error(self.text, "a row that meets it", f"none of {table.num_rows:,}", "; ".join(range_texts))
 
@@ -153,32 +155,32 @@ class Condition:
 
         Comparisons below OR and NOT, and on computed values, are left out: the intervals of other columns are infinite.
         """
-        intervals: dict[str, tuple[int, int]] = {}
+        interval_of_column: dict[str, tuple[int, int]] = {}
         for name, low, high in _integer_bounds(self.statement["statements"][0]["node"]["select_list"][0]):
-            old_low, old_high = intervals.get(name, (low, high))
-            intervals[name] = max(low, old_low), min(high, old_high)
-        return intervals
+            old_low, old_high = interval_of_column.get(name, (low, high))
+            interval_of_column[name] = max(low, old_low), min(high, old_high)
+        return interval_of_column
 
 
 def _integer_bounds(node: dict[str, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield (column, lowest value, highest value) for each comparison that must hold where a node is true."""
-    kind = node["type"]
-    if kind == "CONJUNCTION_AND":
+    node_type = node["type"]
+    if node_type == "CONJUNCTION_AND":
         for child in node["children"]:
             yield from _integer_bounds(child)
         return
-    if node["class"] == "BETWEEN" and kind == "COMPARE_BETWEEN":
-        column, constants = node["input"], [node["lower"], node["upper"]]
+    if node["class"] == "BETWEEN" and node_type == "COMPARE_BETWEEN":
+        column_node, constant_nodes = node["input"], [node["lower"], node["upper"]]
     elif node["class"] == "COMPARISON":
-        column, constants = node["left"], [node["right"]]
-    elif kind == "COMPARE_IN":
-        column, *constants = node["children"]
+        column_node, constant_nodes = node["left"], [node["right"]]
+    elif node_type == "COMPARE_IN":
+        column_node, *constant_nodes = node["children"]
     else:
         return
-    values = [_integer_constant(constant) for constant in constants]
-    if column["class"] != "COLUMN_REF" or None in values:
+    numbers_or_none = [_integer_constant(constant) for constant in constant_nodes]
+    if column_node["class"] != "COLUMN_REF" or None in numbers_or_none:
         return
-    numbers = [value for value in values if value is not None]
+    numbers = [value for value in numbers_or_none if value is not None]
     low, high = {
         "COMPARE_GREATERTHAN": (numbers[0], _LARGEST_INTEGER),
         "COMPARE_GREATERTHANOREQUALTO": (numbers[0], _LARGEST_INTEGER),
@@ -187,8 +189,8 @@ def _integer_bounds(node: dict[str, Any]) -> Iterator[tuple[str, int, int]]:
         "COMPARE_EQUAL": (numbers[0], numbers[0]),
         "COMPARE_BETWEEN": (numbers[0], numbers[-1]),
         "COMPARE_IN": (min(numbers), max(numbers)),
-    }.get(kind, (-_LARGEST_INTEGER, _LARGEST_INTEGER))
-    yield column["column_names"][0], low, high
+    }.get(node_type, (-_LARGEST_INTEGER, _LARGEST_INTEGER))
+    yield column_node["column_names"][0], low, high
 
 
 def _integer_constant(node: dict[str, Any]) -> int | None:
@@ -205,10 +207,10 @@ def _condition_error(condition: str, expected: str, found: str, do: str = "") ->
 
 def _shorten_message(message: str) -> str:
     """Shorten an error message of DuckDB to the part that helps the author of the condition; return this part."""
-    first_part = re.split(r"\n|\. You might| - an explicit| when casting|, expected format", message)[0]
+    helpful_part = re.split(r"\n|\. You might| - an explicit| when casting|, expected format", message)[0]
     for symbol, word in _LIKE_OPERATORS.items():
-        first_part = first_part.replace(f"'{symbol}(", f"'{word}(")
-    return (first_part if len(first_part) <= 200 else f"{first_part[:200]}…").rstrip(".! ")
+        helpful_part = helpful_part.replace(f"'{symbol}(", f"'{word}(")
+    return (helpful_part if len(helpful_part) <= 200 else f"{helpful_part[:200]}…").rstrip(".! ")
 
 
 def _connect() -> DuckDBPyConnection:
@@ -234,7 +236,7 @@ def _parse_and_check(connection: DuckDBPyConnection, condition: str) -> tuple[An
     if re.search("[\0\ud800-\udfff]", condition):
         raise _condition_error(condition, _EXAMPLE_TEXT, "a NUL or half a surrogate pair")
     try:
-        (where_statement, tree), (select_statement, select_list_trees) = (
+        (where_statement, condition_tree), (select_statement, select_list_trees) = (
             _parse_in_template(connection, template_name, condition) for template_name in _STATEMENT_TEMPLATES
         )
         message = (
@@ -248,13 +250,13 @@ def _parse_and_check(connection: DuckDBPyConnection, condition: str) -> tuple[An
             # `offset` is the only column of the manifest whose name is a reserved word of SQL.
             do = 'Write the column "offset" with double quotes' if 'near "offset"' in message.lower() else ""
             raise _condition_error(condition, _EXAMPLE_TEXT, _shorten_message(message), do)
-        if select_list_trees != [tree] or [where_statement, select_statement] != [
+        if select_list_trees != [condition_tree] or [where_statement, select_statement] != [
             _parse_in_template(connection, template_name, "TRUE")[0] for template_name in _STATEMENT_TEMPLATES
         ]:
             found = "a parameter, a second statement, or a clause such as ORDER BY or LIMIT"
             raise _condition_error(condition, "one expression only", found)
         select_statement["statements"][0]["node"]["select_list"] = select_list_trees
-        return select_statement, list(_column_uses(tree, condition))
+        return select_statement, list(_column_uses(condition_tree, condition))
     except RecursionError:
         raise _condition_error(condition, f"at most {LARGEST_DEPTH} expressions inside each other", "more") from None
 
@@ -266,10 +268,14 @@ def _parse_in_template(
     condition, and the tree of the condition."""
     # The statement is passed in base64, so that its text can't change this query; a bound parameter would make DuckDB
     # import pandas.
-    text = base64.b64encode(_STATEMENT_TEMPLATES[template_name].format(condition).encode()).decode()
-    rows = connection.execute(f"SELECT json_serialize_sql(decode(from_base64('{text}')))").fetchall()
-    tree = json.loads(rows[0][0], object_pairs_hook=_without_positions)
-    return tree, None if tree["error"] else tree["statements"][0]["node"].pop(template_name, None)
+    encoded_statement = base64.b64encode(_STATEMENT_TEMPLATES[template_name].format(condition).encode()).decode()
+    result_rows = connection.execute(
+        f"SELECT json_serialize_sql(decode(from_base64('{encoded_statement}')))"
+    ).fetchall()
+    statement_tree = json.loads(result_rows[0][0], object_pairs_hook=_without_positions)
+    return statement_tree, None if statement_tree["error"] else statement_tree["statements"][0]["node"].pop(
+        template_name, None
+    )
 
 
 def _without_positions(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -327,13 +333,15 @@ def _forbidden_part(node: dict[str, Any]) -> str:
         return _PLAIN_NAME_OF_SYNTAX.get(node_class, f"the expression {node['type'].lower().replace('_', ' ')}")
     if name not in _ALLOWED_FUNCTION_NAMES or node["schema"] not in ("", "main") or node["catalog"]:
         full_name = f"{node['schema']}.{name}()".removeprefix("main").removeprefix(".")
-        call_text = f"operator {name.removesuffix('__postfix')}" if node["is_operator"] else f"function {full_name}"
-        return _PLAIN_NAME_OF_SYNTAX.get(name, f"the {call_text}")
+        operation_text = (
+            f"operator {name.removesuffix('__postfix')}" if node["is_operator"] else f"function {full_name}"
+        )
+        return _PLAIN_NAME_OF_SYNTAX.get(name, f"the {operation_text}")
     if node["filter"] or node["distinct"] or node["order_bys"]["orders"] or node["export_state"]:
         return f"{name}() with DISTINCT, ORDER BY or FILTER"
     # The time of LIKE grows as the text's length to the power of the number of % signs, and with the pattern's length.
-    pattern = operands[1].get("value", {}).get("value") if name in _LIKE_NAMES and len(operands) > 1 else ""
-    is_allowed = isinstance(pattern, str) and pattern.count("%") < 4 and len(pattern) <= LONGEST_PATTERN
+    like_pattern = operands[1].get("value", {}).get("value") if name in _LIKE_NAMES and len(operands) > 1 else ""
+    is_allowed = isinstance(like_pattern, str) and like_pattern.count("%") < 4 and len(like_pattern) <= LONGEST_PATTERN
     problem = f"LIKE with a pattern that is not text, has more than three %, or over {LONGEST_PATTERN} characters"
     return "" if is_allowed else problem
 
@@ -346,7 +354,7 @@ def _duckdb_type(schema: pa.Schema, name: str) -> str:
     return "BIGINT" if pa.types.is_integer(arrow_type) else _DUCKDB_TYPE_OF_ARROW_TYPE.get(str(arrow_type), "")
 
 
-def _check_column(table: pa.Table, schema: pa.Schema, condition: str, column_name: str, handles_null: bool) -> None:
+def _check_column(table: pa.Table, schema: pa.Schema, condition: str, column_name: str, is_null_handled: bool) -> None:
     if column_name not in schema.names:
         name_of_lowercase = {column.lower(): column for column in schema.names}
         suggestion = did_you_mean(
@@ -359,7 +367,7 @@ def _check_column(table: pa.Table, schema: pa.Schema, condition: str, column_nam
     if not _duckdb_type(schema, column_name):
         found = f"{column_name} of type {schema.field(column_name).type}"
         raise _condition_error(condition, "columns of numbers, text, true or false, or times", found)
-    if not handles_null and table.num_rows and table.column(column_name).null_count == table.num_rows:
+    if not is_null_handled and table.num_rows and table.column(column_name).null_count == table.num_rows:
         import_option = {"sha256": "--hash"}.get(
             column_name, "--evaluate DATA" if column_name.startswith(("eval_", "test_")) else ""
         )
@@ -371,33 +379,35 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: Sequenc
     """Copy columns of an Arrow table into the table `rows` of the database."""
     # Numbers are passed as numpy arrays, and each distinct text once, as JSON: for an Arrow table, or for numpy arrays
     # of texts, DuckDB would import pandas.
-    arrays, expressions, joins = {"position": np.arange(table.num_rows)}, ["arrays.position"], ""
-    for number, name in enumerate(names):
+    arrays, column_expressions, join_clauses = {"position": np.arange(table.num_rows)}, ["arrays.position"], ""
+    for column_number, name in enumerate(names):
         duckdb_type, column = _duckdb_type(table.schema, name), table.column(name)
-        valid = numpy_values(column.is_valid())
+        is_valid = numpy_values(column.is_valid())
         if duckdb_type in ("BIGINT", "BOOLEAN", "DOUBLE", "FLOAT") and column.type != pa.uint64():
-            arrays |= {f"value{number}": numpy_values(column), f"valid{number}": valid}
-            expression = f"value{number}::{duckdb_type}"
+            arrays |= {f"value{column_number}": numpy_values(column), f"valid{column_number}": is_valid}
+            expression = f"value{column_number}::{duckdb_type}"
             if duckdb_type in ("DOUBLE", "FLOAT"):  # DuckDB reads a NaN of a numpy array as null.
-                arrays[f"nan{number}"] = np.isnan(arrays[f"value{number}"])
-                expression = f"CASE WHEN nan{number} THEN 'nan'::{duckdb_type} ELSE {expression} END"
-            expression = f"CASE WHEN valid{number} THEN {expression} END"
+                arrays[f"nan{column_number}"] = np.isnan(arrays[f"value{column_number}"])
+                expression = f"CASE WHEN nan{column_number} THEN 'nan'::{duckdb_type} ELSE {expression} END"
+            expression = f"CASE WHEN valid{column_number} THEN {expression} END"
         else:
-            encoded = column.cast(pa.string()).dictionary_encode().unify_dictionaries().combine_chunks()
-            texts = json.dumps(encoded.dictionary.to_pylist()).replace("'", "''")
+            encoded_column = column.cast(pa.string()).dictionary_encode().unify_dictionaries().combine_chunks()
+            texts_as_json = json.dumps(encoded_column.dictionary.to_pylist()).replace("'", "''")
             connection.execute(
-                f"CREATE TABLE texts{number} AS SELECT unnest(range({len(encoded.dictionary)})) AS code, "
-                f"""unnest(from_json_strict('{texts}', '["{duckdb_type}"]')) AS text"""
+                f"CREATE TABLE texts{column_number} AS SELECT unnest(range({len(encoded_column.dictionary)})) AS code, "
+                f"""unnest(from_json_strict('{texts_as_json}', '["{duckdb_type}"]')) AS text"""
             )
-            arrays[f"code{number}"] = np.where(valid, numpy_values(pa.chunked_array([encoded.indices])), -1)
-            joins += f" LEFT JOIN texts{number} ON code{number} = texts{number}.code"
-            expression = f"texts{number}.text"
+            arrays[f"code{column_number}"] = np.where(
+                is_valid, numpy_values(pa.chunked_array([encoded_column.indices])), -1
+            )
+            join_clauses += f" LEFT JOIN texts{column_number} ON code{column_number} = texts{column_number}.code"
+            expression = f"texts{column_number}.text"
         quoted_name = name.replace('"', '""')
-        expressions.append(f'{expression} AS "{quoted_name}"')
-    columns = ", ".join(expressions[1:] or expressions)
-    order = " ORDER BY arrays.position" if joins else ""
+        column_expressions.append(f'{expression} AS "{quoted_name}"')
+    columns = ", ".join(column_expressions[1:] or column_expressions)
+    order = " ORDER BY arrays.position" if join_clauses else ""
     connection.register("arrays", arrays)
-    connection.execute(f"CREATE TABLE rows AS SELECT {columns} FROM arrays{joins}{order}")
+    connection.execute(f"CREATE TABLE rows AS SELECT {columns} FROM arrays{join_clauses}{order}")
 
 
 def _has_division(node: dict[str, Any]) -> bool:

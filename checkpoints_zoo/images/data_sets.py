@@ -52,7 +52,7 @@ class HubSet:
         image, label: columns.
         splits: "test" and "train" -> name of this split in the repo.
         some_grey: whether some images are stored in grey although the data set has three channels.
-        repo_names: class name in this package -> class name in the repo, for names that differ.
+        repo_class_names: class name in this package -> class name in the repo, for names that differ.
         names_sorted: whether the repo's labels number the sorted class names, not the names in this package's order.
     """
 
@@ -67,7 +67,7 @@ class HubSet:
     label: str = "label"
     splits: Mapping[str, str] = field(default_factory=lambda: {"test": "test", "train": "train"})
     some_grey: bool = False
-    repo_names: Mapping[str, str] = field(default_factory=dict)
+    repo_class_names: Mapping[str, str] = field(default_factory=dict)
     names_sorted: bool = False
 
     @property
@@ -88,7 +88,7 @@ class HubSet:
         """
         if not self.names_sorted:
             return [self.classes]
-        classes_by_repo_name = sorted(self.classes, key=lambda name: self.repo_names.get(name, name))
+        classes_by_repo_name = sorted(self.classes, key=lambda name: self.repo_class_names.get(name, name))
         return [tuple(classes_by_repo_name), tuple(sorted(self.classes))]
 
 
@@ -127,7 +127,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 size=(28, 28),
                 channels=1,
                 inputs={"test": 10_000, "train": 60_000},
-                repo_names={"T-shirt/top": "T - shirt / top"},
+                repo_class_names={"T-shirt/top": "T - shirt / top"},
             ),
             HubSet(
                 "cifar10",
@@ -149,7 +149,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 inputs={"test": 10_000, "train": 50_000},
                 image="img",
                 label="fine_label",
-                repo_names={"crab": "cra"},
+                repo_class_names={"crab": "cra"},
             ),
             HubSet(
                 "tiny-imagenet",
@@ -161,7 +161,7 @@ HUB_SETS: Mapping[str, HubSet] = MappingProxyType(
                 inputs={"test": 10_000, "train": 100_000},
                 splits={"test": "valid", "train": "train"},
                 some_grey=True,
-                repo_names=_REPO_ID_OF_WRONG_MEANING,
+                repo_class_names=_REPO_ID_OF_WRONG_MEANING,
                 names_sorted=True,
             ),
             HubSet(
@@ -357,7 +357,7 @@ def _positions_of_repo_classes(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Look up the repo's class names in this package; return the position of each name in this package's order,
     (class,)."""
-    corrections = {repo_name: name for name, repo_name in hub_set.repo_names.items()}
+    corrections = {repo_name: name for name, repo_name in hub_set.repo_class_names.items()}
     corrected_names = tuple(corrections.get(name, name) for name in repo_class_names)
     if corrected_names in hub_set.possible_orders():
         return np.array([hub_set.classes.index(name) for name in corrected_names], np.int64)

@@ -81,18 +81,18 @@ class ImageData(PrintedResult):
             digest.update(self.labels.cpu().numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
-    def inputs(self, some_images: Tensor, preprocess: Preprocess) -> Tensor:
+    def inputs(self, some: Tensor, preprocess: Preprocess) -> Tensor:
         """Preprocess some of the images for members; return float32 inputs (batch, channel, height, width).
 
         Args:
-            some_images: the images to preprocess, some of `self.images`.
+            some: the images to preprocess, some of `self.images`.
             preprocess: preprocessing of the members.
 
         Raises:
             UsageError: the images have another size or other channels than the members expect.
         """
-        self._check_shape(some_images, preprocess, "images")
-        return preprocess(some_images)
+        self._check_shape(some, preprocess, "images")
+        return preprocess(some)
 
     def _check_shape(self, images: Tensor, preprocess: Preprocess, noun_in_errors: str) -> None:
         expected, found = (preprocess.channels, *preprocess.size), tuple(images.shape[1:])
@@ -124,10 +124,10 @@ class Prepared(ImageData):
     def _fingerprint_fields(self) -> dict[str, Any]:
         return {**super()._fingerprint_fields(), "dtype": "float32"}
 
-    def inputs(self, some_images: Tensor, preprocess: Preprocess) -> Tensor:
+    def inputs(self, some: Tensor, preprocess: Preprocess) -> Tensor:
         """Check the shape of some of the inputs; return them unchanged."""
-        self._check_shape(some_images, preprocess, "inputs")
-        return some_images
+        self._check_shape(some, preprocess, "inputs")
+        return some
 
 
 def in_order(data: ImageData, classes: Sequence[str]) -> ImageData:

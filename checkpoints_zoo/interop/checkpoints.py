@@ -32,10 +32,13 @@ MAX_LISTED = 5  # number of members that a warning names
 class Facts(TypedDict, total=False):
     """Facts about a collection that its weights do not show.
 
-    title: title of the collection, one line. dataset: name of the training images. classes: class names in the order of
-    the logits, or the name or path of images with these classes. preprocessing: a Preprocess, or its JSON. licence:
-    SPDX name.
-    citation: text for citing the collection.
+    Args:
+        title: title of the collection, one line.
+        dataset: name of the training images.
+        classes: class names in the order of the logits, or the name or path of images with these classes.
+        preprocessing: a Preprocess, or its JSON.
+        licence: SPDX name.
+        citation: text for citing the collection.
     """
 
     title: str

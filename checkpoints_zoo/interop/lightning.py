@@ -93,10 +93,10 @@ def _file_name(member: Member) -> str:
 def _key_map(members: Collection) -> KeyMap:
     """Return the rules that map our names to torch-uncertainty's."""
     key_map = KEY_MAPS.get(members.description.architecture)
-    if key_map is None or key_map.by_shape:
+    if key_map is None or key_map.matches_by_shape:
         raise UsageError(
             f"torch-uncertainty's names for {members.name}",
-            expected=f"members of {' or '.join(n for n, keys in KEY_MAPS.items() if not keys.by_shape)}",
+            expected=f"members of {' or '.join(n for n, keys in KEY_MAPS.items() if not keys.matches_by_shape)}",
             found=members.description.architecture,
         )
     return key_map

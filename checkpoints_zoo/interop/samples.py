@@ -34,6 +34,7 @@ from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
+from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.archives import MemberHeader
 from checkpoints_zoo.sources.archives.keymaps import unwrap_names
@@ -45,7 +46,6 @@ Samples = Iterable[Draw] | Mapping[str, Array] | Array
 StateDict = dict[str, Tensor]
 PARAMETERS = "parameters"
 Row = dict[str, Any]
-INDEPENDENT = "independent"
 _METHOD_PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -127,7 +127,7 @@ def from_samples(
     root = Path(out).expanduser().absolute()
     target = FolderSource(root, root.as_uri())
     lock_folder = cache.writable_folder("local/copies")
-    with disk.translate_write_errors(root), cache.locked_key(lock_folder, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.hold_key_lock(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         writer = DrawWriter(target, name, method)
         try:
@@ -168,7 +168,7 @@ def _check_names(collection: str, method: str) -> None:
     catalog.check_name(collection)
     if not _METHOD_PATTERN.fullmatch(str(method)):
         raise UsageError("method", expected="a word in lower case, as swag, laplace or hmc", found=repr(method)[:80])
-    if method != INDEPENDENT and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", collection):
+    if method != INDEPENDENT_METHOD and not re.fullmatch(rf".+-{re.escape(method)}(-multi)?", collection):
         raise UsageError(
             f"collection name {collection!r}",
             expected=f"a name that ends in -{method}, or -{method}-multi for several runs: a manifest holds one method",
@@ -193,8 +193,8 @@ def _check_columns(
         )
     if has_images:
         user_columns.check_no_measured_figures(checked)
-    if method == INDEPENDENT and run is not None:
-        raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT!r}")
+    if method == INDEPENDENT_METHOD and run is not None:
+        raise UsageError("run", expected="a method that has runs", found=f"method {INDEPENDENT_METHOD!r}")
     return checked | ({} if run is None else {"run": run})
 
 
@@ -529,7 +529,7 @@ class DrawWriter:
         last_draw_of_run: dict[int | None, int] = {}
         for row in self.rows:
             row |= columns_of_member[row["member"]]
-            if self.method != INDEPENDENT:
+            if self.method != INDEPENDENT_METHOD:
                 run = row.get("run")
                 row["draw"] = last_draw_of_run[run] = last_draw_of_run.get(run, -1) + 1
         measuring.mark_duplicates(self.rows)

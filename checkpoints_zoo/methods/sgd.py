@@ -31,21 +31,21 @@ def continue_training(
         problem: problem whose modes are trained further.
         runs: number of runs.
         seed: seed of the order in which each run sees the images.
-        schedule: "constant", or or "cosine-restarts" with one cycle up to each epoch of `epochs_after_mode`.
+        schedule: "constant", or "cosine-restarts" with one cycle up to each epoch of `epochs_after_mode`.
         lr: highest learning rate.
         epochs_after_mode: rising numbers of epochs since the mode, at which copies are returned; 0 for the mode itself.
 
     Raises:
         UsageError: a training loss was not finite.
     """
-    first_epoch, trains_singly = problem.recipe.epochs, problem.recipe.stack_width == 1
-    recorded_epochs = [first_epoch + epoch for epoch in epochs_after_mode]
+    mode_epoch, trains_singly = problem.recipe.epochs, problem.recipe.stack_width == 1
+    recorded_epochs = [mode_epoch + epoch for epoch in epochs_after_mode]
     recipe = replace(
         problem.recipe,
         schedule=schedule,
         lr=lr,
         schedule_unit="step",
-        milestones=tuple(sorted({first_epoch, *recorded_epochs[:-1]})) if schedule == "cosine-restarts" else (),
+        milestones=tuple(sorted({mode_epoch, *recorded_epochs[:-1]})) if schedule == "cosine-restarts" else (),
         epochs=recorded_epochs[-1],
         snapshots=tuple(recorded_epochs[:-1]),
         stack_width=1 if trains_singly else runs,
@@ -61,7 +61,7 @@ def continue_training(
     stacks: list[dict[int, Tensors]] = []
     for start in range(0, runs, runs_at_once):
         state = _copy_runs(modes, slice(start, start + runs_at_once))
-        state.epoch, state.snapshots[first_epoch] = first_epoch, _copy_state(state)
+        state.epoch, state.snapshots[mode_epoch] = mode_epoch, _copy_state(state)
         for _ in train_epochs(recipe, ids[start : start + runs_at_once], state, problem.images):
             pass
         if bool((state.failed_step >= 0).any()):
@@ -72,10 +72,9 @@ def continue_training(
                 do="Lower the rate",
             )
         stacks.append({**state.snapshots, recorded_epochs[-1]: _copy_state(state)})
-    names = [name for name in stacks[0][first_epoch] if not is_counter(name)]
+    names = [name for name in stacks[0][mode_epoch] if not is_counter(name)]
     return {
-        e - first_epoch: {name: torch.cat([part[e][name] for part in stacks]) for name in names}
-        for e in recorded_epochs
+        e - mode_epoch: {name: torch.cat([part[e][name] for part in stacks]) for name in names} for e in recorded_epochs
     }
 
 

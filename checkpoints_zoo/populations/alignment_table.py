@@ -168,11 +168,11 @@ def measure_alignment(aligned: Collection) -> Alignment:
             do="Give members.align(...)",
         )
     members, table = aligned._without_last_step(), aligned.symmetry_table
-    size = members._members_within(_BYTES_AT_ONCE)
+    size = members._member_count_within(_BYTES_AT_ONCE)
 
     def aligned_batches() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
         for batch_number, (_, params) in enumerate(members.batches(size)):
-            keys = members._keys[batch_number * size : (batch_number + 1) * size]
+            keys = members._snapshot_keys[batch_number * size : (batch_number + 1) * size]
             aligned_params, element = step(table, keys, params)
             yield params, aligned_params, element.permutations
 
@@ -189,7 +189,7 @@ def measure_alignment(aligned: Collection) -> Alignment:
     return Alignment(
         collection=members.name,
         to=str(step).removeprefix("aligned to "),
-        keys=tuple(members._keys),
+        keys=tuple(members._snapshot_keys),
         sizes={name: group.size for name, group in table.groups.items()},
         transpositions={name: torch.cat([part[name] for part in counts]) for name in table.groups},
         before=torch.cat(before),

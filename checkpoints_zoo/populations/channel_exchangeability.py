@@ -125,7 +125,7 @@ def corollary(members: Collection, *, seed: int = 0, simulations: int = 10_000) 
         raise UsageError(f"draws of {members.name}", expected="two runs or more", found=found, do=advice)
     members = members.take(sorted(draw_one_member_per_unit(numbers, seed)))
     parts: dict[str, list[Tensor]] = {}
-    for _, params in members.batches(members._members_within(_BYTES_AT_ONCE)):
+    for _, params in members.batches(members._member_count_within(_BYTES_AT_ONCE)):
         for name, values in largest_weights(table, params).items():
             parts.setdefault(name, []).append(values)
     largest_weights_by_group = {name: torch.cat(values) for name, values in parts.items()}

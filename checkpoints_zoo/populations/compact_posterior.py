@@ -284,7 +284,7 @@ def fit_gaussians(members: Collection, evaluator: Evaluator, subsets: Sequence[T
     is_in_subset = torch.zeros(len(subsets), len(members), dtype=torch.bool)
     for row, subset in zip(is_in_subset, subsets, strict=True):
         row[subset] = True
-    batches = members.batches(members._members_within(STACK_BYTES), evaluator.device, torch.float32)
+    batches = members.batches(members._member_count_within(STACK_BYTES), evaluator.device, torch.float32)
     return fit_subsets(
         (stacked for _, stacked in batches),
         is_in_subset,

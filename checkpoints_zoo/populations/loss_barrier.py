@@ -159,7 +159,7 @@ def barrier(
         return _measure_lines(evaluator, [(first.id, second.id)], lines, points)
     start = members[0] if to is None else members.member(to)
     key = (start.id, start.epoch)
-    pairs = [(start.id, member) for member, epoch in members._keys if (member, epoch) != key]
+    pairs = [(start.id, member) for member, epoch in members._snapshot_keys if (member, epoch) != key]
     return _measure_lines(evaluator, pairs, _read_line_ends(members, start, evaluator.device), points)
 
 
@@ -208,8 +208,8 @@ def _read_line_ends(
     members: Collection, reference_member: Member, device: torch.device
 ) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line from one member to each other member, in order."""
-    reference, keys = _read_weights(reference_member, device), iter(members._keys)
-    for _, stacked in members.batches(members._members_within(STACK_BYTES), device, torch.float32):
+    reference, keys = _read_weights(reference_member, device), iter(members._snapshot_keys)
+    for _, stacked in members.batches(members._member_count_within(STACK_BYTES), device, torch.float32):
         for i in range(len(next(iter(stacked.values())))):
             if next(keys) != (reference_member.id, reference_member.epoch):
                 yield reference, {name: t[i] for name, t in stacked.items()}

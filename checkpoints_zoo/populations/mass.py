@@ -71,7 +71,7 @@ def minimal_mass(
     tied = modules.superseded_names(module)
     parts = []
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and torch_device.type == "cpu"):
-        for _, params in members.batches(members._members_within(_BYTES_AT_ONCE), torch_device):
+        for _, params in members.batches(members._member_count_within(_BYTES_AT_ONCE), torch_device):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join_masses(parts, members.ids, parts[0].held)
 

@@ -232,7 +232,7 @@ def _weight_hashes(members: Collection | Predictions) -> set[object]:
     if isinstance(members, Predictions):
         return {weights for *_, weights in members.keys}
     hashes = members.rows.column("sha256").to_pylist()
-    return {known or (members.name, *key) for known, key in zip(hashes, members._keys, strict=True)}
+    return {known or (members.name, *key) for known, key in zip(hashes, members._snapshot_keys, strict=True)}
 
 
 def _subset_membership(plan: Plan) -> Tensor:

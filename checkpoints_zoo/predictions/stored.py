@@ -83,7 +83,7 @@ def check_same_members(predictions: Predictions, members: Predictions | Members)
     Raises:
         UsageError: the predictions are of other members, or were made with other weights.
     """
-    keys, expected_keys = predictions.keys, _keys(members)
+    keys, expected_keys = predictions.keys, _snapshot_keys(members)
     collection = members.facts.collection if isinstance(members, Predictions) else members.name
     difference = ""
     if [key[0] for key in keys] != [key[0] for key in expected_keys]:
@@ -105,13 +105,13 @@ def check_same_members(predictions: Predictions, members: Predictions | Members)
     return predictions
 
 
-def _keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
+def _snapshot_keys(members: Predictions | Members) -> list[tuple[int, int, str]]:
     """Return (member, epoch, content hash of the weights) of each member; the hash is "" if the manifest has no hash
     for the member."""
     if isinstance(members, Predictions):
         return members.keys
     hashes = members.rows.column("sha256").to_pylist()
-    return [(*key, known_hash or "") for key, known_hash in zip(members._keys, hashes, strict=True)]
+    return [(*key, known_hash or "") for key, known_hash in zip(members._snapshot_keys, hashes, strict=True)]
 
 
 class Predictions:
@@ -434,7 +434,7 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
     """
     columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
     positions = {key: i for i, key in enumerate(zip(*columns, strict=True))}
-    missing = [id for id, epoch in members._keys if (id, epoch) not in positions]
+    missing = [id for id, epoch in members._snapshot_keys if (id, epoch) not in positions]
     name = stored.facts.name
     if missing:
         raise MemberNotFound(
@@ -445,10 +445,10 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
             collection=stored.facts.collection,
             member=missing[0],
         )
-    rows = manifest.take_rows(stored.rows, [positions[key] for key in members._keys])
+    rows = manifest.take_rows(stored.rows, [positions[key] for key in members._snapshot_keys])
     used_hashes = rows.column("weights_sha256").to_pylist()
     for (id, _), known_hash, used_hash in zip(
-        members._keys, members.rows.column("sha256").to_pylist(), used_hashes, strict=True
+        members._snapshot_keys, members.rows.column("sha256").to_pylist(), used_hashes, strict=True
     ):
         if known_hash != used_hash:
             raise weights_mismatch(name, id, known_hash, used_hash)

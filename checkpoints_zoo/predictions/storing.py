@@ -113,10 +113,10 @@ def predict(
         hashes = _weight_hashes(members)
         _check_existing_set(existing_set, description, members, hashes)
         finished = FinishedMembers(folder, description)
-        stored_keys = {} if existing_set is None else dict.fromkeys(_keys(existing_set))
+        stored_keys = {} if existing_set is None else dict.fromkeys(_snapshot_keys(existing_set))
         positions_to_run = [
             i
-            for i, key in enumerate(members._keys)
+            for i, key in enumerate(members._snapshot_keys)
             if key not in stored_keys and not finished.has_logits(key, hashes[key])
         ]
         say(
@@ -128,11 +128,13 @@ def predict(
             _consecutive_ranges(positions_to_run),
             engine,
         ):
-            key = members._keys[position]
+            key = members._snapshot_keys[position]
             finished.write_logits(key, hashes[key], raw)
         is_final_by_member = members.rows.column("final").to_pylist()
         finished_keys = sorted(
-            (key, final) for key, final in zip(members._keys, is_final_by_member, strict=True) if key not in stored_keys
+            (key, final)
+            for key, final in zip(members._snapshot_keys, is_final_by_member, strict=True)
+            if key not in stored_keys
         )
         finished.write_set(
             existing_set,
@@ -177,7 +179,7 @@ def _public_citation(members: Members, rows: object) -> str:
     return cite_weights(members.source.label, members._commit, members.name, rows)
 
 
-def _keys(stored: PredictionSet) -> list[Key]:
+def _snapshot_keys(stored: PredictionSet) -> list[Key]:
     columns = (stored.rows.column(c).to_pylist() for c in ("member", "epoch"))
     return list(zip(*columns, strict=True))
 
@@ -188,7 +190,7 @@ def _weight_hashes(members: Members) -> dict[Key, str]:
     hashes = members.rows.column("sha256").to_pylist()
     if None in hashes:
         hashes = shard_files.hash_members(members._locations())
-    return dict(zip(members._keys, hashes, strict=True))
+    return dict(zip(members._snapshot_keys, hashes, strict=True))
 
 
 def _check_existing_set(
@@ -216,14 +218,16 @@ def _check_existing_set(
                 do="Give another name, or delete the set",
                 collection=description.collection,
             )
-    for key, used_hash in zip(_keys(existing_set), existing_set.rows.column("weights_sha256").to_pylist(), strict=True):
+    for key, used_hash in zip(
+        _snapshot_keys(existing_set), existing_set.rows.column("weights_sha256").to_pylist(), strict=True
+    ):
         if hashes.get(key, used_hash) != used_hash:
             raise weights_mismatch(description.name, key[0], hashes[key], used_hash)
     label_and_commit = f"{members.source.label}@{members._commit}/"
     if (
         existing_description.citation
         and not existing_description.citation.startswith(label_and_commit)
-        and set(_keys(existing_set)) - set(members._keys)
+        and set(_snapshot_keys(existing_set)) - set(members._snapshot_keys)
     ):
         raise UsageError(
             f"predictions {description.name} in {existing_set.source.display_name}",
@@ -354,7 +358,7 @@ class PredictionRun:
                 )
             members_of_group = members[members_done : members_done + len(member_ids)]
             for key, weights_hash in zip(
-                members_of_group._keys, shard_files.hash_members(members_of_group._locations()), strict=True
+                members_of_group._snapshot_keys, shard_files.hash_members(members_of_group._locations()), strict=True
             ):
                 if weights_hash != self.hashes[key]:
                     raise DamagedError(

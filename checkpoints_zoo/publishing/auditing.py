@@ -95,26 +95,29 @@ class Audit:
     notes: list[Finding] = field(default_factory=list)
 
 
-def audit(place: str | Path) -> Audit:
+def audit(address_or_folder: str | Path) -> Audit:
     """Look for damaged, duplicate and suspicious files and members without downloading weights; return the result.
 
     Args:
-        place: address hf://datasets/ORG/NAME[@REVISION] or folder to audit; it may lack manifests.
+        address_or_folder: address hf://datasets/ORG/NAME[@REVISION] or folder to audit; it may lack manifests.
 
     Raises:
         SourceNotFound, AccessError, NetworkError: the place is not there, or can't be read.
     """
     files: Files
     links_out: list[str] = []
-    if str(place).startswith(hub.ADDRESS_SCHEME):
-        source = open_source(place, "")
+    if str(address_or_folder).startswith(hub.ADDRESS_SCHEME):
+        source = open_source(address_or_folder, "")
         files = files_on_hub(hub.resolve_address(source.display_name))
     else:
-        root = Path(place).expanduser().absolute()
+        root = Path(address_or_folder).expanduser().absolute()
         if not root.is_dir():
-            kind = "a file" if root.is_file() else "nothing there"
+            found_text = "a file" if root.is_file() else "nothing there"
             raise SourceNotFound(
-                f"source {place}", expected="a folder, or an address on the Hub", found=kind, path=root
+                f"source {address_or_folder}",
+                expected="a folder, or an address on the Hub",
+                found=found_text,
+                path=root,
             )
         source = folder = FolderSource(root, root.as_uri())
         files = files_in_folder(root, folder.allowed_folders(), links_out)
@@ -122,11 +125,11 @@ def audit(place: str | Path) -> Audit:
     result.notes += [Finding("link", path, "leads out of the folder, so it was not checked") for path in links_out]
     collections = list(_read_manifests(source, files, result))
     result.collections, result.members = len(collections), sum(rows.num_rows for *_, rows in collections)
-    predictions = list(_read_sets(source, files, result))
-    result.predictions = len(predictions)
-    ends = _check_rows(source, files, collections, predictions, result)
-    _check_weights(collections, predictions, result)
-    _check_first_bytes(files, ends, result)
+    prediction_set_list = list(_read_sets(source, files, result))
+    result.predictions = len(prediction_set_list)
+    first_member_offsets = _check_rows(source, files, collections, prediction_set_list, result)
+    _check_weights(collections, prediction_set_list, result)
+    _check_first_bytes(files, first_member_offsets, result)
     _check_duplicates(files, collections, result)
     result.findings.sort(key=lambda f: (f.kind, f.path, f.text))
     return result
@@ -146,131 +149,149 @@ def _read_manifests(source: Source, files: Files, audit: Audit) -> Iterator[Coll
 
 def _read_sets(source: Source, files: Files, audit: Audit) -> Iterator[PredictionSet]:
     """Yield each readable set of stored predictions; add a finding for each unreadable set."""
-    names = {match.groups(): path for path in sorted(files) if (match := _PREDICTION_SET_PATH.fullmatch(path))}
-    for name, path in sorted(names.items()):
+    path_of_set = {match.groups(): path for path in sorted(files) if (match := _PREDICTION_SET_PATH.fullmatch(path))}
+    for collection_and_set, path in sorted(path_of_set.items()):
         try:
-            yield prediction_sets.read_set(source, *name)
+            yield prediction_sets.read_set(source, *collection_and_set)
         except (NetworkError, AccessError, StorageError):
             raise
         except ZooError as error:
             audit.findings.append(Finding("manifest", path, str(error)))
 
 
-def _check_weights(collections: list[CollectionRows], predictions: list[PredictionSet], audit: Audit) -> None:
+def _check_weights(collections: list[CollectionRows], prediction_set_list: list[PredictionSet], audit: Audit) -> None:
     """Check that stored predictions were made from the weights that the manifest of their collection names."""
-    weights = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
-    for stored in predictions:
-        folder = prediction_sets.folder_of_set(stored.facts.collection, stored.facts.set)
+    hashes_of_collection = {name: prediction_sets.weight_hashes(rows) for name, _, rows in collections}
+    for prediction_set in prediction_set_list:
+        folder = prediction_sets.folder_of_set(prediction_set.facts.collection, prediction_set.facts.set)
         path = f"{folder}/{prediction_sets.MANIFEST_FILE}"
-        known_weights = weights.get(stored.facts.collection)
-        if known_weights is None:
-            text = f"weights not compared: no manifest of {stored.facts.collection} that can be read"
+        known_hashes = hashes_of_collection.get(prediction_set.facts.collection)
+        if known_hashes is None:
+            text = f"weights not compared: no manifest of {prediction_set.facts.collection} that can be read"
             audit.notes.append(Finding("member", path, text))
             continue
-        for member, text in prediction_sets.find_changed_weights(stored, known_weights):
+        for member, text in prediction_sets.find_changed_weights(prediction_set, known_hashes):
             audit.findings.append(Finding("member", path, f"member {member}: {text}"))
 
 
 def _check_rows(
-    source: Source, files: Files, collections: list[CollectionRows], predictions: list[PredictionSet], audit: Audit
+    source: Source,
+    files: Files,
+    collections: list[CollectionRows],
+    prediction_set_list: list[PredictionSet],
+    audit: Audit,
 ) -> dict[str, int]:
-    """Check that members' byte ranges lie inside existing files and do not overlap; return the first offset per file.
+    """Check that members' byte ranges lie inside existing files and do not overlap; return path -> offset of the first
+    member in the file.
 
     If a description names a base repo, its members' files are looked up in that repo.
     """
-    bases: dict[str, Files] = {}
-    ranges: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
-    tables = [(name, description.layouts, description.base, rows) for name, description, rows in collections]
-    tables += [(f"predictions {s.facts.name}", s.facts.layouts, "", s.rows) for s in predictions]
-    for name, layouts, base, rows in tables:
+    files_of_base: dict[str, Files] = {}
+    ranges_of_file: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
+    named_tables = [(name, description.layouts, description.base, rows) for name, description, rows in collections]
+    named_tables += [
+        (f"predictions {prediction_set.facts.name}", prediction_set.facts.layouts, "", prediction_set.rows)
+        for prediction_set in prediction_set_list
+    ]
+    for name, layouts, base, rows in named_tables:
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout", "member"))
-        for path, offset, key, member in zip(*columns, strict=True):
+        for path, offset, layout_key, member in zip(*columns, strict=True):
             if path is not None:
-                layout = layouts[key]
+                layout = layouts[layout_key]
                 member_range = offset - layout.header_nbytes, offset + layout.nbytes, f"member {member} of {name}"
-                ranges.setdefault((base, path), []).append(member_range)
-    for base in {base for base, _ in ranges if base}:
-        bases[base] = files_on_hub(hub.resolve_address(base))
-    for (base, path), members in sorted(ranges.items()):
-        size = (bases[base] if base else files).get(path)
-        for kind, text in _range_problems(sorted(members), size):
+                ranges_of_file.setdefault((base, path), []).append(member_range)
+    for base in {base for base, _ in ranges_of_file if base}:
+        files_of_base[base] = files_on_hub(hub.resolve_address(base))
+    for (base, path), member_ranges in sorted(ranges_of_file.items()):
+        file = (files_of_base[base] if base else files).get(path)
+        for kind, text in _range_problems(sorted(member_ranges), file):
             audit.findings.append(Finding(kind, f"{base}/{path}" if base else path, text))
-    return {path: min(members)[0] for (base, path), members in ranges.items() if not base and path in files}
+    return {
+        path: min(member_ranges)[0]
+        for (base, path), member_ranges in ranges_of_file.items()
+        if not base and path in files
+    }
 
 
-def _range_problems(members: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
+def _range_problems(member_ranges: list[tuple[int, int, str]], file: File | None) -> Iterator[tuple[str, str]]:
     """Yield (kind, text) of each member range that leaves its file or overlaps another, in the order of offsets."""
     if file is None:
-        yield (
-            "missing",
-            f"no such file, named by the rows of {first_few([m for *_, m in members], LARGEST_SHOWN_COUNT)}",
-        )
+        members_text = first_few([member for *_, member in member_ranges], LARGEST_SHOWN_COUNT)
+        yield "missing", f"no such file, named by the rows of {members_text}"
         return
-    cut_off = [f"{member} (to {end:,})" for _, end, member in members if end > file.size]
-    if cut_off:
-        yield "short", f"a file of {file.size:,} bytes, too short for {first_few(cut_off, LARGEST_SHOWN_COUNT)}"
-    if members[0][0] < 0:
-        yield "overlap", f"{members[0][2]} begins {-members[0][0]:,} bytes before the file"
-    last_range = members[0]  # the range that ends last so far
-    for current in members[1:]:
-        if current[0] < last_range[1] and current[:2] != last_range[:2]:
+    cut_members = [f"{member} (to {end:,})" for _, end, member in member_ranges if end > file.size]
+    if cut_members:
+        yield "short", f"a file of {file.size:,} bytes, too short for {first_few(cut_members, LARGEST_SHOWN_COUNT)}"
+    if member_ranges[0][0] < 0:
+        yield "overlap", f"{member_ranges[0][2]} begins {-member_ranges[0][0]:,} bytes before the file"
+    last_range = member_ranges[0]  # the range that ends last so far
+    for current_range in member_ranges[1:]:
+        if current_range[0] < last_range[1] and current_range[:2] != last_range[:2]:
             yield (
                 "overlap",
-                f"{current[2]} at {current[0]:,} to {current[1]:,} "
+                f"{current_range[2]} at {current_range[0]:,} to {current_range[1]:,} "
                 f"and {last_range[2]} at {last_range[0]:,} to {last_range[1]:,}",
             )
-        last_range = max(last_range, current, key=lambda member_range: member_range[1])
+        last_range = max(last_range, current_range, key=lambda member_range: member_range[1])
 
 
-def _check_first_bytes(files: Files, ends: dict[str, int], audit: Audit) -> None:
+def _check_first_bytes(files: Files, first_member_offsets: dict[str, int], audit: Audit) -> None:
     """Check the first bytes of weights, of archives and of files as small as a Git LFS pointer."""
-    window_sizes: dict[str, int] = {}
+    read_nbytes_of_path: dict[str, int] = {}
     for path, file in files.items():
-        if is_weights(path) or path in ends or (file.large and "." not in path.rpartition("/")[2]):
-            window_sizes[path] = max(WINDOW_BYTES, min(ends.get(path, 0), LARGEST_WINDOW_BYTES))
+        if (
+            is_weights(path)
+            or path in first_member_offsets
+            or (file.is_outside_git and "." not in path.rpartition("/")[2])
+        ):
+            read_nbytes_of_path[path] = max(WINDOW_BYTES, min(first_member_offsets.get(path, 0), LARGEST_WINDOW_BYTES))
         elif is_archive(path) or file.size in POINTER_SIZES:
-            window_sizes[path] = SMALL_WINDOW_BYTES
-    path_of_content = {files[p].content or p: p for p in reversed(window_sizes)}  # equal contents are read once
+            read_nbytes_of_path[path] = SMALL_WINDOW_BYTES
+    path_of_content = {files[p].content or p: p for p in reversed(read_nbytes_of_path)}  # equal contents are read once
 
-    def read(path: str) -> bytes | Exception:
+    def read_first_bytes(path: str) -> bytes | Exception:
         try:
-            return files[path].read(0, min(window_sizes[path], files[path].size)) if files[path].size else b""
+            return files[path].read(0, min(read_nbytes_of_path[path], files[path].size)) if files[path].size else b""
         except (DamagedError, SourceNotFound, PermissionError) as error:
             if isinstance(error, AccessError):
                 raise
             return error
 
     with ThreadPoolExecutor(READING_THREADS, thread_name_prefix="zoo-audit") as pool:
-        first_bytes = dict(zip(path_of_content, pool.map(read, path_of_content.values()), strict=True))
+        first_bytes_of_content = dict(
+            zip(path_of_content, pool.map(read_first_bytes, path_of_content.values()), strict=True)
+        )
     audit.read = sum(1 for path in path_of_content.values() if files[path].size)
-    for path in window_sizes:
-        first = first_bytes[files[path].content or path]
-        if isinstance(first, Exception):
-            audit.findings.append(Finding("unreadable", path, str(first)))
+    for path in read_nbytes_of_path:
+        first_bytes = first_bytes_of_content[files[path].content or path]
+        if isinstance(first_bytes, Exception):
+            audit.findings.append(Finding("unreadable", path, str(first_bytes)))
             continue
-        expected = is_weights(path) or is_archive(path) or path in ends
-        fault = find_fault(path, files[path].size, first)
-        if fault and (expected or fault[0] in ("pointer", "pickle")):
+        must_be_valid = is_weights(path) or is_archive(path) or path in first_member_offsets
+        fault = find_fault(path, files[path].size, first_bytes)
+        if fault and (must_be_valid or fault[0] in ("pointer", "pickle")):
             audit.findings.append(Finding(fault[0], path, fault[1]))
-        elif compression_note := unusual_compression(path, first):
+        elif compression_note := unusual_compression(path, first_bytes):
             audit.notes.append(Finding("archive", path, compression_note))
 
 
 def _check_duplicates(files: Files, collections: list[CollectionRows], audit: Audit) -> None:
     """Look for files with the same content under several paths, and members with the same hash under several ids."""
-    for paths in find_equal_files(files):
-        text = f"the same {files[paths[0]].size:,} bytes as {first_few(paths[1:], LARGEST_SHOWN_COUNT)}"
-        is_fault = any(files[p].large or is_weights(p) for p in paths)
-        (audit.findings if is_fault else audit.notes).append(Finding("duplicate", paths[0], text, tuple(paths[1:])))
-    hashes: list[tuple[str, pa.Table, list[str | None]]] = []
+    for equal_paths in find_equal_files(files):
+        text = f"the same {files[equal_paths[0]].size:,} bytes as {first_few(equal_paths[1:], LARGEST_SHOWN_COUNT)}"
+        is_fault = any(files[path].is_outside_git or is_weights(path) for path in equal_paths)
+        (audit.findings if is_fault else audit.notes).append(
+            Finding("duplicate", equal_paths[0], text, tuple(equal_paths[1:]))
+        )
+    named_rows_and_hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for name, description, rows in collections:
         columns = (rows.column(c).to_pylist() for c in ("status", "sha256", "path", "offset"))
         content_names: list[str | None] = [
             (sha256 or f"{description.base}/{path}@{offset}") if status == "ok" else None
             for status, sha256, path, offset in zip(*columns, strict=True)
         ]
-        hashes.append((name, rows, content_names))
-    for duplicate in shard_files.find_duplicates(hashes):
+        named_rows_and_hashes.append((name, rows, content_names))
+    for duplicate in shard_files.find_duplicates(named_rows_and_hashes):
         path = f"manifests/{duplicate.collection}.parquet"
         audit.findings.append(Finding("member", path, f"member {duplicate.member}: {duplicate.text}"))
 
@@ -282,13 +303,13 @@ class File:
     Args:
         size: size of the file in bytes.
         content: hash or inode of the file's content, equal for files with equal bytes; "" if it is unknown.
-        large: whether the file is kept by Git LFS or on disk, not in git itself.
+        is_outside_git: whether the file is kept by Git LFS or on disk, not in git itself.
         read: function (offset, length) -> bytes of the file; it returns fewer bytes at the end of the file.
     """
 
     size: int
     content: str
-    large: bool
+    is_outside_git: bool
     read: Callable[[int, int], bytes] = field(repr=False, compare=False)
 
 
@@ -305,19 +326,22 @@ def files_on_hub(repo: hub.Repo) -> dict[str, File]:
     from huggingface_hub.hf_api import RepoFile
 
     def list_files() -> list[RepoFile]:
-        rows = HfApi(**hub.client_info()).list_repo_tree(
-            repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
-        )
-        return [row for row in rows if isinstance(row, RepoFile)]
+        with hub.malformed_answers(f"files of {repo}"):
+            tree_entries = HfApi(**hub.client_info()).list_repo_tree(
+                repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
+            )
+            return [entry for entry in tree_entries if isinstance(entry, RepoFile)]
 
-    def reader_of(inside: str) -> Callable[[int, int], bytes]:
-        return lambda offset, length: RemoteFile.of(repo, inside).bytes_at(offset, length)
+    def reader_of(repo_path: str) -> Callable[[int, int], bytes]:
+        return lambda offset, length: RemoteFile.of(repo, repo_path).bytes_at(offset, length)
 
     with translated_errors(repo.label, f"files of {repo.label}"):
-        rows = hub.retry_patiently(list_files, hub.RETRIED_STATUSES)
+        tree_entries = hub.retry_patiently(list_files, hub.RETRIED_STATUSES)
     return {
-        row.path: File(row.size, row.lfs.sha256 if row.lfs else row.blob_id, row.lfs is not None, reader_of(row.path))
-        for row in rows
+        entry.path: File(
+            entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id, entry.lfs is not None, reader_of(entry.path)
+        )
+        for entry in tree_entries
     }
 
 
@@ -345,19 +369,21 @@ def _walk(root: Path, allowed: Sequence[Path], links_out: list[str]) -> Iterator
             links_out.append(path.relative_to(root).as_posix())
         return leads_outside
 
-    visited: set[Path] = set()
+    visited_folders: set[Path] = set()
     folders_to_list = [root]  # linked folders are appended, so that a folder is listed by its own path if it has one
-    for start in folders_to_list:
-        for folder_path, folders, names in os.walk(start, onerror=refuse):
-            if (resolved := Path(folder_path).resolve()) in visited:
-                folders[:] = []
+    for start_folder in folders_to_list:
+        for folder_path, subfolder_names, file_names in os.walk(start_folder, onerror=refuse):
+            if (resolved_folder := Path(folder_path).resolve()) in visited_folders:
+                subfolder_names[:] = []
                 continue
-            visited.add(resolved)
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            visited_folders.add(resolved_folder)
+            subfolder_names[:] = sorted(name for name in subfolder_names if not name.startswith("."))
             folders_to_list += [
-                link for n in folders if (link := Path(folder_path, n)).is_symlink() and not leads_out(link)
+                link
+                for subfolder_name in subfolder_names
+                if (link := Path(folder_path, subfolder_name)).is_symlink() and not leads_out(link)
             ]
-            for name in sorted(names):
+            for name in sorted(file_names):
                 path = Path(folder_path, name)
                 if not leads_out(path) and (file := _describe_file(path)) is not None:
                     yield path.relative_to(root).as_posix(), file
@@ -367,13 +393,15 @@ def _describe_file(path: Path) -> File | None:
     """Describe a path on disk; return None if the path is not a regular file, such as a pipe, which could be read for
     ever."""
     try:
-        status = path.stat()
+        stat_result = path.stat()
     except OSError:
         return File(0, "", True, _file_reader(path))
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(stat_result.st_mode):
         return None
-    content = f"inode {status.st_dev}:{status.st_ino}" if path.is_symlink() or status.st_nlink > 1 else ""
-    return File(status.st_size, content, True, _file_reader(path))
+    content_key = (
+        f"inode {stat_result.st_dev}:{stat_result.st_ino}" if path.is_symlink() or stat_result.st_nlink > 1 else ""
+    )
+    return File(stat_result.st_size, content_key, True, _file_reader(path))
 
 
 def _file_reader(path: Path) -> Callable[[int, int], bytes]:
@@ -390,32 +418,34 @@ def find_equal_files(files: Files) -> list[list[str]]:
 
     Files on disk have no known hash. Files are hashed only if their sizes and some samples of their bytes are equal.
     """
-    groups: dict[object, list[str]] = {}
+    paths_of_key: dict[object, list[str]] = {}
     for path, file in files.items():
         if file.size:
-            groups.setdefault(file.content or file.size, []).append(path)
-    equal_paths = []
-    for key, paths in groups.items():
+            paths_of_key.setdefault(file.content or file.size, []).append(path)
+    path_groups = []
+    for key, paths in paths_of_key.items():
         if isinstance(key, str):
-            equal_paths.append(paths)
+            path_groups.append(paths)
         elif len(paths) > 1:
-            candidates = [path for group in _group_by_digest(files, paths, _hash_samples) for path in group]
-            equal_paths += _group_by_digest(files, candidates, _hash_content)
-    return sorted(paths for paths in equal_paths if len(paths) > 1)
+            paths_with_equal_samples = [
+                path for group in _group_by_digest(files, paths, _hash_samples) for path in group
+            ]
+            path_groups += _group_by_digest(files, paths_with_equal_samples, _hash_content)
+    return sorted(paths for paths in path_groups if len(paths) > 1)
 
 
-def _group_by_digest(files: Files, paths: list[str], digest: Callable[[File], str]) -> list[list[str]]:
+def _group_by_digest(files: Files, paths: list[str], digest_of_file: Callable[[File], str]) -> list[list[str]]:
     """Group paths whose files have the same digest; return the groups of two or more paths."""
-    groups: dict[str, list[str]] = {}
+    paths_of_digest: dict[str, list[str]] = {}
     for path in paths:
-        groups.setdefault(digest(files[path]), []).append(path)
-    return [group for group in groups.values() if len(group) > 1]
+        paths_of_digest.setdefault(digest_of_file(files[path]), []).append(path)
+    return [group for group in paths_of_digest.values() if len(group) > 1]
 
 
 def _hash_samples(file: File) -> str:
     last_start = max(0, file.size - SAMPLE_BYTES)
     sample_starts = sorted({last_start * i // (SAMPLE_COUNT - 1) for i in range(SAMPLE_COUNT)})
-    return hashlib.sha256(b"".join(file.read(at, SAMPLE_BYTES) for at in sample_starts)).hexdigest()
+    return hashlib.sha256(b"".join(file.read(sample_start, SAMPLE_BYTES) for sample_start in sample_starts)).hexdigest()
 
 
 def _hash_content(file: File) -> str:
@@ -454,10 +484,10 @@ def find_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndText |
         return "pointer", guessed_kind
     if guessed_kind == "a web page":
         return "page", guessed_kind
-    name = path.lower()
-    if reason := _why_pickle(name, first_bytes, guessed_kind):
+    lowercase_path = path.lower()
+    if reason := _why_pickle(lowercase_path, first_bytes, guessed_kind):
         return "pickle", reason
-    if name.endswith(SAFETENSORS_SUFFIX):
+    if lowercase_path.endswith(SAFETENSORS_SUFFIX):
         return _header_fault(path, file_nbytes, first_bytes)
     if is_archive(path):
         return _archive_fault(path, file_nbytes, first_bytes)
@@ -466,10 +496,10 @@ def find_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndText |
 
 def unusual_compression(path: str, first_bytes: bytes) -> str:
     """Return a sentence if an archive's compression does not match its suffix, which is no fault; else ""."""
-    name = path.lower()
-    if name.endswith(GZIP_SUFFIXES) and is_header(first_bytes[:BLOCK_BYTES]):
+    lowercase_path = path.lower()
+    if lowercase_path.endswith(GZIP_SUFFIXES) and is_header(first_bytes[:BLOCK_BYTES]):
         return "a plain tar, not a gzipped one: members can be read one by one"
-    if name.endswith(".tar") and first_bytes.startswith(b"\x1f\x8b"):
+    if lowercase_path.endswith(".tar") and first_bytes.startswith(b"\x1f\x8b"):
         return "a gzipped tar: it can only be read as a whole"
     return ""
 
@@ -496,8 +526,8 @@ def _is_safetensors(first_bytes: bytes) -> bool:
 
 def _header_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndText | None:
     try:
-        length = header_length(first_bytes, file_nbytes, path)
-        if len(first_bytes) < 8 + length:
+        header_nbytes = header_length(first_bytes, file_nbytes, path)
+        if len(first_bytes) < 8 + header_nbytes:
             return (
                 None if _is_safetensors(first_bytes) else ("header", "expected a safetensors header; found other bytes")
             )
@@ -520,16 +550,16 @@ def _archive_fault(path: str, file_nbytes: int, first_bytes: bytes) -> KindAndTe
             raise _NotReadYet
         return first_bytes[offset : offset + length]
 
-    at = 0
+    header_offset = 0
     try:
-        while (header := header_at(read_bytes, at, file_nbytes, path)) is not None:
+        while (header := header_at(read_bytes, header_offset, file_nbytes, path)) is not None:
             if leads_out(header.name):
                 return "archive", f"expected names that stay in its folder; found {header.name[:200]!r}"
             if not header.kind:
-                content = first_bytes[header.data_offset : header.end]
-                reason = _why_pickle(header.name.lower(), content, guess_kind(content))
+                content_bytes = first_bytes[header.data_offset : header.end]
+                reason = _why_pickle(header.name.lower(), content_bytes, guess_kind(content_bytes))
                 return ("pickle", f"its first file, {header.name[:200]!r}, is {reason}") if reason else None
-            at = header.end
+            header_offset = header.end
     except DamagedError as error:
         return "archive", f"expected {error.expected}; found {error.found}"
     except _NotReadYet:

@@ -62,11 +62,11 @@ HUB_ADDRESS = "https://huggingface.co/datasets"
 PICTURE_INCHES = (9.6, 3.5)
 FEWEST_BARS = 8  # a histogram with fewer bars has bars as narrow as one with this number
 README = "README.md"
-EXAMPLE_MEMBERS = 5  # number of members that the examples load, if the collection has so many
+LARGEST_EXAMPLE_COUNT = 5  # number of members that the examples load, if the collection has so many
 # The architectures and images of the package; importing them takes torch.
 ARCHITECTURE_NAMES = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
 IMAGE_SETS = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "photos", "svhn", "tiny-imagenet")
-_TEMPLATES = Path(__file__).parents[1] / "cards"
+_TEMPLATE_FOLDER = Path(__file__).parents[1] / "cards"
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,199}", re.ASCII)
 _MARKER = re.compile(
@@ -136,16 +136,18 @@ def picture_path(collection: str) -> str:
     return f"cards/{collection}.png"
 
 
-def is_generated(readme: str) -> bool:
+def is_generated(readme_text: str) -> bool:
     """Return whether a README.md is a card that this package wrote, in any version, and that nobody edited since.
 
     >>> is_generated("# My networks")
     False
     """
-    readme = readme.replace("\r\n", "\n")
+    readme_text = readme_text.replace("\r\n", "\n")
     # The search starts behind the YAML head, whose values may contain a copy of the marker.
-    match = _MARKER.search(readme, max(readme.find("\n---\n"), 0))
-    return match is not None and match["digest"] == _digest_of(readme[: match.start()] + readme[match.end() :])
+    match = _MARKER.search(readme_text, max(readme_text.find("\n---\n"), 0))
+    return match is not None and match["digest"] == _digest_of(
+        readme_text[: match.start()] + readme_text[match.end() :]
+    )
 
 
 def _check_arguments(collections: Mapping[str, object], repo: str, revision: str | None) -> None:
@@ -167,7 +169,7 @@ def _templates() -> Environment:
         return value if isinstance(value, Markup) else Markup(markdown_text(str(value)))
 
     return Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=escape,
+        loader=FileSystemLoader(_TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined, finalize=escape,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
 
@@ -201,24 +203,34 @@ class Section:
     predictions: tuple[str, ...] = ()
 
     @property
-    def all_rows(self) -> int:
+    def row_count(self) -> int:
         return int(self.rows.num_rows)
 
     @cached_property
-    def column(self) -> Mapping[str, list[Any]]:
+    def values_of_column(self) -> Mapping[str, list[Any]]:
         """Column -> values of all rows; times are seconds since 1970, because Arrow's own conversion needs pandas."""
-        names = self.rows.column_names
-        seconds = {n: self.rows.column(n).cast(pa.int64()) for n in names if pa.types.is_timestamp(self.rows[n].type)}
-        return {n: seconds.get(n, self.rows.column(n)).to_pylist() for n in names}
+        column_names = self.rows.column_names
+        times_in_seconds = {
+            name: self.rows.column(name).cast(pa.int64())
+            for name in column_names
+            if pa.types.is_timestamp(self.rows[name].type)
+        }
+        return {name: times_in_seconds.get(name, self.rows.column(name)).to_pylist() for name in column_names}
 
     @cached_property
     def members(self) -> Mapping[str, list[Any]]:
         """Column -> values of the rows that are loaded by default: those with status ok and final weights."""
-        is_kept = [s == "ok" and f for s, f in zip(self.column["status"], self.column["final"], strict=True)]
-        return {n: [v for v, k in zip(values, is_kept, strict=True) if k] for n, values in self.column.items()}
+        is_kept = [
+            s == "ok" and f
+            for s, f in zip(self.values_of_column["status"], self.values_of_column["final"], strict=True)
+        ]
+        return {
+            name: [value for value, keep in zip(values, is_kept, strict=True) if keep]
+            for name, values in self.values_of_column.items()
+        }
 
     @property
-    def count(self) -> int:
+    def member_count(self) -> int:
         return len(self.members["member"])
 
     @property
@@ -242,46 +254,59 @@ class Section:
         """Return the names of the weights' dtypes as Markdown code."""
         return sorted({markdown_code(DTYPE_NAMES.get(d, d)) for d in self.members["dtype"] if d})
 
-    def finite(self, column: str) -> list[float]:
+    def finite_values(self, column: str) -> list[float]:
         """Return the values of a test figure, without members that have none, NaN or an implausibly large value."""
         return [v for v in self.members[column] if v is not None and abs(v) < LARGEST_FIGURE]
 
     def accuracy(self) -> str:
         """Return the members' test accuracy in percent as text; "" if it is not known."""
-        values = [100 * v for v in self.finite("test_accuracy")]
-        if not values:
+        percentages = [100 * v for v in self.finite_values("test_accuracy")]
+        if not percentages:
             return ""
-        text = f"{statistics.fmean(values):.2f}"
-        if len(values) > 1:
-            text += f" ± {statistics.stdev(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-        return text if len(values) == self.count else f"{text}, of {count_with_noun(len(values), 'member')}"
+        accuracy_text = f"{statistics.fmean(percentages):.2f}"
+        if len(percentages) > 1:
+            accuracy_text += (
+                f" ± {statistics.stdev(percentages):.2f} ({min(percentages):.2f} to {max(percentages):.2f})"
+            )
+        return (
+            accuracy_text
+            if len(percentages) == self.member_count
+            else f"{accuracy_text}, of {count_with_noun(len(percentages), 'member')}"
+        )
 
     def first_shard(self) -> str:
         """Return the path of the file that has the first member; "" if that file is no shard."""
-        inside, key = self.members["path"][0], self.members["layout"][0]
-        is_shard = inside.endswith(".safetensors") and not self.description.layouts[key].header_nbytes
-        return str(inside) if is_shard else ""
+        source_path, layout_key = self.members["path"][0], self.members["layout"][0]
+        is_shard = source_path.endswith(".safetensors") and not self.description.layouts[layout_key].header_nbytes
+        return str(source_path) if is_shard else ""
 
 
-def source_texts(shown: list[Section], repo: str, revision: str | None) -> dict[str, str]:
+def source_texts(sections: list[Section], repo: str, revision: str | None) -> dict[str, str]:
     """Return the texts on the whole source, name in the template -> text; a text is "" if its facts are missing."""
-    known_columns = [column for column in COLUMNS if any(not manifest.is_null(s.rows, column.name) for s in shown)]
-    title = shown[0].description.title if len(shown) == 1 else repo.partition("/")[2]
-    title = title if markdown_text(title) else shown[0].name
-    example = next((s for s in shown if s.count), None)
-    sections = "\n".join(_render("collection", collection_texts(s)) for s in shown).rstrip("\n")
+    known_columns = [
+        column for column in COLUMNS if any(not manifest.is_null(section.rows, column.name) for section in sections)
+    ]
+    title = sections[0].description.title if len(sections) == 1 else repo.partition("/")[2]
+    title = title if markdown_text(title) else sections[0].name
+    example_section = next((section for section in sections if section.member_count), None)
+    sections_text = "\n".join(_render("collection", collection_texts(section)) for section in sections).rstrip("\n")
     return {
-        "metadata": _metadata(shown, repo, title),
+        "metadata": _metadata(sections, repo, title),
         "title": title,
-        "summary": Markup(_summary_text(shown)),
-        "collections": Markup("\n".join(_collection_row(section) for section in shown)),
-        "spread": Markup(_spread_note(shown)),
-        "loading": Markup(_render("loading", loading_texts(example, repo, revision)).rstrip("\n")) if example else "",
-        "sections": Markup(sections),
+        "summary": Markup(_summary_text(sections)),
+        "collections": Markup("\n".join(_collection_row(section) for section in sections)),
+        "spread": Markup(_spread_note(sections)),
+        "loading": Markup(_render("loading", loading_texts(example_section, repo, revision)).rstrip("\n"))
+        if example_section
+        else "",
+        "sections": Markup(sections_text),
         "licences": Markup(
-            "\n".join(f"- `{s.name}`: {markdown_text(s.description.licence) or 'not stated'}" for s in shown)
+            "\n".join(
+                f"- `{section.name}`: {markdown_text(section.description.licence) or 'not stated'}"
+                for section in sections
+            )
         ),
-        "citations": Markup("\n\n".join(_citations(shown))),
+        "citations": Markup("\n\n".join(_citations(sections))),
         "format_version": str(FORMAT_VERSION),
         "schema_version": str(SCHEMA_VERSION),
         "columns": Markup("\n".join(f"| `{c.name}` | {c.type} | {c.meaning} |" for c in known_columns)),
@@ -292,42 +317,44 @@ def _metadata(sections: list[Section], repo: str, title: str) -> Markup:
     """Return the YAML head, which names the manifests for the Hub's viewer and for the package `datasets`."""
     from huggingface_hub.repocard_data import DatasetCardData
 
-    rows = sum(s.all_rows for s in sections)
+    row_count = sum(section.row_count for section in sections)
     configs: list[dict[str, Any]] = [
-        {"config_name": s.name, "data_files": f"manifests/{s.name}.parquet"} for s in sections
+        {"config_name": section.name, "data_files": f"manifests/{section.name}.parquet"} for section in sections
     ]
     if len(configs) > 1:
         configs[0]["default"] = True
-    data = DatasetCardData(
+    card_data = DatasetCardData(
         pretty_name=one_line(title), tags=_tags(sections), configs=configs,
-        size_categories=[next((size for limit, size in _SIZE_CATEGORIES if rows < limit), "10M<n<100M")],
-        **_license([s.description.licence for s in sections], repo),
+        size_categories=[next((size for limit, size in _SIZE_CATEGORIES if row_count < limit), "10M<n<100M")],
+        **_license([section.description.licence for section in sections], repo),
     )  # fmt: skip
-    return Markup(data.to_yaml())
+    return Markup(card_data.to_yaml())
 
 
-def loading_texts(example: Section, repo: str, revision: str | None) -> dict[str, Markup]:
+def loading_texts(example_section: Section, repo: str, revision: str | None) -> dict[str, Markup]:
     """Return the texts on loading a collection, name in the template -> Markdown; "" if a fact is missing."""
-    table = [f'"{repo}"', f'"{example.name}"', *([f'revision="{revision}"'] if revision else [])]
-    first_shard = example.first_shard()
-    has_accuracy = set(example.members["eval_data"]) - {None} and example.finite("test_accuracy")
-    repo_and_revision = [repo, revision] if not example.base else example.base.removeprefix("hf://datasets/").split("@")
-    file = [
+    table_arguments = [f'"{repo}"', f'"{example_section.name}"', *([f'revision="{revision}"'] if revision else [])]
+    first_shard = example_section.first_shard()
+    has_accuracy = set(example_section.members["eval_data"]) - {None} and example_section.finite_values("test_accuracy")
+    repo_and_revision = (
+        [repo, revision] if not example_section.base else example_section.base.removeprefix("hf://datasets/").split("@")
+    )
+    file_arguments = [
         f'"{repo_and_revision[0]}"',
         _string_literal(first_shard),
         *([f'revision="{repo_and_revision[1]}"'] if repo_and_revision[1] else []),
     ]
-    net, images = example.description.architecture, example.description.dataset
+    architecture, image_set = example_section.description.architecture, example_section.description.dataset
     texts = {
-        "name": example.name,
+        "name": example_section.name,
         "address": f"hf://datasets/{repo}{f'@{revision}' if revision else ''}",
-        "n": str(min(EXAMPLE_MEMBERS, example.count)),
-        "test_set": markdown_code(images) if has_accuracy and images in IMAGE_SETS else "",
-        "own_net": "" if net in ARCHITECTURE_NAMES else markdown_code(net),
-        "own_images": "" if images in IMAGE_SETS else markdown_code(images),
-        "table_arguments": ", ".join(table),
-        "file_arguments": ", ".join(file) if first_shard else "",
-        "prefix": tensor_prefix(example.members["member"][0]),
+        "n": str(min(LARGEST_EXAMPLE_COUNT, example_section.member_count)),
+        "test_set": markdown_code(image_set) if has_accuracy and image_set in IMAGE_SETS else "",
+        "own_net": "" if architecture in ARCHITECTURE_NAMES else markdown_code(architecture),
+        "own_images": "" if image_set in IMAGE_SETS else markdown_code(image_set),
+        "table_arguments": ", ".join(table_arguments),
+        "file_arguments": ", ".join(file_arguments) if first_shard else "",
+        "prefix": tensor_prefix(example_section.members["member"][0]),
     }
     return {name: Markup(text) for name, text in texts.items()}
 
@@ -348,30 +375,29 @@ def _tags(sections: Iterable[Section]) -> list[str]:
 
 def _license(licences: Iterable[str], repo: str) -> dict[str, Any]:
     """Return the licence fields of the YAML head: names that the Hub knows, or "other" if it lacks one of them."""
-    known_licences = set((_TEMPLATES / "licences.txt").read_text(encoding="utf-8").split())
-    names = sorted({_HUB_NAME_OF_LICENCE.get(text.strip().lower(), text.strip().lower()) for text in licences})
-    if known_licences.issuperset(names):
-        return {"license": names[0] if len(names) == 1 else names}
-    slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(names))[:80].strip("-.") or "see-the-card"
-    link = f"https://huggingface.co/datasets/{repo}#licence"
-    return {"license": "other", "license_name": slug, "license_link": link}
+    known_licences = set((_TEMPLATE_FOLDER / "licences.txt").read_text(encoding="utf-8").split())
+    licence_names = sorted({_HUB_NAME_OF_LICENCE.get(text.strip().lower(), text.strip().lower()) for text in licences})
+    if known_licences.issuperset(licence_names):
+        return {"license": licence_names[0] if len(licence_names) == 1 else licence_names}
+    licence_slug = re.sub(r"[^a-z0-9.]+", "-", "-and-".join(licence_names))[:80].strip("-.") or "see-the-card"
+    licence_link = f"https://huggingface.co/datasets/{repo}#licence"
+    return {"license": "other", "license_name": licence_slug, "license_link": licence_link}
 
 
 def _summary_text(sections: list[Section]) -> str:
-    contents = count_with_noun(sum(s.count for s in sections), "trained network")
-    contents += f" in {len(sections)} collections" if len(sections) > 1 else ""
+    contents_text = count_with_noun(sum(s.member_count for s in sections), "trained network")
+    contents_text += f" in {len(sections)} collections" if len(sections) > 1 else ""
     sections_with_base = [s for s in sections if s.base]
     if len(sections_with_base) == len(sections):
-        contents = f"Manifests of {contents}, whose weights lie in another repo"
+        contents_text = f"Manifests of {contents_text}, whose weights lie in another repo"
     else:
-        contents = (
-            f"The weights of {contents}, as safetensors{', some of them in another repo' if sections_with_base else ''}"
-        )
+        base_note = ", some of them in another repo" if sections_with_base else ""
+        contents_text = f"The weights of {contents_text}, as safetensors{base_note}"
     return (
-        f"{contents}. A collection has a manifest: a Parquet table with a row for each member (one network), or each "
-        "snapshot of one. It says what the member is, where its bytes lie, and what is known of its training and its "
-        "test figures. The data set viewer shows the manifest. The package checkpoints_zoo loads any selection of "
-        "members, stacks them or makes an ensemble of them, without downloading the rest."
+        f"{contents_text}. A collection has a manifest: a Parquet table with a row for each member (one network), "
+        "or each snapshot of one. It says what the member is, where its bytes lie, and what is known of its training "
+        "and its test figures. The data set viewer shows the manifest. The package checkpoints_zoo loads any selection "
+        "of members, stacks them or makes an ensemble of them, without downloading the rest."
     )
 
 
@@ -380,28 +406,28 @@ def _collection_row(section: Section) -> str:
     weights = format_bytes(section.nbytes) + (f", in {markdown_code(section.base_repo)}" if section.base else "")
     architecture, dataset = markdown_code(section.description.architecture), markdown_code(section.description.dataset)
     accuracy, dtypes = section.accuracy() or "not known", ", ".join(section.dtypes()) or "none"
-    cells = (markdown_code(section.name), f"{section.count:,}", architecture, dataset, accuracy, weights, dtypes)
+    cells = (markdown_code(section.name), f"{section.member_count:,}", architecture, dataset, accuracy, weights, dtypes)
     return f"| {' | '.join(cells)} |"
 
 
 def _spread_note(sections: Iterable[Section]) -> str:
-    has_spread = any(len(s.finite("test_accuracy")) > 1 for s in sections)
+    has_spread = any(len(s.finite_values("test_accuracy")) > 1 for s in sections)
     return "mean ± standard deviation (lowest to highest)" if has_spread else ""
 
 
 def _citations(sections: Iterable[Section]) -> Iterable[str]:
     """Yield each different citation once, below the names of its collections."""
-    names: dict[str, list[str]] = {}
-    for s in sections:
-        if s.description.citation.strip():
-            names.setdefault(s.description.citation, []).append(f"`{s.name}`")
-    for text, collection_names in names.items():
-        yield f"{', '.join(collection_names)}:\n\n{markdown_block(text)}"
+    names_of_citation: dict[str, list[str]] = {}
+    for section in sections:
+        if section.description.citation.strip():
+            names_of_citation.setdefault(section.description.citation, []).append(f"`{section.name}`")
+    for citation, collection_names in names_of_citation.items():
+        yield f"{', '.join(collection_names)}:\n\n{markdown_block(citation)}"
 
 
 def collection_texts(section: Section) -> dict[str, Markup]:
     """Return the texts on a collection, name in the template -> Markdown; a text is "" if its facts are missing."""
-    has_accuracy = bool(section.finite("test_accuracy"))
+    has_accuracy = bool(section.finite_values("test_accuracy"))
     title = markdown_text(section.description.title)
     texts = {
         "heading": f"`{section.name}`{': ' if title else ''}{title}",
@@ -429,14 +455,16 @@ def collection_texts(section: Section) -> dict[str, Markup]:
 def _members_sentence(section: Section) -> str:
     """Return a sentence on the number of members and the method that made them."""
     methods = {m for m in section.members["method"] if m is not None}
-    members_text = count_with_noun(section.count, "member")
+    members_text = count_with_noun(section.member_count, "member")
     if None in section.members["method"] or not methods:
         return f"{members_text}."
     if methods == {"independent"}:
-        return f"{members_text}, trained independently of each other." if section.count > 1 else f"{members_text}."
-    runs = len(set(section.members["run"]) - {None})
-    where = f", from {count_with_noun(runs, 'run')}" if runs else ""
-    return f"{members_text}, by method: {summarize_values(section.members['method'])}{where}."
+        return (
+            f"{members_text}, trained independently of each other." if section.member_count > 1 else f"{members_text}."
+        )
+    run_count = len(set(section.members["run"]) - {None})
+    runs_text = f", from {count_with_noun(run_count, 'run')}" if run_count else ""
+    return f"{members_text}, by method: {summarize_values(section.members['method'])}{runs_text}."
 
 
 def _stored_sentence(section: Section) -> str:
@@ -444,36 +472,40 @@ def _stored_sentence(section: Section) -> str:
     arguments = section.description.arguments
     arguments_text = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
     architecture, dataset = markdown_code(section.description.architecture), markdown_code(section.description.dataset)
-    text = f"Architecture {architecture}{arguments_text}, for the images of {dataset}."
+    sentences = f"Architecture {architecture}{arguments_text}, for the images of {dataset}."
     layouts = section.layouts()
     if len(layouts) != 1:
-        return text
-    sizes: dict[str, int] = {}
+        return sentences
+    element_count_of_dtype: dict[str, int] = {}
     for t in layouts[0].tensors:
         dtype = DTYPE_NAMES.get(t.dtype, t.dtype)
-        sizes[dtype] = sizes.get(dtype, 0) + math.prod(t.shape)
-    values = " and ".join(f"{n:,} {markdown_code(dtype)}" for dtype, n in sorted(sizes.items(), key=lambda x: -x[1]))
-    return f"{text} A member is stored as {values} values, {format_bytes(layouts[0].nbytes)}."
+        element_count_of_dtype[dtype] = element_count_of_dtype.get(dtype, 0) + math.prod(t.shape)
+    counts_text = " and ".join(
+        f"{n:,} {markdown_code(dtype)}" for dtype, n in sorted(element_count_of_dtype.items(), key=lambda x: -x[1])
+    )
+    return f"{sentences} A member is stored as {counts_text} values, {format_bytes(layouts[0].nbytes)}."
 
 
 def _place_sentence(section: Section) -> str:
     """Return sentences on the place of the weights; "" if they are in shards beside the manifest."""
-    text = []
+    sentences = []
     if section.base:
         commit = section.base.partition("@")[2]
-        text.append(
+        sentences.append(
             f"The weights are not in this repo, which holds their manifest: they lie in "
             f"[{markdown_text(section.base_repo)}]({HUB_ADDRESS}/{section.base_repo}/tree/{commit}), "
             f"at commit `{commit}`."
         )
     if any(layout.header_nbytes for layout in section.layouts()):
         paths = sorted({p for p in section.members["path"] if p})
-        text.append(f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}.")
-    return " ".join(text)
+        sentences.append(
+            f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}."
+        )
+    return " ".join(sentences)
 
 
 def _unmeasured_sentence(section: Section) -> str:
-    if not section.count:
+    if not section.member_count:
         return ""
     return "Test accuracies are not known yet: the manifest has none. `zoo-cli import --evaluate` measures them."
 
@@ -481,32 +513,36 @@ def _unmeasured_sentence(section: Section) -> str:
 def _figure_rows(section: Section) -> Iterable[str]:
     """Yield a table row for each known test figure."""
     for name in FIGURE_COLUMNS:
-        values = section.finite(name)
+        values = section.finite_values(name)
         if values:
-            spread = f"{statistics.stdev(values):.4g}" if len(values) > 1 else "-"
-            cells = (f"{statistics.fmean(values):.4g}", spread, f"{min(values):.4g}", f"{max(values):.4g}")
+            deviation_text = f"{statistics.stdev(values):.4g}" if len(values) > 1 else "-"
+            cells = (f"{statistics.fmean(values):.4g}", deviation_text, f"{min(values):.4g}", f"{max(values):.4g}")
             yield f"| `{name}` | {' | '.join(cells)} | {len(values):,} |"
 
 
 def _measured_sentence(section: Section) -> str:
     """Return a sentence on how the test figures were measured; "" if there are none."""
-    measured_figures = [name for name in FIGURE_COLUMNS if name.startswith("test_") and section.finite(name)]
+    measured_figures = [name for name in FIGURE_COLUMNS if name.startswith("test_") and section.finite_values(name)]
     if not measured_figures:
         return ""
-    sets = [
-        d
-        for i, d in enumerate(section.members["eval_data"])
-        if any(section.members[n][i] is not None for n in measured_figures)
+    set_of_member = [
+        set_name
+        for i, set_name in enumerate(section.members["eval_data"])
+        if any(section.members[figure][i] is not None for figure in measured_figures)
     ]
-    eval_sets = (
-        summarize_values(sets, "member")
-        if len(set(sets)) > 1
-        else markdown_code(sets[0])
-        if sets[0] is not None
+    sets_text = (
+        summarize_values(set_of_member, "member")
+        if len(set(set_of_member)) > 1
+        else markdown_code(set_of_member[0])
+        if set_of_member[0] is not None
         else ""
     )
-    measured = "The test figures were measured with the weights as they are stored, computed in float32"
-    return f"{measured}, on {eval_sets}." if eval_sets else f"{measured}; the manifest does not name the test set."
+    sentence_start = "The test figures were measured with the weights as they are stored, computed in float32"
+    return (
+        f"{sentence_start}, on {sets_text}."
+        if sets_text
+        else f"{sentence_start}; the manifest does not name the test set."
+    )
 
 
 def _training_rows(section: Section) -> Iterable[str]:
@@ -534,42 +570,45 @@ def _classes_sentence(classes: Sequence[str]) -> str:
 
 def _left_out_sentences(section: Section) -> str:
     """Return sentences on rows that are not loaded because their status is failed or excluded; "" if none."""
-    text = []
+    sentences = []
     for status in ("failed", "excluded"):
-        positions = [i for i, found in enumerate(section.column["status"]) if found == status]
+        positions = [i for i, row_status in enumerate(section.values_of_column["status"]) if row_status == status]
         if not positions:
             continue
-        reasons = Counter(section.column["reason"][i] or "" for i in positions).most_common()
-        reasons_given = [
-            f"{markdown_code(r) if r else 'no reason given'} ({n:,})" for r, n in reasons[:LARGEST_LISTED_COUNT]
+        counted_reasons = Counter(section.values_of_column["reason"][i] or "" for i in positions).most_common()
+        shown_reasons = [
+            f"{markdown_code(reason) if reason else 'no reason given'} ({count:,})"
+            for reason, count in counted_reasons[:LARGEST_LISTED_COUNT]
         ]
-        more = sum(n for _, n in reasons[LARGEST_LISTED_COUNT:])
-        members = first_values(sorted({section.column["member"][i] for i in positions}))
-        reasons_text = ", ".join([*reasons_given, *([f"other reasons ({more:,})"] if more else [])])
-        text.append(
-            f"{count_with_noun(len(positions), 'row')} with status `{status}` (member {members}): {reasons_text}."
+        rest_count = sum(count for _, count in counted_reasons[LARGEST_LISTED_COUNT:])
+        ids_text = first_values(sorted({section.values_of_column["member"][i] for i in positions}))
+        reasons_text = ", ".join([*shown_reasons, *([f"other reasons ({rest_count:,})"] if rest_count else [])])
+        sentences.append(
+            f"{count_with_noun(len(positions), 'row')} with status `{status}` (member {ids_text}): {reasons_text}."
         )
-    return f"Not loaded unless asked for: {' '.join(text)}" if text else ""
+    return f"Not loaded unless asked for: {' '.join(sentences)}" if sentences else ""
 
 
 def _snapshots_sentence(section: Section) -> str:
     """Return a sentence on stored weights of earlier epochs; "" if there are none."""
     positions = [
-        i for i, final in enumerate(section.column["final"]) if not final and section.column["status"][i] == "ok"
+        i
+        for i, is_final in enumerate(section.values_of_column["final"])
+        if not is_final and section.values_of_column["status"][i] == "ok"
     ]
     if not positions:
         return ""
-    members = len({section.column["member"][i] for i in positions})
-    epochs = sorted({section.column["epoch"][i] for i in positions})
+    member_count = len({section.values_of_column["member"][i] for i in positions})
+    snapshot_epochs = sorted({section.values_of_column["epoch"][i] for i in positions})
     return (
         f"Beside the final weights there are {count_with_noun(len(positions), 'snapshot')} "
-        f"of {count_with_noun(members, 'member')}, at epoch {first_values(epochs)}: "
+        f"of {count_with_noun(member_count, 'member')}, at epoch {first_values(snapshot_epochs)}: "
         "`zoo.load(…, snapshots=True)` selects them too."
     )
 
 
 def _seeds_sentence(section: Section) -> str:
-    known_seeds = [name for name in SEED_COLUMNS if section.count and None not in section.members[name]]
+    known_seeds = [name for name in SEED_COLUMNS if section.member_count and None not in section.members[name]]
     return (
         f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known_seeds)}."
         if known_seeds
@@ -578,15 +617,17 @@ def _seeds_sentence(section: Section) -> str:
 
 
 def _splits_sentence(section: Section) -> str:
-    splits = section.members["split"]
-    if not section.count or None in splits:
+    split_of_member = section.members["split"]
+    if not section.member_count or None in split_of_member:
         return ""
-    counts = ", ".join(f"{markdown_code(name)} {n:,}" for name, n in sorted(Counter(splits).items()))
-    return f"Members for learning on weights, by the column `split`: {counts}."
+    counts_text = ", ".join(
+        f"{markdown_code(name)} {count:,}" for name, count in sorted(Counter(split_of_member).items())
+    )
+    return f"Members for learning on weights, by the column `split`: {counts_text}."
 
 
 def _hashes_sentence(section: Section) -> str:
-    if not section.count or None in section.members["sha256"]:
+    if not section.member_count or None in section.members["sha256"]:
         return ""
     return "Each member's content hash is in the column `sha256`; `zoo-cli verify` computes it again."
 
@@ -594,9 +635,9 @@ def _hashes_sentence(section: Section) -> str:
 def _predictions_sentence(section: Section) -> str:
     if not section.predictions:
         return ""
-    sets = first_few([markdown_code(name) for name in section.predictions], LARGEST_LISTED_COUNT)
+    set_names_text = first_few([markdown_code(name) for name in section.predictions], LARGEST_LISTED_COUNT)
     return (
-        f"Logits of its members are stored too, under the names {sets}: "
+        f"Logits of its members are stored too, under the names {set_names_text}: "
         f'`members.predictions("{section.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of '
         "members."
     )
@@ -611,7 +652,7 @@ def picture(collection: str, rows: pa.Table, description: Description) -> bytes 
         description: description of the collection.
     """
     section = Section(collection, description, rows)
-    if not section.finite("test_accuracy"):
+    if not section.finite_values("test_accuracy"):
         return None
     return png_bytes(lambda: draw_histograms(section), f"{collection}: test figures of its members")
 
@@ -622,43 +663,43 @@ def draw_histograms(section: Section) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    accuracies, losses = [100 * v for v in section.finite("test_accuracy")], section.finite("test_nll")
-    sets = {d for d in section.members["eval_data"] if d}
-    (set_name,) = sets if len(sets) == 1 else ("",)
+    accuracies, losses = [100 * v for v in section.finite_values("test_accuracy")], section.finite_values("test_nll")
+    set_names = {d for d in section.members["eval_data"] if d}
+    (set_name,) = set_names if len(set_names) == 1 else ("",)
     set_name = set_name if len(set_name) <= 60 else ""
     figure = Figure(
         figsize=PICTURE_INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
     )
     title = f"{section.name}: {count_with_noun(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
     figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
-    panels = figure.add_gridspec(1, 2 if losses else 1)
-    _histogram(
-        figure.add_subplot(panels[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, axis_end=100
-    )
+    grid = figure.add_gridspec(1, 2 if losses else 1)
+    _histogram(figure.add_subplot(grid[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, axis_end=100)
     if losses:
-        _histogram(figure.add_subplot(panels[1], label="test_nll"), losses, "test NLL (nats)", GREEN)
+        _histogram(figure.add_subplot(grid[1], label="test_nll"), losses, "test NLL (nats)", GREEN)
     return figure
 
 
-def _histogram(axes: Axes, values: Sequence[float], label: str, colour: str, axis_end: float | None = None) -> None:
+def _histogram(
+    axes: Axes, values: Sequence[float], axis_label: str, colour: str, axis_end: float | None = None
+) -> None:
     """Draw a histogram of values, a line at their mean, and marks at the smallest and the largest value."""
     bin_edges = histogram_edges(values)
-    heights, *_ = axes.hist(values, bin_edges, color=colour, alpha=0.85, edgecolor="white")
-    mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-    digits = max(1, 1 - math.floor(math.log10(spread))) if spread > mean * 1e-9 else None
+    bin_heights, *_ = axes.hist(values, bin_edges, color=colour, alpha=0.85, edgecolor="white")
+    mean, deviation = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    decimals = max(1, 1 - math.floor(math.log10(deviation))) if deviation > mean * 1e-9 else None
     number_texts = [
-        f"{v:.4g}" if digits is None else f"{v:.{digits}f}" for v in (mean, spread, min(values), max(values))
+        f"{v:.4g}" if decimals is None else f"{v:.{decimals}f}" for v in (mean, deviation, min(values), max(values))
     ]
-    mean_text = f"mean {number_texts[0]}" + (f", standard deviation {number_texts[1]}" if digits is not None else "")
+    mean_text = f"mean {number_texts[0]}" + (f", standard deviation {number_texts[1]}" if decimals is not None else "")
     axes.axvline(mean, ymax=0.75, color=RED, linewidth=2, label=mean_text)
-    if digits is not None:
+    if decimals is not None:
         extreme_values = [min(values), max(values)]
-        text = f"lowest {number_texts[2]}, highest {number_texts[3]}"
-        axes.plot(extreme_values, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=text)
-    axes.set(xlabel=label, ylabel="members", ylim=(0, max(heights) / 0.75))
+        extremes_text = f"lowest {number_texts[2]}, highest {number_texts[3]}"
+        axes.plot(extreme_values, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=extremes_text)
+    axes.set(xlabel=axis_label, ylabel="members", ylim=(0, max(bin_heights) / 0.75))
     if len(bin_edges) <= FEWEST_BARS:
-        middle, half_width = (bin_edges[0] + bin_edges[-1]) / 2, (bin_edges[1] - bin_edges[0]) * FEWEST_BARS / 2
-        axes.set_xlim(middle - half_width, middle + half_width)
+        range_middle, half_width = (bin_edges[0] + bin_edges[-1]) / 2, (bin_edges[1] - bin_edges[0]) * FEWEST_BARS / 2
+        axes.set_xlim(range_middle - half_width, range_middle + half_width)
     if axis_end is not None:
         axes.set_xlim(right=min(axes.get_xlim()[1], max(axis_end, bin_edges[-1])))
     axes.locator_params(axis="y", integer=True)

@@ -36,32 +36,32 @@ class File:
     """A file that is to be uploaded to the repo.
 
     Args:
-        inside: path of the file in the repo.
+        repo_path: path of the file in the repo.
         content: bytes of the file, or the path on disk of a file that has them.
         size: size of the file in bytes.
         sha256: SHA-256 hash of its content, as hex digits.
         stamp: identity, size and times of the file on disk when it was hashed; empty for bytes.
     """
 
-    inside: str
+    repo_path: str
     content: bytes | Path = field(repr=False)
     size: int
     sha256: str
     stamp: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, inside: str, content: bytes | Path) -> File:
+    def of(cls, repo_path: str, content: bytes | Path) -> File:
         """Hash the content of a file; return the file for the repo.
 
         >>> File.of("README.md", b"# Mine").sha256[:16]
         'dd2de6b935cbf72d'
         """
         if isinstance(content, bytes):
-            return cls(inside, content, len(content), hashlib.sha256(content).hexdigest())
+            return cls(repo_path, content, len(content), hashlib.sha256(content).hexdigest())
         stamp = file_stamp(content)
         with content.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(inside, content, content.stat().st_size, digest, stamp)
+        return cls(repo_path, content, content.stat().st_size, digest, stamp)
 
     def git_hash(self) -> str:
         """Return the hash by which git names the content; the content is read again, since few files need this hash."""
@@ -99,28 +99,37 @@ class Folder:
     @cached_property
     def shards(self) -> dict[str, Path]:
         """The files that manifest rows name: path in the repo -> path on disk."""
-        paths = [c.rows.column("path").to_pylist() for c in self.collections if not c.base]
+        paths_of_collections = [c.rows.column("path").to_pylist() for c in self.collections if not c.base]
         return {
-            inside: self.source.local_path(inside)
-            for inside in sorted({p for ps in paths for p in ps if p is not None})
+            repo_path: self.source.local_path(repo_path)
+            for repo_path in sorted(
+                {path for collection_paths in paths_of_collections for path in collection_paths if path is not None}
+            )
         }
 
     @cached_property
     def sets(self) -> tuple[PredictionSet, ...]:
         """The sets of stored predictions in the folder, also of collections that the folder lacks."""
-        paths = (p.split("/") for p in self._list_below("predictions"))
-        names = [parts[1:3] for parts in paths if len(parts) == 4 and parts[3] == prediction_sets.MANIFEST_FILE]
-        return tuple(prediction_sets.read_set(self.source, *name) for name in names)
+        split_paths = (p.split("/") for p in self._list_below("predictions"))
+        collection_and_set_names = [
+            path_parts[1:3]
+            for path_parts in split_paths
+            if len(path_parts) == 4 and path_parts[3] == prediction_sets.MANIFEST_FILE
+        ]
+        return tuple(
+            prediction_sets.read_set(self.source, *collection_and_set)
+            for collection_and_set in collection_and_set_names
+        )
 
     @cached_property
     def predictions(self) -> dict[str, Path]:
         """The shards, manifests and descriptions of stored predictions: path in the repo -> path on disk."""
         paths: set[str] = set()
-        for stored in self.sets:
-            folder = prediction_sets.folder_of_set(stored.facts.collection, stored.facts.set)
+        for prediction_set in self.sets:
+            folder = prediction_sets.folder_of_set(prediction_set.facts.collection, prediction_set.facts.set)
             paths |= {f"{folder}/{file}" for file in (prediction_sets.MANIFEST_FILE, prediction_sets.DESCRIPTION_FILE)}
-            paths |= set(stored.rows.column("path").to_pylist())
-        return {inside: self.source.local_path(inside) for inside in sorted(paths)}
+            paths |= set(prediction_set.rows.column("path").to_pylist())
+        return {repo_path: self.source.local_path(repo_path) for repo_path in sorted(paths)}
 
     @cached_property
     def pictures(self) -> list[str]:
@@ -129,19 +138,25 @@ class Folder:
 
     def tables(self) -> dict[str, Path]:
         """Return the manifests and descriptions of the collections: path in the repo -> path on disk."""
-        paths = (f"manifests/{c.name}{suffix}" for c in self.collections for suffix in TABLE_SUFFIXES)
-        return {inside: self.source.local_path(inside) for inside in paths}
+        repo_paths = (
+            f"manifests/{collection.name}{suffix}" for collection in self.collections for suffix in TABLE_SUFFIXES
+        )
+        return {repo_path: self.source.local_path(repo_path) for repo_path in repo_paths}
 
     def _list_below(self, folder: str) -> list[str]:
-        paths = (Path(parent, name) for parent, _, names in os.walk(self.source.root / folder) for name in names)
-        inside = sorted(p.relative_to(self.source.root).as_posix() for p in paths)
-        return [p for p in inside if not any(part.startswith(".") for part in p.split("/"))]
+        paths = (
+            Path(parent, name) for parent, _, file_names in os.walk(self.source.root / folder) for name in file_names
+        )
+        repo_paths = sorted(path.relative_to(self.source.root).as_posix() for path in paths)
+        return [path for path in repo_paths if not any(part.startswith(".") for part in path.split("/"))]
 
     def ignored(self) -> list[str]:
         """Return the paths of files that are not published; a folder with no published file is one path."""
         published_paths = {*self.shards, *self.predictions, *self.tables(), "README.md"}
-        folders = {"/".join(p.split("/")[:i]) for p in published_paths for i in range(1, p.count("/") + 1)}
-        return sorted(_unpublished_files(self.source.root, "", published_paths, folders))
+        published_folders = {
+            "/".join(path.split("/")[:i]) for path in published_paths for i in range(1, path.count("/") + 1)
+        }
+        return sorted(_unpublished_files(self.source.root, "", published_paths, published_folders))
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,7 @@ def read_folder(folder: str | Path) -> Folder:
     if str(folder).startswith(hub.ADDRESS_SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
     source = open_source(folder, "")
-    names = sorted(p.stem for p in (source.root / "manifests").glob("*.parquet"))
+    names = sorted(path.stem for path in (source.root / "manifests").glob("*.parquet"))
     if not names:
         raise SourceNotFound(
             f"source {folder}",
@@ -182,17 +197,17 @@ def read_folder(folder: str | Path) -> Folder:
     result = Folder(source, tuple(LocalCollection(name, *source.read_collection(name)) for name in names))
     for collection in result.collections:
         _check_rows(collection)
-    for inside in result.shards:
+    for repo_path in result.shards:
         if (
-            "/" not in inside
-            or inside.split("/")[0] in RESERVED_FOLDERS
-            or any(p.startswith(".") for p in inside.split("/"))
+            "/" not in repo_path
+            or repo_path.split("/")[0] in RESERVED_FOLDERS
+            or any(part.startswith(".") for part in repo_path.split("/"))
         ):
             raise UsageError(
-                f"file {inside} of source {source.label}",
+                f"file {repo_path} of source {source.label}",
                 expected="members' bytes in a folder of their own, as shards/",
                 found="a path that the repo needs for other files",
-                path=inside,
+                path=repo_path,
             )
     return result
 
@@ -210,35 +225,37 @@ def _check_rows(collection: LocalCollection) -> None:
     paths, hashes = (collection.rows.column(c).to_pylist() for c in ("path", "sha256"))
     positions = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
     if positions:
-        without_hash = manifest.snapshot_keys(manifest.take_rows(collection.rows, positions))
+        keys_without_hash = manifest.snapshot_keys(manifest.take_rows(collection.rows, positions))
         raise FormatError(
             f"manifest of {collection.name}",
             expected="a sha256 in every row that has weights",
-            found=f"null for members {_format_keys(without_hash)}",
+            found=f"null for members {_format_keys(keys_without_hash)}",
             do="`zoo-cli import --hash` fills them",
             collection=collection.name,
-            member=without_hash[0][0],
+            member=keys_without_hash[0][0],
         )
 
 
 def _format_keys(snapshot_keys: Sequence[tuple[int, int | None]]) -> str:
-    more = f" and {len(snapshot_keys) - 100:,} more" if len(snapshot_keys) > 100 else ""
-    return f"{format_ids(snapshot_keys[:100])}{more}"
+    rest_text = f" and {len(snapshot_keys) - 100:,} more" if len(snapshot_keys) > 100 else ""
+    return f"{format_ids(snapshot_keys[:100])}{rest_text}"
 
 
-def _unpublished_files(root: Path, inside: str, published: set[str], folders: set[str]) -> Iterator[str]:
-    with os.scandir(root / inside) as entries:
-        for entry in entries:
-            path = f"{inside}/{entry.name}".lstrip("/")
-            if entry.is_dir() and path in folders:
-                yield from _unpublished_files(root, path, published, folders)
-            elif path not in published and path != "cards":
+def _unpublished_files(
+    root: Path, subfolder: str, published_paths: set[str], published_folders: set[str]
+) -> Iterator[str]:
+    with os.scandir(root / subfolder) as directory_entries:
+        for entry in directory_entries:
+            path = f"{subfolder}/{entry.name}".lstrip("/")
+            if entry.is_dir() and path in published_folders:
+                yield from _unpublished_files(root, path, published_paths, published_folders)
+            elif path not in published_paths and path != "cards":
                 yield f"{path}/" if entry.is_dir() else path
 
 
-def hash_files(files: Mapping[str, Path]) -> list[File]:
+def hash_files(disk_path_of_repo_path: Mapping[str, Path]) -> list[File]:
     """Hash files on disk, passed as path in the repo -> path on disk; return the files for the repo."""
-    return [File.of(inside, path) for inside, path in files.items()]
+    return [File.of(repo_path, path) for repo_path, path in disk_path_of_repo_path.items()]
 
 
 def check_ranges(folder: Folder) -> None:
@@ -247,18 +264,18 @@ def check_ranges(folder: Folder) -> None:
     Raises:
         DamagedError: a range leaves its file or overlaps another; the error names the member.
     """
-    ranges: dict[str, list[tuple[int, int, int, str]]] = {}
+    ranges_of_path: dict[str, list[tuple[int, int, int, str]]] = {}
     for collection in folder.collections:
         if not collection.base:
             columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
             for path, offset, nbytes, member in zip(*columns, strict=True):
                 if path is not None:
-                    ranges.setdefault(path, []).append((offset, offset + nbytes, member, collection.name))
-    for path, file_ranges in ranges.items():
-        size = folder.shards[path].stat().st_size
+                    ranges_of_path.setdefault(path, []).append((offset, offset + nbytes, member, collection.name))
+    for path, file_ranges in ranges_of_path.items():
+        file_nbytes = folder.shards[path].stat().st_size
         last_range = (0, 0, -1, "")  # the range that ends last so far: start, end, member, collection
         for start, end, member, name in sorted(file_ranges):
-            problem = f"a file of {size:,} bytes" if end > size else ""
+            problem = f"a file of {file_nbytes:,} bytes" if end > file_nbytes else ""
             if start < last_range[1] and (start, end) != last_range[:2]:
                 problem = f"member {last_range[2]} of {last_range[3]} at {last_range[0]:,} to {last_range[1]:,}"
             if problem:
@@ -273,52 +290,58 @@ def check_ranges(folder: Folder) -> None:
             last_range = max(last_range, (start, end, member, name), key=lambda file_range: file_range[1])
 
 
-def check(folder: Folder, say: Say, finite: bool) -> None:
+def check(folder: Folder, say: Say, check_finite: bool) -> None:
     """Check each member's location and hash and that no two members hold the same weights; check stored predictions.
 
     Args:
         folder: folder to be published.
         say: function that is called with a line of text for each collection.
-        finite: whether members with status ok are also checked for values that are not finite.
+        check_finite: whether members with status ok are also checked for values that are not finite.
 
     Raises:
         DamagedError: some members or predictions have problems; the error names the first ones.
     """
     problems: list[Problem] = []
-    hashes: list[tuple[str, pa.Table, list[str | None]]] = []
+    named_rows_and_hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for collection in folder.collections:
         is_ok = [status == "ok" for status in collection.rows.column("status").to_pylist()]
         expected_hashes = collection.rows.column("sha256").to_pylist()
-        compared_hashes = [digest if good else None for digest, good in zip(expected_hashes, is_ok, strict=True)]
+        hashes_of_ok_rows = [
+            digest if is_row_ok else None for digest, is_row_ok in zip(expected_hashes, is_ok, strict=True)
+        ]
         if collection.base:
-            problems += shard_files.find_duplicates([(collection.name, collection.rows, compared_hashes)])
+            problems += shard_files.find_duplicates([(collection.name, collection.rows, hashes_of_ok_rows)])
             continue
-        hashes.append((collection.name, collection.rows, compared_hashes))
-        positions = [i for i, path in enumerate(collection.rows.column("path").to_pylist()) if path is not None]
+        named_rows_and_hashes.append((collection.name, collection.rows, hashes_of_ok_rows))
+        positions = [
+            position for position, path in enumerate(collection.rows.column("path").to_pylist()) if path is not None
+        ]
         say(f"{collection.name}: checking {len(positions):,} members' bytes …")
         locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)
-        for i, location in zip(positions, locations, strict=True):
-            problems += _member_problems(collection.name, location, expected_hashes[i], finite and is_ok[i])
-    raise_problems(folder.source.display_name, problems + shard_files.find_duplicates(hashes))
+        for position, location in zip(positions, locations, strict=True):
+            problems += _member_problems(
+                collection.name, location, expected_hashes[position], check_finite and is_ok[position]
+            )
+    raise_problems(folder.source.display_name, problems + shard_files.find_duplicates(named_rows_and_hashes))
     raise_problems(
         folder.source.display_name,
-        [p for stored in folder.sets for p in _prediction_problems(folder, stored, say, finite)],
+        [p for prediction_set in folder.sets for p in _prediction_problems(folder, prediction_set, say, check_finite)],
     )
 
 
-def _member_problems(collection: str, location: Location, expected_hash: str, finite: bool) -> list[Problem]:
-    problems, _ = shard_files.check_bytes(location, expected_hash, finite)
+def _member_problems(collection: str, location: Location, expected_hash: str, check_finite: bool) -> list[Problem]:
+    problems, _ = shard_files.check_bytes(location, expected_hash, check_finite)
     return [Problem(collection, location.member, kind, text) for kind, text in problems]
 
 
-def _prediction_problems(folder: Folder, stored: PredictionSet, say: Say, finite: bool) -> list[Problem]:
+def _prediction_problems(folder: Folder, prediction_set: PredictionSet, say: Say, check_finite: bool) -> list[Problem]:
     """Check a set of predictions; if the folder has the collection, also check that the predictions come from its
     weights."""
-    say(f"{stored.facts.name}: checking the predictions of {stored.rows.num_rows:,} members …")
-    rows = next((c.rows for c in folder.collections if c.name == stored.facts.collection), None)
+    say(f"{prediction_set.facts.name}: checking the predictions of {prediction_set.rows.num_rows:,} members …")
+    manifest_rows = next((c.rows for c in folder.collections if c.name == prediction_set.facts.collection), None)
     return prediction_sets.find_set_problems(
-        stored, None if rows is None else prediction_sets.weight_hashes(rows), finite
+        prediction_set, None if manifest_rows is None else prediction_sets.weight_hashes(manifest_rows), check_finite
     )
 
 
@@ -335,11 +358,11 @@ def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:
     if not problems:
         return
     first_problems = " ".join(str(p) for p in problems[:LARGEST_SHOWN_COUNT])
-    more = f" And {len(problems) - LARGEST_SHOWN_COUNT:,} more." if len(problems) > LARGEST_SHOWN_COUNT else ""
+    rest_text = f" And {len(problems) - LARGEST_SHOWN_COUNT:,} more." if len(problems) > LARGEST_SHOWN_COUNT else ""
     raise DamagedError(
         f"members of source {folder_name}",
         expected="what their manifest says",
-        found=f"{first_problems}{more}".rstrip("."),
+        found=f"{first_problems}{rest_text}".rstrip("."),
         do=f"Nothing was published. `zoo-cli verify {folder_name}` lists them all",
         collection=problems[0].collection,
         member=problems[0].member,
@@ -348,9 +371,12 @@ def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:
 
 def skipped_checks(folder: Folder, sample: int) -> tuple[str, ...]:
     """Return the checks that a dry run leaves out, one line of text per check."""
-    members = sum(collection.rows.num_rows for collection in folder.collections if not collection.base)
-    lines = [f"finite values of {members:,} members' weights"] if members else []
-    return (*lines, *([f"test accuracy of at most {sample} members a collection, measured again"] if sample else []))
+    member_count = sum(collection.rows.num_rows for collection in folder.collections if not collection.base)
+    check_lines = [f"finite values of {member_count:,} members' weights"] if member_count else []
+    return (
+        *check_lines,
+        *([f"test accuracy of at most {sample} members a collection, measured again"] if sample else []),
+    )
 
 
 def measure_accuracies(folder: Folder, sample: int, say: Say) -> list[Problem]:
@@ -370,10 +396,10 @@ def measure_accuracies(folder: Folder, sample: int, say: Say) -> list[Problem]:
     problems: list[Problem] = []
     for collection in folder.collections:
         members = load(collection.name, source=folder.source.root)
-        net, sample_size = collection.description.architecture, min(sample, len(members))
-        can_build = net in ARCHITECTURES
+        architecture, sample_size = collection.description.architecture, min(sample, len(members))
+        can_build = architecture in ARCHITECTURES
         if not can_build:
-            say(f"{collection.name}: accuracies are not measured again, since the package can't build {net!r}")
+            say(f"{collection.name}: accuracies are not measured again, since the package can't build {architecture!r}")
         if collection.base:
             say(f"{collection.name}: fetching and checking {sample_size} of {len(members):,} members …")
             for position in (i * len(members) // sample_size for i in range(sample_size)):

@@ -49,8 +49,8 @@ from checkpoints_zoo.sources.hub import Repo, fetch_file, retry_patiently
 from checkpoints_zoo.sources.source import open_source
 
 # Size of a commit: an interrupted publication continues after its last commit; the Hub takes 128 commits an hour.
-COMMIT_BYTES = 20_000_000_000
-COMMIT_FILES = 100
+LARGEST_COMMIT_NBYTES = 20_000_000_000
+LARGEST_COMMIT_FILE_COUNT = 100
 _COMMIT = re.compile("[0-9a-f]{7,64}")
 _YAML_HEAD = re.compile(r"\A---\r?\n(.*?\r?\n)?---\r?\n?(.*)", re.DOTALL)
 _TAG = re.compile(r"(?!.*(?:\.\.|//|\.lock(?:/|$)|[./]$))[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
@@ -104,10 +104,13 @@ class Plan:
         """Return the plan as one line of text."""
         if not self.files:
             return f"{self.repo}: nothing to upload, all {len(self.there)} files are there"
-        files, commits = (
-            f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(self.files), "file"), (self.commits, "commit"))
+        files_text, commits_text = (
+            f"{count} {noun}{'s' * (count > 1)}"
+            for count, noun in ((len(self.files), "file"), (self.commits, "commit"))
         )
-        return f"{self.repo}: {files} to upload, {self.bytes:,} bytes in {commits}; {len(self.there)} are there"
+        return (
+            f"{self.repo}: {files_text} to upload, {self.bytes:,} bytes in {commits_text}; {len(self.there)} are there"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values: counts, sizes in bytes, and paths of files."""
@@ -121,8 +124,8 @@ class Plan:
             "bytes": self.bytes,
             "commits": self.commits,
             "tag": self.tag,
-            "upload": [file.inside for file in self.files],
-            "there": [file.inside for file in self.there],
+            "upload": [file.repo_path for file in self.files],
+            "there": [file.repo_path for file in self.there],
             "there_bytes": sum(file.size for file in self.there),
             "unnamed": list(self.unnamed),
             "ignored": list(self.ignored),
@@ -189,35 +192,53 @@ def publish(
     remote = parse_repo(repo)
     _check_arguments(tag, create_pr, sample)
     (check_online if dry_run and not create_pr else check_login)(remote.label)
-    local = read_folder(folder)
-    check_ranges(local)
-    main = remote.branch(MAIN)
-    _check_repo(remote, main, private, create_pr)
-    if not dry_run and not (create_pr and main):
-        remote.check_may_write(main is not None)
-    main = main or Branch(MAIN, "", {}, private)
-    tag_exists = _check_tag(remote, main, tag)
-    for collection in local.collections:
+    local_folder = read_folder(folder)
+    check_ranges(local_folder)
+    main_branch = remote.branch(MAIN)
+    _check_repo(remote, main_branch, private, create_pr)
+    if not dry_run and not (create_pr and main_branch):
+        remote.check_may_write(main_branch is not None)
+    main_branch = main_branch or Branch(MAIN, "", {}, private)
+    tag_exists = _check_tag(remote, main_branch, tag)
+    for collection in local_folder.collections:
         if collection.base:
             _check_base(remote, collection)
-    own_readme = _readme_by_hand(local, remote, main)
-    check(local, say, finite=not dry_run)
-    shards = hash_files({**local.shards, **{p: x for p, x in local.predictions.items() if p.endswith(SHARD_SUFFIXES)}})
-    tables = {p: x for p, x in local.predictions.items() if not p.endswith(SHARD_SUFFIXES)}
-    last_files = [*(own_readme or _make_card(local, remote, main)), *hash_files({**local.tables(), **tables})]
-    plan = _make_plan(local, remote, main, shards, last_files, tag, private)
+    own_readme = _readme_by_hand(local_folder, remote, main_branch)
+    check(local_folder, say, check_finite=not dry_run)
+    shards = hash_files(
+        {
+            **local_folder.shards,
+            **{
+                repo_path: disk_path
+                for repo_path, disk_path in local_folder.predictions.items()
+                if repo_path.endswith(SHARD_SUFFIXES)
+            },
+        }
+    )
+    prediction_tables = {
+        repo_path: disk_path
+        for repo_path, disk_path in local_folder.predictions.items()
+        if not repo_path.endswith(SHARD_SUFFIXES)
+    }
+    files_sent_last = [
+        *(own_readme or _make_card(local_folder, remote, main_branch)),
+        *hash_files({**local_folder.tables(), **prediction_tables}),
+    ]
+    plan = _make_plan(local_folder, remote, main_branch, shards, files_sent_last, tag, private)
     if create_pr and plan.files:
-        pull = remote.find_pull_request(_title_of(local))
-        plan = _make_plan(local, remote, pull or main, shards, last_files, tag, private)
-        plan = replace(plan, opens=pull is None)
+        pull_request_branch = remote.find_pull_request(_title_of(local_folder))
+        plan = _make_plan(
+            local_folder, remote, pull_request_branch or main_branch, shards, files_sent_last, tag, private
+        )
+        plan = replace(plan, opens=pull_request_branch is None)
     if tag_exists and plan.files:
-        raise _taken_tag(remote, tag, main.head, "the commit to be made, since there is something to upload")
+        raise _taken_tag(remote, tag, main_branch.head, "the commit to be made, since there is something to upload")
     if dry_run:
-        return replace(plan, to_come=skipped_checks(local, sample))
+        return replace(plan, to_come=skipped_checks(local_folder, sample))
     if sample:
-        raise_problems(local.source.display_name, measure_accuracies(local, sample, say))
+        raise_problems(local_folder.source.display_name, measure_accuracies(local_folder, sample, say))
     say(plan.summary())
-    return _carry_out(remote, plan, local, tag_exists, say)
+    return _carry_out(remote, plan, local_folder, tag_exists, say)
 
 
 def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:
@@ -231,16 +252,16 @@ def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:
         raise UsageError("sample", expected="a whole number from 0", found=repr(sample)[:80])
 
 
-def _check_repo(remote: Remote, main: Branch | None, private: bool, create_pr: bool) -> None:
+def _check_repo(remote: Remote, main_branch: Branch | None, private: bool, create_pr: bool) -> None:
     """Check that the repo exists if a pull request is wanted, and is private if `private` is set."""
-    if main is None and create_pr:
+    if main_branch is None and create_pr:
         raise SourceNotFound(
             f"pull request to {remote.label}",
             expected="a data set repo",
             found="none that this login may see",
             do="Publish without a pull request: that makes the repo",
         )
-    if main is not None and private and not main.private:
+    if main_branch is not None and private and not main_branch.private:
         raise UsageError(
             f"repo {remote.label}",
             expected="a private one",
@@ -249,20 +270,20 @@ def _check_repo(remote: Remote, main: Branch | None, private: bool, create_pr: b
         )
 
 
-def _check_tag(remote: Remote, main: Branch, tag: str | None) -> bool:
+def _check_tag(remote: Remote, main_branch: Branch, tag: str | None) -> bool:
     """Check that a tag can be set on the head or on a new commit; return whether it is on the head already.
 
     Raises:
         UsageError: the tag is on another commit, or a branch has its name.
     """
-    if tag is None or not main.head:
+    if tag is None or not main_branch.head:
         return False
-    tags, branches = remote.tags()
-    if tag in branches:
+    commit_of_tag, branch_names = remote.tags()
+    if tag in branch_names:
         raise UsageError(f"tag {tag} of {remote.label}", expected="a name of its own", found="a branch of that name")
-    if tags.get(tag, main.head) != main.head:
-        raise _taken_tag(remote, tag, tags[tag], f"the newest one, {main.head[:12]}")
-    return tag in tags
+    if commit_of_tag.get(tag, main_branch.head) != main_branch.head:
+        raise _taken_tag(remote, tag, commit_of_tag[tag], f"the newest one, {main_branch.head[:12]}")
+    return tag in commit_of_tag
 
 
 def _taken_tag(remote: Remote, tag: str | None, tagged_commit: str, other_commit: str) -> UsageError:
@@ -280,21 +301,21 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
     Raises:
         UsageError: the README does not name every manifest; or only the repo has a README that was written by hand.
     """
-    path = folder.source.root / README
-    if path.is_file():
-        text = folder.source.local_path(README).read_text(encoding="utf-8", errors="replace")
-        if not is_generated(text):
+    readme_path = folder.source.root / README
+    if readme_path.is_file():
+        readme_text = folder.source.local_path(README).read_text(encoding="utf-8", errors="replace")
+        if not is_generated(readme_text):
             manifest_names = [
                 *(collection.name for collection in folder.collections),
                 *_names_only_in_repo(folder, branch),
             ]
-            _check_configs(text, sorted(manifest_names), path)
-            pictures = [p for p in folder.pictures if p in text]
-            return [File.of(p, folder.source.local_path(p)) for p in (README, *pictures)]
+            _check_configs(readme_text, sorted(manifest_names), readme_path)
+            picture_paths = [path for path in folder.pictures if path in readme_text]
+            return [File.of(path, folder.source.local_path(path)) for path in (README, *picture_paths)]
     if README in branch.tree:
-        text = fetch_file(Repo(remote.id, branch.head), README).read_text(encoding="utf-8", errors="replace")
-        match = _YAML_HEAD.match(text)
-        if not is_generated(text) and (match[2] if match else text).strip():
+        readme_text = fetch_file(Repo(remote.id, branch.head), README).read_text(encoding="utf-8", errors="replace")
+        yaml_match = _YAML_HEAD.match(readme_text)
+        if not is_generated(readme_text) and (yaml_match[2] if yaml_match else readme_text).strip():
             raise UsageError(
                 f"{README} of {remote.label}",
                 expected="none, or one that an earlier publication wrote",
@@ -307,21 +328,21 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
 
 def _check_configs(readme: str, collections: Sequence[str], path: Path) -> None:
     """Check that a README's YAML names every manifest; the Hub's viewer and `datasets.load_dataset` need the names."""
-    known_configs, problem = set(), ""
+    known_configs, problem_text = set(), ""
     try:
-        match = _YAML_HEAD.match(readme)
-        configs = (yaml.safe_load((match[1] if match else "") or "") or {}).get("configs") or []
+        yaml_match = _YAML_HEAD.match(readme)
+        configs = (yaml.safe_load((yaml_match[1] if yaml_match else "") or "") or {}).get("configs") or []
         known_configs = {(c["config_name"], file) for c in configs for file in _data_file_paths(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
-        problem = f": {' '.join(str(error).split())[:200]}"
+        problem_text = f": {' '.join(str(error).split())[:200]}"
     unnamed_manifests = [name for name in collections if (name, f"manifests/{name}.parquet") not in known_configs]
     if unnamed_manifests:
-        lines = "; ".join(f"- config_name: {n}, data_files: manifests/{n}.parquet" for n in unnamed_manifests)
+        lines_to_add = "; ".join(f"- config_name: {n}, data_files: manifests/{n}.parquet" for n in unnamed_manifests)
         raise UsageError(
             f"{path}",
             expected="YAML at its top whose `configs` name every manifest, since it was written by hand",
-            found=f"none for {', '.join(unnamed_manifests)}{problem}",
-            do=f"Add under `configs:` {lines}; or remove the file, and one is made",
+            found=f"none for {', '.join(unnamed_manifests)}{problem_text}",
+            do=f"Add under `configs:` {lines_to_add}; or remove the file, and one is made",
             path=path,
         )
 
@@ -338,27 +359,27 @@ def _data_file_paths(data_files: Any) -> list[str]:
 def _make_card(folder: Folder, remote: Remote, branch: Branch) -> list[File]:
     """Make the card of all collections, those of the folder and those that only the repo has; return its files."""
     collections = {collection.name: (collection.description, collection.rows) for collection in folder.collections}
-    if names := _names_only_in_repo(folder, branch):
-        source = open_source(f"{remote.label}@{branch.head}", names[0])
-        collections |= {name: source.read_collection(name) for name in names}
-    files = cards.card_files(collections, remote.id, predictions=_prediction_names(folder, branch))
-    return [File.of(path, content) for path, content in files.items()]
+    if names_in_repo := _names_only_in_repo(folder, branch):
+        source = open_source(f"{remote.label}@{branch.head}", names_in_repo[0])
+        collections |= {name: source.read_collection(name) for name in names_in_repo}
+    content_of_path = cards.card_files(collections, remote.id, predictions=_prediction_names(folder, branch))
+    return [File.of(path, content) for path, content in content_of_path.items()]
 
 
 def _names_only_in_repo(folder: Folder, branch: Branch) -> list[str]:
     """Return the names of the collections that the repo has and the folder lacks."""
-    names = {Path(p).stem for p in branch.tree if p.startswith("manifests/") and p.endswith(".parquet")}
-    return sorted(names - {collection.name for collection in folder.collections})
+    repo_names = {Path(p).stem for p in branch.tree if p.startswith("manifests/") and p.endswith(".parquet")}
+    return sorted(repo_names - {collection.name for collection in folder.collections})
 
 
 def _prediction_names(folder: Folder, branch: Branch) -> dict[str, set[str]]:
     """Return the sets of stored predictions in the repo and in the folder, as collection -> names of its sets."""
-    all_parts = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
-    sets: dict[str, set[str]] = {}
-    for parts in all_parts:
-        if len(parts) == 4 and parts[3] == MANIFEST_FILE:
-            sets.setdefault(parts[1], set()).add(parts[2])
-    return sets
+    split_paths = [p.split("/") for p in (*branch.tree, *folder.predictions) if p.startswith("predictions/")]
+    sets_of_collection: dict[str, set[str]] = {}
+    for path_parts in split_paths:
+        if len(path_parts) == 4 and path_parts[3] == MANIFEST_FILE:
+            sets_of_collection.setdefault(path_parts[1], set()).add(path_parts[2])
+    return sets_of_collection
 
 
 def _make_plan(
@@ -370,19 +391,19 @@ def _make_plan(
     tag: str | None,
     private: bool,
 ) -> Plan:
-    missing, present_files = _split_by_presence(shards, branch, remote.label)
+    missing_shards, present_shards = _split_by_presence(shards, branch, remote.label)
     missing_last_files, present_last_files = _split_by_presence(files_sent_last, branch, remote.label)
-    changed_files = [f for f in missing_last_files if not (f.inside.endswith(".png") and f.inside in branch.tree)]
-    if not changed_files and not missing:  # only pictures differ: another version of matplotlib drew them
+    changed_files = [f for f in missing_last_files if not (f.repo_path.endswith(".png") and f.repo_path in branch.tree)]
+    if not changed_files and not missing_shards:  # only pictures differ: another version of matplotlib drew them
         missing_last_files, present_last_files = [], files_sent_last
     return Plan(
         remote.label,
         branch,
         False,
         private,
-        tuple(_group_into_commits(missing)),
+        tuple(_group_into_commits(missing_shards)),
         tuple(missing_last_files),
-        (*present_files, *present_last_files),
+        (*present_shards, *present_last_files),
         tuple(_unnamed_shards(folder, branch.tree)),
         tuple(folder.ignored()),
         tag,
@@ -396,27 +417,29 @@ def _split_by_presence(files: Sequence[File], branch: Branch, label: str) -> tup
         UsageError: the branch has a shard of the same name with other bytes; overwriting it would break
             loads of the repo that are under way.
     """
-    missing: list[File] = []
+    missing_files: list[File] = []
     present_files: list[File] = []
     for file in files:
-        (present_files if branch.has(file) else missing).append(file)
-    for file in missing:
-        if file.inside in branch.tree and file.inside.endswith(SHARD_SUFFIXES):
+        (present_files if branch.has(file) else missing_files).append(file)
+    for file in missing_files:
+        if file.repo_path in branch.tree and file.repo_path.endswith(SHARD_SUFFIXES):
             raise UsageError(
-                f"file {file.inside}",
+                f"file {file.repo_path}",
                 expected="a name of its own, since readers of the repo go by it",
                 found=f"other bytes under that name in {label}",
                 do="Rename it here and in the manifest; shards that this package writes have their hash in the name",
-                path=file.inside,
+                path=file.repo_path,
             )
-    return missing, present_files
+    return missing_files, present_files
 
 
 def _group_into_commits(files: Iterable[File]) -> Iterator[tuple[File, ...]]:
     """Split files into groups, one per commit; yield the groups."""
     group: list[File] = []
     for file in files:
-        if group and (len(group) >= COMMIT_FILES or sum(f.size for f in group) + file.size > COMMIT_BYTES):
+        if group and (
+            len(group) >= LARGEST_COMMIT_FILE_COUNT or sum(f.size for f in group) + file.size > LARGEST_COMMIT_NBYTES
+        ):
             yield tuple(group)
             group = []
         group.append(file)
@@ -445,51 +468,54 @@ def _carry_out(remote: Remote, plan: Plan, folder: Folder, is_tagged: bool, say:
         AccessError, SourceNotFound: the repo can't be written to.
         DamagedError: a file was changed meanwhile, or the repo does not have a file that was sent.
     """
-    branch, opens = plan.branch, plan.opens
+    branch, opens_pull_request = plan.branch, plan.opens
     if not branch.head:
         branch = _make_repo(remote, plan.private)
     title = _title_of(folder)
-    groups = [*plan.shards, *([plan.last] if plan.last else [])]
-    shard_files = [f for f in (*plan.there, *plan.files) if f.inside in folder.shards]
-    for number, files in enumerate(groups, 1):
+    file_groups = [*plan.shards, *([plan.last] if plan.last else [])]
+    shard_files = [f for f in (*plan.there, *plan.files) if f.repo_path in folder.shards]
+    for commit_number, files in enumerate(file_groups, 1):
         is_last = files is plan.last
         if is_last:
             _check_rows(folder, shard_files, branch.tree, remote.label)
-            _check_unchanged([f for f in plan.there if f.inside in folder.tables()])
-        size = sum(file.size for file in files)
-        say(f"commit {number} of {len(groups)}: {len(files)} file{'s' * (len(files) > 1)}, {size:,} bytes …")
-        name = title if is_last or opens else f"{title}: weights"
-        branch, opens = _commit(remote, branch, name, files, opens), False
+            _check_unchanged([f for f in plan.there if f.repo_path in folder.tables()])
+        group_nbytes = sum(file.size for file in files)
+        files_text = f"{len(files)} file{'s' * (len(files) > 1)}, {group_nbytes:,} bytes"
+        say(f"commit {commit_number} of {len(file_groups)}: {files_text} …")
+        commit_title = title if is_last or opens_pull_request else f"{title}: weights"
+        branch, opens_pull_request = _commit(remote, branch, commit_title, files, opens_pull_request), False
     _check_rows(folder, shard_files, branch.tree, remote.label)
     if plan.tag is not None and not is_tagged:
         _set_tag(remote, plan.tag, branch.head)
     return Published(
         plan.repo, branch.head, remote.url(branch.name), len(plan.files), plan.bytes, len(plan.there),
-        len(groups), plan.tag,
+        len(file_groups), plan.tag,
     )  # fmt: skip
 
 
 def _title_of(folder: Folder) -> str:
     """Return the title of the last commit; the pull request has the same title, by which it is found."""
-    names = [collection.name for collection in folder.collections]
-    return f"Publish {first_few(names, 3)}"
+    collection_names = [collection.name for collection in folder.collections]
+    return f"Publish {first_few(collection_names, 3)}"
 
 
 def _make_repo(remote: Remote, private: bool) -> Branch:
     """Make the repo on the Hub; return its main branch."""
-    action = f"making {remote.label}"
+    action_text = f"making {remote.label}"
     remote.call(
-        action, lambda: remote.api.create_repo(remote.id, repo_type="dataset", private=private, exist_ok=True), "write"
+        action_text,
+        lambda: remote.api.create_repo(remote.id, repo_type="dataset", private=private, exist_ok=True),
+        "write",
     )
     branch = remote.branch()
     if branch is None:
-        raise NetworkError(action, expected="the repo", found="none, though it was made", do="Try again")
+        raise NetworkError(action_text, expected="the repo", found="none, though it was made", do="Try again")
     if any("/" in path for path in branch.tree) or branch.private != private:
         raise _somebody_committed(remote)
     return branch
 
 
-def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], opens: bool) -> Branch:
+def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], opens_pull_request: bool) -> Branch:
     """Commit files to a branch or to a new pull request; return the branch after the commit."""
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import HfHubHTTPError
@@ -497,9 +523,9 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
     additions = []
     for file in files:
         content = str(file.content) if isinstance(file.content, Path) else file.content
-        additions.append(CommitOperationAdd(file.inside, content))
+        additions.append(CommitOperationAdd(file.repo_path, content))
         additions[-1].upload_info.sha256 = bytes.fromhex(file.sha256)  # else the client reads the file once more
-    repo_options: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens}
+    repo_options: dict[str, Any] = {"repo_type": "dataset", "revision": branch.name, "create_pr": opens_pull_request}
     action = f"commit {title!r} to {remote.label}"
     with hub_errors(remote.label, f"upload to {remote.label}"):
         retry_patiently(
@@ -507,9 +533,10 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
         )
     _check_unchanged(files)
 
-    def attempt() -> tuple[str, str]:
-        if opens and (pull := remote.find_pull_request(title)):
-            return pull.name, pull.head  # an earlier attempt opened this pull request, but the answer was lost
+    def create_commit() -> tuple[str, str]:
+        if opens_pull_request and (pull_request_branch := remote.find_pull_request(title)):
+            # An earlier attempt opened this pull request, but the answer was lost.
+            return pull_request_branch.name, pull_request_branch.head
         try:
             commit_info = remote.api.create_commit(
                 remote.id, additions, commit_message=title, parent_commit=branch.head, **repo_options
@@ -520,18 +547,18 @@ def _commit(remote: Remote, branch: Branch, title: str, files: Sequence[File], o
             if (landed_commit := _find_landed_commit(remote, branch, title)) is None:
                 raise _somebody_committed(remote) from error
             return branch.name, landed_commit
-        return f"refs/pr/{commit_info.pr_num}" if opens else branch.name, commit_info.oid
+        return f"refs/pr/{commit_info.pr_num}" if opens_pull_request else branch.name, commit_info.oid
 
     with hub_errors(remote.label, action):
-        name, head = remote.call(action, attempt, "write")
-    new_branch = replace(branch, name=name, head=head, tree=remote.tree(head))
-    if missing := [file.inside for file in files if not new_branch.has(file)]:
+        branch_name, head_commit = remote.call(action, create_commit, "write")
+    new_branch = replace(branch, name=branch_name, head=head_commit, tree=remote.tree(head_commit))
+    if missing_paths := [file.repo_path for file in files if not new_branch.has(file)]:
         raise DamagedError(
-            f"commit {head[:12]} of {remote.label}",
-            expected=f"file {missing[0]} as it was sent",
-            found="another" if missing[0] in new_branch.tree else "no such file",
+            f"commit {head_commit[:12]} of {remote.label}",
+            expected=f"file {missing_paths[0]} as it was sent",
+            found="another" if missing_paths[0] in new_branch.tree else "no such file",
             do="A .gitignore in the repo may keep it out; publish again",
-            path=missing[0],
+            path=missing_paths[0],
         )
     return new_branch
 
@@ -560,34 +587,34 @@ def _check_unchanged(files: Sequence[File]) -> None:
 def _set_tag(remote: Remote, tag: str, commit: str) -> None:
     """Set a tag, which did not exist when the plan was made, on a commit."""
 
-    def attempt() -> None:
+    def create_tag() -> None:
         remote.api.create_tag(remote.id, tag=tag, revision=commit, repo_type="dataset", exist_ok=True)
 
-    remote.call(f"tag {tag} of {remote.label}", attempt, "write")
-    if (found := remote.tags()[0].get(tag, "none")) != commit:
-        raise _taken_tag(remote, tag, found, commit[:12])
+    remote.call(f"tag {tag} of {remote.label}", create_tag, "write")
+    if (present_commit := remote.tags()[0].get(tag, "none")) != commit:
+        raise _taken_tag(remote, tag, present_commit, commit[:12])
 
 
-def _check_rows(folder: Folder, files: Sequence[File], tree: Tree, label: str) -> None:
+def _check_rows(folder: Folder, shard_files_of_folder: Sequence[File], tree: Tree, label: str) -> None:
     """Check that the bytes of every row are in the repo.
 
     Args:
         folder: folder with the rows.
-        files: shards of the folder.
+        shard_files_of_folder: shards of the folder.
         tree: files of the repo, by path.
         label: address of the repo, for the error text.
 
     Raises:
         DamagedError: the bytes of a row are missing; the error names its member.
     """
-    local = {file.inside: file for file in files}
+    local_file_of_path = {file.repo_path: file for file in shard_files_of_folder}
     for collection in folder.collections:
         if not collection.base:
-            for path, end, member in _last_ends(collection):
+            for path, needed_nbytes, member in _last_ends(collection):
                 repo_file = tree.get(path)
-                if repo_file is None or repo_file.size < end or not repo_file.holds(local[path]):
+                if repo_file is None or repo_file.size < needed_nbytes or not repo_file.holds(local_file_of_path[path]):
                     found = "no such file" if repo_file is None else f"another file of {repo_file.size:,} bytes"
-                    raise _missing_bytes(collection, member, path, end, label, found)
+                    raise _missing_bytes(collection, member, path, needed_nbytes, label, found)
 
 
 def _check_base(remote: Remote, collection: LocalCollection) -> None:
@@ -597,30 +624,30 @@ def _check_base(remote: Remote, collection: LocalCollection) -> None:
         DamagedError: the bytes of a row are missing; the error names its member.
         SourceNotFound, AccessError, NetworkError: the other repo can't be read.
     """
-    base: Repo = hub.resolve_address(collection.base)
-    tree = remote.files_of(base, sorted({path for path, _, _ in _last_ends(collection)}))
-    for path, end, member in _last_ends(collection):
-        if path not in tree or tree[path].size < end:
-            found = "no such file" if path not in tree else f"a file of {tree[path].size:,} bytes"
-            raise _missing_bytes(collection, member, path, end, str(base), found)
+    base_repo: Repo = hub.resolve_address(collection.base)
+    file_of_path = remote.files_of(base_repo, sorted({path for path, _, _ in _last_ends(collection)}))
+    for path, needed_nbytes, member in _last_ends(collection):
+        if path not in file_of_path or file_of_path[path].size < needed_nbytes:
+            found = "no such file" if path not in file_of_path else f"a file of {file_of_path[path].size:,} bytes"
+            raise _missing_bytes(collection, member, path, needed_nbytes, str(base_repo), found)
 
 
 def _last_ends(collection: LocalCollection) -> list[tuple[str, int, int]]:
     """Return for each file that rows name: its path, the end of its last byte range, and the member of that range."""
     columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
-    last_by_name: dict[str, tuple[int, int]] = {}
+    end_and_member_of_path: dict[str, tuple[int, int]] = {}
     for path, offset, nbytes, member in zip(*columns, strict=True):
         if path is not None:
-            last_by_name[path] = max(last_by_name.get(path, (0, 0)), (offset + nbytes, member))
-    return [(path, *end) for path, end in last_by_name.items()]
+            end_and_member_of_path[path] = max(end_and_member_of_path.get(path, (0, 0)), (offset + nbytes, member))
+    return [(path, *end_and_member) for path, end_and_member in end_and_member_of_path.items()]
 
 
 def _missing_bytes(
-    collection: LocalCollection, member: int, path: str, end: int, label: str, found: str
+    collection: LocalCollection, member: int, path: str, needed_nbytes: int, label: str, found: str
 ) -> DamagedError:
     return DamagedError(
         f"member {member} of {collection.name}",
-        expected=f"its bytes up to {end:,} in file {path} of {label}",
+        expected=f"its bytes up to {needed_nbytes:,} in file {path} of {label}",
         found=found,
         do="Its manifest was not published. Publish again; a .gitignore in the repo may keep files out",
         collection=collection.name,

@@ -18,6 +18,7 @@ from checkpoints_zoo.sources.hub import (
     Repo,
     client_info,
     host,
+    malformed_answers,
     retry_patiently,
     translate_error,
     translated_errors,
@@ -36,14 +37,14 @@ class FileInRepo:
     """A file of a repo on the Hub: its size in bytes, git's hash, and its sha256 if Git LFS stores it, else None."""
 
     size: int
-    oid: str
+    git_hash_in_repo: str
     sha256: str | None
 
     def holds(self, file: File) -> bool:
         """Return whether this file has the same content as a local file."""
         if self.sha256 is not None:
             return (self.size, self.sha256) == (file.size, file.sha256)
-        return self.size == file.size and self.oid == file.git_hash()
+        return self.size == file.size and self.git_hash_in_repo == file.git_hash()
 
 
 Tree = Mapping[str, FileInRepo]
@@ -67,7 +68,7 @@ class Branch:
 
     def has(self, file: File) -> bool:
         """Return whether the branch has a file of the same path and content."""
-        return file.inside in self.tree and self.tree[file.inside].holds(file)
+        return file.repo_path in self.tree and self.tree[file.repo_path].holds(file)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Remote:
         Raises:
             SourceNotFound, AccessError, NetworkError: the Hub does not answer or refuses.
         """
-        with hub_errors(self.label, subject, permission):
+        with hub_errors(self.label, subject, permission), malformed_answers(subject):
             return retry_patiently(request, RETRIED_STATUSES)
 
     def branch(self, name: str = MAIN) -> Branch | None:
@@ -114,10 +115,11 @@ class Remote:
             return None
         return Branch(name, repo_info.sha, self.tree(repo_info.sha), bool(repo_info.private))
 
-    def url(self, branch: str) -> str:
+    def url(self, branch_name: str) -> str:
         """Return the address of a branch's web page."""
-        number = branch.removeprefix("refs/pr/")
-        return f"{self.api.endpoint}/datasets/{self.id}{'' if number == branch else f'/discussions/{number}'}"
+        is_pull_request = branch_name.startswith("refs/pr/")
+        discussion = f"/discussions/{branch_name.removeprefix('refs/pr/')}" if is_pull_request else ""
+        return f"{self.api.endpoint}/datasets/{self.id}{discussion}"
 
     def tree(self, commit: str) -> dict[str, FileInRepo]:
         """Return the files at a commit, by path."""
@@ -129,36 +131,36 @@ class Remote:
 
     def files_of(self, repo: Repo, paths: list[str]) -> dict[str, FileInRepo]:
         """Look up paths in another repo; return the files that exist, by path."""
-        found: list[Any] = []
-        for start in range(0, len(paths), PATHS_PER_REQUEST):
-            part = paths[start : start + PATHS_PER_REQUEST]
+        path_infos: list[Any] = []
+        for batch_start in range(0, len(paths), PATHS_PER_REQUEST):
+            path_batch = paths[batch_start : batch_start + PATHS_PER_REQUEST]
 
-            def look(part: list[str] = part) -> list[Any]:
+            def ask_hub(part: list[str] = path_batch) -> list[Any]:
                 return list(self.api.get_paths_info(repo.id, part, revision=repo.commit, repo_type="dataset"))
 
-            found += self.call(f"files of {repo}", look)
-        return _by_path(found)
+            path_infos += self.call(f"files of {repo}", ask_hub)
+        return _by_path(path_infos)
 
     def tags(self) -> tuple[dict[str, str], set[str]]:
         """Return tag -> commit, and the names of the branches."""
-        refs = self.call(f"tags of {self.label}", lambda: self.api.list_repo_refs(self.id, repo_type="dataset"))
-        return {tag.name: tag.target_commit for tag in refs.tags}, {branch.name for branch in refs.branches}
+        repo_refs = self.call(f"tags of {self.label}", lambda: self.api.list_repo_refs(self.id, repo_type="dataset"))
+        return {tag.name: tag.target_commit for tag in repo_refs.tags}, {branch.name for branch in repo_refs.branches}
 
-    def check_may_write(self, exists: bool) -> None:
+    def check_may_write(self, repo_exists: bool) -> None:
         """Check that this login may write to the repo, or make it if it does not exist.
 
         Raises:
             AccessError: the login may not write to the repo, or make it.
         """
         subject = f"publishing to {self.label}"
-        if exists:
+        if repo_exists:
             self.call(subject, lambda: self.api.auth_check(self.id, write=True, repo_type="dataset"), "write")
             return
-        names = self.namespaces()
-        if self.id.split("/")[0] not in names:
+        writable_namespaces = self.namespaces()
+        if self.id.split("/")[0] not in writable_namespaces:
             raise AccessError(
                 subject,
-                expected=f"one of the places that this login may write to: {', '.join(names)}",
+                expected=f"one of the places that this login may write to: {', '.join(writable_namespaces)}",
                 found=self.id.split("/")[0],
                 do="Check the repo's name, or log in as another user",
             )
@@ -166,26 +168,32 @@ class Remote:
     def namespaces(self) -> list[str]:
         """Return the name of the user who is logged in, and the names of the user's organisations."""
         user = self.call(f"the login at {host()}", self.api.whoami, "write")
-        return [user["name"], *(org["name"] for org in user.get("orgs", []))]
+        return [user["name"], *(organisation["name"] for organisation in user.get("orgs", []))]
 
     def find_pull_request(self, title: str) -> Branch | None:
         """Find an open pull request of this user by its title; return its branch, or None if there is none."""
-        user = self.namespaces()[0]
-        requests = self.call(
+        user_name = self.namespaces()[0]
+        pull_requests = self.call(
             f"pull requests of {self.label}",
             lambda: list(self.api.get_repo_discussions(self.id, discussion_type="pull_request", repo_type="dataset")),
         )
-        for request in requests:
-            if request.title == title and request.author == user and request.status in ("open", "draft"):
-                return self.branch(f"refs/pr/{request.num}")
+        for pull_request in pull_requests:
+            if (
+                pull_request.title == title
+                and pull_request.author == user_name
+                and pull_request.status in ("open", "draft")
+            ):
+                return self.branch(f"refs/pr/{pull_request.num}")
         return None
 
 
-def _by_path(rows: Iterable[Any]) -> dict[str, FileInRepo]:
+def _by_path(tree_entries: Iterable[Any]) -> dict[str, FileInRepo]:
     from huggingface_hub.hf_api import RepoFile
 
-    files = (row for row in rows if isinstance(row, RepoFile))
-    return {f.path: FileInRepo(f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in files}
+    repo_files = (entry for entry in tree_entries if isinstance(entry, RepoFile))
+    return {
+        file.path: FileInRepo(file.size, file.blob_id, file.lfs.sha256 if file.lfs else None) for file in repo_files
+    }
 
 
 def check_login(label: str) -> None:

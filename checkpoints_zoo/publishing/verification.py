@@ -32,14 +32,14 @@ from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 
 # Largest number of images whose predicted class may differ, since rounding differs between processors.
-LARGEST_DIFFERING_COUNT = 2
+LARGEST_DIFFERING_IMAGE_COUNT = 2
 # Tolerance of recomputed logits, relative to the largest logit. Rounding to float16 alone changes a logit by 2**-11;
 # members that compute in float16, or from rescaled weights, change it more.
 LOGITS_TOLERANCE = 2**-7
 KEY_COLUMNS = ("member", "epoch")
 # Errors whose cause is the network or this machine.
 CONNECTION_ERRORS = (NetworkError, AccessError, StorageError)
-FETCHED_TOGETHER = 256  # members that are fetched together
+FETCHED_TOGETHER_COUNT = 256  # members that are fetched together
 # Errors whose cause is a member's bytes or rows.
 MEMBER_ERRORS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
@@ -105,16 +105,18 @@ class Verification:
 
     def lines(self) -> list[str]:
         """Return lines of text: the number of members for each check, and for each check that was impossible."""
-        of_all = f"of {self.members:,}"
-        checks_done = [
-            f"bytes and values {self.read:,} {of_all}",
-            f"hash {self.hashed:,} {of_all}",
-            f"accuracy {self.measured:,} {of_all}",
+        of_all_text = f"of {self.members:,}"
+        check_texts = [
+            f"bytes and values {self.read:,} {of_all_text}",
+            f"hash {self.hashed:,} {of_all_text}",
+            f"accuracy {self.measured:,} {of_all_text}",
         ]
-        not_checked = [f"not checked: {check}: {count_with_noun(n, 'member')}" for check, n in self.impossible.items()]
+        unchecked_texts = [
+            f"not checked: {check}: {count_with_noun(count, 'member')}" for check, count in self.impossible.items()
+        ]
         return [
-            f"{self.collection}: checked {', '.join(checks_done)}",
-            *(f"{self.collection}: {n}" for n in not_checked),
+            f"{self.collection}: checked {', '.join(check_texts)}",
+            *(f"{self.collection}: {unchecked_text}" for unchecked_text in unchecked_texts),
         ]
 
 
@@ -133,39 +135,43 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
         members.source.read_collection(members.name)  # This checks all rows of a large manifest.
     result, intact_positions = Verification(members.name, len(members), members.nbytes), []
     custom_data = None if data is None else _match_claims(members, images.of(data))
-    hashes = members.rows.column("sha256").to_pylist()
+    claimed_hashes = members.rows.column("sha256").to_pylist()
     actual_hashes: list[str | None] = [None] * len(members)
     problems_with_position: list[tuple[int, Problem]] = []
-    positions_of_damage: dict[str, list[int]] = {}
+    positions_of_error_text: dict[str, list[int]] = {}
     for position, location in enumerate(_locate_in_groups(members) if len(members) else ()):
         try:
             if isinstance(location, ZooError):
                 raise location
-            member_problems, actual_hashes[position] = check_bytes(location, hashes[position])
+            member_problems, actual_hashes[position] = check_bytes(location, claimed_hashes[position])
         except MEMBER_ERRORS as error:
-            positions_of_damage.setdefault(str(error), []).append(position)
+            positions_of_error_text.setdefault(str(error), []).append(position)
             continue
         except CONNECTION_ERRORS as error:
             result.error = result.error or error
             result.impossible["bytes, since they could not be fetched"] += 1
             continue
         result.read += 1
-        result.hashed += hashes[position] is not None
-        if hashes[position] is None:
+        result.hashed += claimed_hashes[position] is not None
+        if claimed_hashes[position] is None:
             result.impossible["hash, since the rows have none"] += 1
         problems_with_position += [
             (position, Problem(members.name, members.ids[position], kind, text)) for kind, text in member_problems
         ]
         if not member_problems:
             intact_positions.append(position)
-    for text, positions in positions_of_damage.items():  # one problem per file, with all its members
-        ids = sorted({members.ids[position] for position in positions})
-        members_text = "" if len(ids) == 1 else f"members {format_ids([(member, None) for member in ids])}: "
-        problem = Problem(members.name, None if members_text else ids[0], "bytes", f"{members_text}{text}")
+    for text, positions in positions_of_error_text.items():  # one problem per file, with all its members
+        faulty_ids = sorted({members.ids[position] for position in positions})
+        members_text = (
+            "" if len(faulty_ids) == 1 else f"members {format_ids([(member, None) for member in faulty_ids])}: "
+        )
+        problem = Problem(members.name, None if members_text else faulty_ids[0], "bytes", f"{members_text}{text}")
         problems_with_position.append((positions[0], problem))
     result.problems += [problem for _, problem in sorted(problems_with_position, key=itemgetter(0))]
-    known_hashes = [h or claimed for h, claimed in zip(actual_hashes, hashes, strict=True)]
-    result.problems += find_duplicates([(members.name, members.rows, known_hashes)])
+    hash_of_each_member = [
+        actual_hash or claimed_hash for actual_hash, claimed_hash in zip(actual_hashes, claimed_hashes, strict=True)
+    ]
+    result.problems += find_duplicates([(members.name, members.rows, hash_of_each_member)])
     measure_again(members, intact_positions, sample, result, custom_data)
     return result
 
@@ -173,11 +179,11 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
 def _match_claims(members: Collection, data: ImageData) -> ImageData:
     """Check that the manifest states accuracies on these images; return the images, with labels in the order of the
     members' classes."""
-    names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
-    if arguments.manifest_image_name(data) not in names:
+    claimed_names = sorted({str(name) for name in members.rows.column("eval_data").to_pylist() if name})
+    if arguments.manifest_image_name(data) not in claimed_names:
         raise UsageError(
             f"images {arguments.manifest_image_name(data)!r} to verify {members.name} on",
-            expected=f"one of the names in its manifest: {', '.join(names[:6]) or 'it has none'}",
+            expected=f"one of the names in its manifest: {', '.join(claimed_names[:6]) or 'it has none'}",
             found="another",
             do="If they are the manifest's images, name them so: `zoo.images.of(…, name=…, split=…)`",
         )
@@ -196,10 +202,10 @@ def claimed_images(members: Collection, images_name: str) -> ImageData:
         UsageError: there are no such images; or the manifest names no image set that the package lacks, or several.
     """
     data = images.of(images_name)
-    names = {str(name) for name in members.rows.column("eval_data").to_pylist() if name}
-    if arguments.manifest_image_name(data) in names:
+    claimed_names = {str(name) for name in members.rows.column("eval_data").to_pylist() if name}
+    if arguments.manifest_image_name(data) in claimed_names:
         return data
-    unknown_names = sorted(name for name in names if name.split("/")[0] not in images.DATASETS)
+    unknown_names = sorted(name for name in claimed_names if name.split("/")[0] not in images.DATASETS)
     if len(unknown_names) != 1 or unknown_names[0].count("/") != 1:
         raise UsageError(
             f"images {images_name} to verify {members.name} on",
@@ -212,12 +218,12 @@ def claimed_images(members: Collection, images_name: str) -> ImageData:
 
 def _locate_in_groups(members: Collection) -> Iterator[Location | ZooError]:
     """Fetch members in groups; yield the location of each member, or the error by which the member can't be read."""
-    for start in range(0, len(members), FETCHED_TOGETHER):
-        group = members[start : start + FETCHED_TOGETHER]
+    for group_start in range(0, len(members), FETCHED_TOGETHER_COUNT):
+        group = members[group_start : group_start + FETCHED_TOGETHER_COUNT]
         try:
             yield from _locate(group)
         except CONNECTION_ERRORS as error:
-            for _ in range(start, len(members)):
+            for _ in range(group_start, len(members)):
                 yield error
             return
 
@@ -241,12 +247,12 @@ def _locate(members: Collection, first_error: ZooError | None = None) -> Iterato
             if not is_offline_mode():
                 raise
             first_error = first_error or error
-        half = len(members) // 2
-        if not half:
+        half_count = len(members) // 2
+        if not half_count:
             yield first_error if first_error is not None and isinstance(error, CONNECTION_ERRORS) else error
         else:
-            yield from _locate(members[:half], first_error)
-            yield from _locate(members[half:], first_error)
+            yield from _locate(members[:half_count], first_error)
+            yield from _locate(members[half_count:], first_error)
 
 
 def measure_again(
@@ -268,19 +274,21 @@ def measure_again(
     if sample < 1:
         return
     custom_images = {} if custom_data is None else {arguments.manifest_image_name(custom_data): custom_data}
-    claimed_accuracies, images_of_claim = (members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data"))
+    claimed_accuracies, claimed_image_names = (
+        members.rows.column(n).to_pylist() for n in ("test_accuracy", "eval_data")
+    )
     network = members.description.architecture
     has_network = members._architecture is not None or network in ARCHITECTURES
     measurable_positions = []
     for position in intact_positions:
-        name = images_of_claim[position]
+        image_name = claimed_image_names[position]
         if claimed_accuracies[position] is None:
             verification.impossible["accuracy, since the rows have none"] += 1
-        elif not name:
+        elif not image_name:
             verification.impossible["accuracy, since the rows do not name the images"] += 1
-        elif name not in custom_images and str(name).split("/")[0] not in images.DATASETS:
+        elif image_name not in custom_images and str(image_name).split("/")[0] not in images.DATASETS:
             verification.impossible[
-                f"accuracy, since the package does not have the images {name!r} (give them as data)"
+                f"accuracy, since the package does not have the images {image_name!r} (give them as data)"
             ] += 1
         elif not has_network:
             verification.impossible[
@@ -293,15 +301,15 @@ def measure_again(
         for i in range(min(sample, len(measurable_positions)))
     ]
     problems = verification.problems
-    for name in sorted({images_of_claim[position] for position in sampled_positions}):
-        positions = [position for position in sampled_positions if images_of_claim[position] == name]
-        data, _, split = name.partition("/")
-        if name not in custom_images and split not in images.DATASETS[data]:
-            splits = " or ".join(f"{data}/{known_split}" for known_split in images.DATASETS[data])
-            text = f"expected an accuracy on {splits}; found {name!r}."
+    for image_name in sorted({claimed_image_names[position] for position in sampled_positions}):
+        positions = [position for position in sampled_positions if claimed_image_names[position] == image_name]
+        set_name, _, split = image_name.partition("/")
+        if image_name not in custom_images and split not in images.DATASETS[set_name]:
+            splits_text = " or ".join(f"{set_name}/{known_split}" for known_split in images.DATASETS[set_name])
+            text = f"expected an accuracy on {splits_text}; found {image_name!r}."
             problems += [Problem(members.name, members.ids[position], "accuracy", text) for position in positions]
             continue
-        image_data = custom_images.get(name) or images.in_order(images.load(data, split), members.classes)
+        image_data = custom_images.get(image_name) or images.in_order(images.load(set_name, split), members.classes)
         for position in positions:
             try:
                 logits = predictions.logits(members[position : position + 1], image_data, execution="module")[0]
@@ -312,8 +320,10 @@ def measure_again(
                 continue
             verification.measured += 1
             accuracy = metrics.accuracy(logits.softmax(-1), image_data.labels).item()
-            if abs(accuracy - claimed_accuracies[position]) * len(image_data) > LARGEST_DIFFERING_COUNT + 0.5:
-                text = f"expected test accuracy {claimed_accuracies[position]:.4f} on {name}; found {accuracy:.4f}."
+            if abs(accuracy - claimed_accuracies[position]) * len(image_data) > LARGEST_DIFFERING_IMAGE_COUNT + 0.5:
+                text = (
+                    f"expected test accuracy {claimed_accuracies[position]:.4f} on {image_name}; found {accuracy:.4f}."
+                )
                 problems.append(Problem(members.name, members.ids[position], "accuracy", text))
 
 
@@ -338,12 +348,16 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         prediction_set, prediction_sets.weight_hashes(members.source.read_collection(members.name)[1])
     )
     facts, faulty_members = prediction_set.facts, {problem.member for problem in problems}
-    row_of_key = {
-        key: row
-        for row, key in enumerate(zip(*(prediction_set.rows.column(c).to_pylist() for c in KEY_COLUMNS), strict=True))
+    row_position_of_key = {
+        key: row_position
+        for row_position, key in enumerate(
+            zip(*(prediction_set.rows.column(c).to_pylist() for c in KEY_COLUMNS), strict=True)
+        )
     }
     checkable_positions = [
-        i for i, key in enumerate(members._keys) if key in row_of_key and key[0] not in faulty_members
+        position
+        for position, key in enumerate(members._snapshot_keys)
+        if key in row_position_of_key and key[0] not in faulty_members
     ]
     if (
         None in faulty_members
@@ -357,17 +371,17 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         checkable_positions[i * len(checkable_positions) // min(sample, len(checkable_positions))]
         for i in range(min(sample, len(checkable_positions)))
     ]
-    for i in sampled_positions:
-        member = members[i : i + 1]
+    for position in sampled_positions:
+        one_member_collection = members[position : position + 1]
         try:
-            stored_logits = predictions.predictions_of(member, name, data=image_data).logits()
-            new_logits = predictions.logits(member, image_data)
+            stored_logits = predictions.predictions_of(one_member_collection, name, data=image_data).logits()
+            new_logits = predictions.logits(one_member_collection, image_data)
         except ZooError as error:
-            problems.append(Problem(facts.name, member.ids[0], "logits", str(error)))
+            problems.append(Problem(facts.name, one_member_collection.ids[0], "logits", str(error)))
             continue
-        difference = float((stored_logits - new_logits).abs().max() / new_logits.abs().max().clamp(min=1))
-        if difference > LOGITS_TOLERANCE:
+        relative_difference = float((stored_logits - new_logits).abs().max() / new_logits.abs().max().clamp(min=1))
+        if relative_difference > LOGITS_TOLERANCE:
             expected = f"what the members give now, within {LOGITS_TOLERANCE:g} of the largest"
-            text = f"expected {expected}; found {difference:.2g}."
-            problems.append(Problem(facts.name, member.ids[0], "logits", text))
+            text = f"expected {expected}; found {relative_difference:.2g}."
+            problems.append(Problem(facts.name, one_member_collection.ids[0], "logits", text))
     return problems

@@ -54,7 +54,7 @@ class CachedRepoSummary:
 def cache_folders(repo: str) -> list[Path]:
     """Return a repo's folders in the cache, and in the temporary cache that replaces a cache which can't be written
     to."""
-    return [place / hub.folder_name(repo) for place in (cache_root(), *hub.fallback_folders())]
+    return [cache_root_folder / hub.folder_name(repo) for cache_root_folder in (cache_root(), *hub.fallback_folders())]
 
 
 def writable_folder(repo: str) -> Path:
@@ -69,7 +69,7 @@ def writable_folder(repo: str) -> Path:
         with tempfile.TemporaryFile(dir=cache_folder / "members"):
             return cache_folder
     except OSError as error:
-        if error.errno in disk.FULL_ERRORS:
+        if error.errno in disk.DISK_FULL_ERRNOS:
             raise disk.disk_full_error(cache_folder, error) from error
         cache_folder = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
     (cache_folder / "members").mkdir(parents=True, exist_ok=True)
@@ -82,11 +82,11 @@ def check_room(cache_folder: Path, needed_nbytes: int) -> None:
     Raises:
         StorageError: the disk has too little free space.
     """
-    if shortage := disk.shortage_of_room(cache_folder, needed_nbytes):
-        raise disk.disk_full_error(cache_folder, OSError(errno.ENOSPC, shortage), needed_nbytes)
+    if shortage_text := disk.shortage_of_room(cache_folder, needed_nbytes):
+        raise disk.disk_full_error(cache_folder, OSError(errno.ENOSPC, shortage_text), needed_nbytes)
 
 
-def header_of(layout: Layout) -> bytes:
+def cache_file_header(layout: Layout) -> bytes:
     """Return the header to write into a member's cache file; b"" if the member's bytes include their own header."""
     return b"" if layout.header_nbytes else shard_header(layout, [""])
 
@@ -101,7 +101,7 @@ def member_file_name(etag: str, offset: int, layout: Layout, cache_header: bytes
 
     Args:
         etag, offset: ETag of the file on the Hub that holds the member, and offset of the member's first tensor in it.
-        layout, cache_header: layout of the member, and header of its cache file as `header_of` returns it.
+        layout, cache_header: layout of the member, and header of its cache file as `cache_file_header` returns it.
         name_in_archive: checked name of the member's file in its archive; "" outside archives.
     """
     identifying_bytes = (cache_header or json.dumps(layout.to_json()).encode()) + name_in_archive.encode(
@@ -122,17 +122,17 @@ def find_member(repo: str, file_name: str, nbytes: int) -> Path | None:
     return None
 
 
-def record_path(cached_path: Path) -> Path:
+def hash_record_path(cached_path: Path) -> Path:
     """Return the path of the hash record of a member's file or of an unpacked archive."""
     return cached_path.parents[1] / "records" / f"{cached_path.name}.json"
 
 
 def member_files(repo: str) -> set[Path]:
     """Return the paths of the cached members of a repo."""
-    return {path for place in cache_folders(repo) for path in (place / "members").glob("*.safetensors")}
+    return {path for cache_folder in cache_folders(repo) for path in (cache_folder / "members").glob("*.safetensors")}
 
 
-def _record_path(cache_folder: Path, commit: str, repo_path: str) -> Path:
+def _file_record_path(cache_folder: Path, commit: str, repo_path: str) -> Path:
     return cache_folder / "files" / commit / f"{hashlib.sha256(repo_path.encode()).hexdigest()[:32]}.json"
 
 
@@ -140,7 +140,7 @@ def read_file_record(repo: str, commit: str, repo_path: str) -> tuple[str, int] 
     """Return the recorded ETag and size of a file at a commit, None if there is no record."""
     for cache_folder in cache_folders(repo):
         try:
-            record = json.loads(_record_path(cache_folder, commit, repo_path).read_bytes())
+            record = json.loads(_file_record_path(cache_folder, commit, repo_path).read_bytes())
             if record["path"] == repo_path and type(record["etag"]) is str and type(record["size"]) is int:
                 return record["etag"], record["size"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -155,15 +155,15 @@ def write_file_record(cache_folder: Path, commit: str, repo_path: str, etag: str
         StorageError: the disk is full.
     """
     try:
-        with disk.replace_file(_record_path(cache_folder, commit, repo_path)) as file:
+        with disk.replace_file(_file_record_path(cache_folder, commit, repo_path)) as file:
             file.write(json.dumps({"path": repo_path, "etag": etag, "size": nbytes}))
     except OSError as error:
         raise disk.disk_full_error(cache_folder, error) from error
 
 
-def locked_key(cache_folder: Path, key: str) -> AbstractContextManager[None]:
+def hold_key_lock(cache_folder: Path, lock_key: str) -> AbstractContextManager[None]:
     """Return a context that holds the lock of a key, such as an ETag, so that only one process fetches the file."""
-    return disk.hold_lock(cache_folder / "locks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.lock")
+    return disk.hold_lock(cache_folder / "locks" / f"{hashlib.sha256(lock_key.encode()).hexdigest()[:32]}.lock")
 
 
 class MemberDraft:
@@ -172,22 +172,22 @@ class MemberDraft:
     Args:
         path: final path of the file.
         header: bytes of the file's header, written before the member's bytes.
-        size: number of bytes of the member that will arrive.
-        count_before: number of leading bytes that are not stored, but only prove which member the other bytes belong
+        arriving_nbytes: number of bytes of the member that will arrive.
+        proof_nbytes: number of leading bytes that are not stored, but only prove which member the other bytes belong
             to.
     """
 
-    def __init__(self, path: Path, header: bytes, size: int, count_before: int = 0) -> None:
+    def __init__(self, path: Path, header: bytes, arriving_nbytes: int, proof_nbytes: int = 0) -> None:
         self.path = path
         self.temporary = disk.temporary_name(path)
-        self._header_nbytes, self.size, self._bytes_left = len(header), size, size
-        self.bytes_before = bytearray(count_before)
+        self._header_nbytes, self.size, self._bytes_left = len(header), arriving_nbytes, arriving_nbytes
+        self.proof_bytes = bytearray(proof_nbytes)
         self._lock = threading.Lock()
         self._header = header
         self._file: FileIO | None = None
         self._position = 0  # Current position in the temporary file.
 
-    def write(self, offset: int, piece: bytes) -> bool:
+    def write(self, offset: int, arrived_bytes: bytes) -> bool:
         """Write a piece of the member at an offset from the member's first byte; return whether all bytes have arrived.
         Each byte of the member must be written once.
 
@@ -199,10 +199,10 @@ class MemberDraft:
                 if self._file is None:
                     self._file, self._position = FileIO(self.temporary, "w+"), self._header_nbytes
                     _write_all(self._file, self._header)
-                proof_nbytes = max(0, min(len(piece), len(self.bytes_before) - offset))
-                self.bytes_before[offset : offset + proof_nbytes] = piece[:proof_nbytes]
-                if stored_piece := piece[proof_nbytes:]:
-                    file_offset = self._header_nbytes + offset + proof_nbytes - len(self.bytes_before)
+                proof_nbytes = max(0, min(len(arrived_bytes), len(self.proof_bytes) - offset))
+                self.proof_bytes[offset : offset + proof_nbytes] = arrived_bytes[:proof_nbytes]
+                if stored_piece := arrived_bytes[proof_nbytes:]:
+                    file_offset = self._header_nbytes + offset + proof_nbytes - len(self.proof_bytes)
                     if (
                         file_offset != self._position
                     ):  # Most pieces continue at the current position, so that no seek is needed.
@@ -211,7 +211,7 @@ class MemberDraft:
                     self._position = file_offset + len(stored_piece)
             except OSError as error:
                 raise disk.disk_full_error(self.path.parent, error, self.size) from error
-            self._bytes_left -= len(piece)
+            self._bytes_left -= len(arrived_bytes)
             return self._bytes_left == 0
 
     def content(self) -> memoryview:
@@ -237,7 +237,7 @@ class MemberDraft:
             self.temporary.replace(self.path)
         except OSError as error:
             raise disk.disk_full_error(self.path.parent, error, self.size) from error
-        record = HashRecord(self.path, record_path(self.path))
+        record = HashRecord(self.path, hash_record_path(self.path))
         record.add("", digest)
         record.save()
 
@@ -254,10 +254,10 @@ class MemberDraft:
             self._file = None
 
 
-def _write_all(file: FileIO, piece: bytes) -> None:
-    remaining = memoryview(piece)
-    while remaining:
-        remaining = remaining[file.write(remaining) or 0 :]
+def _write_all(file: FileIO, bytes_to_write: bytes) -> None:
+    unwritten_bytes = memoryview(bytes_to_write)
+    while unwritten_bytes:
+        unwritten_bytes = unwritten_bytes[file.write(unwritten_bytes) or 0 :]
 
 
 def delete_stale(cache_folder: Path) -> None:
@@ -274,11 +274,13 @@ def cached_repos() -> list[CachedRepoSummary]:
     """List the repos with cached members; return a summary of each."""
     summaries = []
     for repo_folder in sorted(cache_root().glob("datasets--*--*")):
-        sizes = [
+        member_sizes = [
             p.stat().st_size for p in (repo_folder / "members").glob("*.safetensors") if not p.name.startswith(".")
         ]
-        if sizes:
-            summaries.append(CachedRepoSummary("/".join(repo_folder.name.split("--", 2)[1:]), len(sizes), sum(sizes)))
+        if member_sizes:
+            summaries.append(
+                CachedRepoSummary("/".join(repo_folder.name.split("--", 2)[1:]), len(member_sizes), sum(member_sizes))
+            )
     return summaries
 
 
@@ -294,13 +296,13 @@ def delete_members(repo: str | None = None) -> int:
         for path in (repo_folder / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue
-            size = path.stat().st_size
+            member_nbytes = path.stat().st_size
             path.unlink(missing_ok=True)
-            freed_nbytes += size
+            freed_nbytes += member_nbytes
         delete_stale(repo_folder)
         for path in (*(repo_folder / "unpacked").glob("*.tar"), *(repo_folder / "parts").glob("*.*")):
             freed_nbytes += path.stat().st_size
             path.unlink(missing_ok=True)
-        for folder in ("files", "folders", "indexes", "records"):
-            shutil.rmtree(repo_folder / folder, ignore_errors=True)
+        for subfolder_name in ("files", "folders", "indexes", "records"):
+            shutil.rmtree(repo_folder / subfolder_name, ignore_errors=True)
     return freed_nbytes

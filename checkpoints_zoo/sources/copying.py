@@ -51,8 +51,8 @@ def copy_members(
     """
     name, root = selected.description.name, dest.expanduser().absolute()
     # The lock file is kept outside the folder, which should contain only files of the source.
-    locks = cache.writable_folder("local/copies")
-    with disk.translate_write_errors(root), cache.locked_key(locks, str(root.resolve() / name)):
+    lock_folder = cache.writable_folder("local/copies")
+    with disk.translate_write_errors(root), cache.hold_key_lock(lock_folder, str(root.resolve() / name)):
         plan = plan_copy(selected, dest)
         folder = root / "shards" / name
         # Delete files left by a copy that was killed.
@@ -77,17 +77,17 @@ def copy_members(
 def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
     """Write description and manifest, and delete shards that no manifest row names; return the copied members."""
     target, name = plan.target, plan.description.name
-    table = manifest.build_manifest(plan.rows)
-    manifest.check_rows(table, plan.description, target.manifest_path(name))
+    manifest_table = manifest.build_manifest(plan.rows)
+    manifest.check_rows(manifest_table, plan.description, target.manifest_path(name))
     catalog.write_json(plan.description.to_json(), target.description_path(name))
-    manifest.write_manifest(table, target.manifest_path(name))
+    manifest.write_manifest(manifest_table, target.manifest_path(name))
     used_paths = {row["path"] for row in plan.rows}
     for path in (target.root / "shards" / name).glob("*") if plan.extends_collection else ():
         if _SHARD_NAME.fullmatch(path.name) and path.relative_to(target.root).as_posix() not in used_paths:
             path.unlink()
     description, rows = target.read_collection(name)
-    position_of = {key: i for i, key in enumerate(snapshot_keys(rows))}
-    copied_rows = manifest.take_rows(rows, [position_of[key] for key in snapshot_keys(selected.rows)])
+    position_of_key = {key: i for i, key in enumerate(snapshot_keys(rows))}
+    copied_rows = manifest.take_rows(rows, [position_of_key[key] for key in snapshot_keys(selected.rows)])
     return SelectedMembers(target, target.commit(name), description, copied_rows)
 
 
@@ -100,7 +100,7 @@ def _locate_members(
     rows in `selected`.
     """
     source_positions = [p.position for p in shard.snapshots if p.position is not None]
-    from_source = iter(
+    source_locations = iter(
         selected.source.locate(selected.description, manifest.take_rows(selected.rows, source_positions))
     )
     rows = selected.source.updated_rows(selected.description.name, selected.rows)
@@ -113,10 +113,10 @@ def _locate_members(
             rows=rows,
         )
     target_rows = manifest.build_manifest([p.row for p in shard.snapshots if p.position is None])
-    from_target = iter(
+    target_locations = iter(
         target.locate(target.read_collection(selected.description.name)[0], target_rows) if target_rows.num_rows else []
     )
-    locations = [next(from_target if p.position is None else from_source) for p in shard.snapshots]
+    locations = [next(target_locations if p.position is None else source_locations) for p in shard.snapshots]
     shard_files.check_against_files(locations)
     return locations, selected
 
@@ -171,21 +171,30 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
     description = _merge_descriptions(
         selected.description, selected.rows, existing_collection[0] if existing_collection else None, dest
     )
-    rows, new_pieces = dict(old_rows), {}
+    new_rows, new_snapshots = dict(old_rows), {}
     for position, row in enumerate(selected.rows.to_pylist()):
         old_row = old_rows.get(_snapshot_key(row))
-        rows[_snapshot_key(row)], piece = _merge_row(row, old_row, position, name)
-        if piece is not None:
-            new_pieces[_snapshot_key(row)] = piece
-    _check_finals(rows.values(), name, dest)
-    all_rows = selected.source.read_collection(name)[1].select(["member", "path"]).to_pylist()
-    snapshots_per_member = max(_most_snapshots(all_rows), _most_snapshots(rows.values()))
-    shards = _plan_shards(description, [rows[key] for key in sorted(rows)], new_pieces, snapshots_per_member)
-    is_fetched = selected.source.repo is not None or bool(selected.description.base)
-    cached_nbytes = (
-        sum(selected.description.layouts[p.row["layout"]].nbytes for p in new_pieces.values()) if is_fetched else 0
+        new_rows[_snapshot_key(row)], planned_snapshot = _merge_row(row, old_row, position, name)
+        if planned_snapshot is not None:
+            new_snapshots[_snapshot_key(row)] = planned_snapshot
+    _check_finals(new_rows.values(), name, dest)
+    source_rows = selected.source.read_collection(name)[1].select(["member", "path"]).to_pylist()
+    most_snapshots_per_member = max(_most_snapshots(source_rows), _most_snapshots(new_rows.values()))
+    shards = _plan_shards(
+        description, [new_rows[key] for key in sorted(new_rows)], new_snapshots, most_snapshots_per_member
     )
-    return CopyPlan(target, description, list(rows.values()), existing_collection is not None, shards, cached_nbytes)
+    passes_cache = selected.source.repo is not None or bool(selected.description.base)
+    cached_nbytes = (
+        sum(
+            selected.description.layouts[planned_snapshot.row["layout"]].nbytes
+            for planned_snapshot in new_snapshots.values()
+        )
+        if passes_cache
+        else 0
+    )
+    return CopyPlan(
+        target, description, list(new_rows.values()), existing_collection is not None, shards, cached_nbytes
+    )
 
 
 def _snapshot_key(row: Mapping[str, Any]) -> tuple[int, int]:
@@ -197,14 +206,16 @@ def _merge_descriptions(
 ) -> Description:
     """Merge the descriptions of the new members and of the folder's collection; return the merged description."""
     used_layouts = set(rows.column("layout").to_pylist()) & set(new_description.layouts) or set(new_description.layouts)
-    layouts = {
+    shard_layouts = {
         key: shard_files.shard_layout(layout) for key, layout in new_description.layouts.items() if key in used_layouts
     }
     if existing_description is None:
-        return replace(new_description, layouts=layouts, base="")
+        return replace(new_description, layouts=shard_layouts, base="")
     differing_fields = [n for n in COMMON_FIELDS if getattr(new_description, n) != getattr(existing_description, n)]
     differing_fields += [
-        f"layout {key!r}" for key, layout in layouts.items() if existing_description.layouts.get(key, layout) != layout
+        f"layout {key!r}"
+        for key, layout in shard_layouts.items()
+        if existing_description.layouts.get(key, layout) != layout
     ]
     if existing_description.base:
         differing_fields.append(f"base (the bytes there lie in {existing_description.base})")
@@ -217,7 +228,7 @@ def _merge_descriptions(
             collection=new_description.name,
             path=dest,
         )
-    return replace(existing_description, layouts={**existing_description.layouts, **layouts})
+    return replace(existing_description, layouts={**existing_description.layouts, **shard_layouts})
 
 
 def _merge_row(row: Row, old_row: Row | None, position: int, collection: str) -> tuple[Row, PlannedSnapshot | None]:
@@ -228,19 +239,19 @@ def _merge_row(row: Row, old_row: Row | None, position: int, collection: str) ->
     )
     if row["path"] is None:
         return merged_row if old_row is None or old_row["final"] == row["final"] else old_row, None
-    hashes = row["sha256"], None if old_row is None or old_row["path"] is None else old_row["sha256"]
-    if hashes[0] and hashes[1] and hashes[0] != hashes[1]:
+    new_and_old_hash = row["sha256"], None if old_row is None or old_row["path"] is None else old_row["sha256"]
+    if new_and_old_hash[0] and new_and_old_hash[1] and new_and_old_hash[0] != new_and_old_hash[1]:
         raise UsageError(
             f"member {format_ids([(row['member'], None if row['final'] else row['epoch'])])} of {collection}",
-            expected=f"the weights that the folder has under this id, sha256 {hashes[1][:16]}…",
-            found=f"{hashes[0][:16]}…",
+            expected=f"the weights that the folder has under this id, sha256 {new_and_old_hash[1][:16]}…",
+            found=f"{new_and_old_hash[0][:16]}…",
             do="Give another folder",
             collection=collection,
             member=row["member"],
         )
-    if old_row is not None and None not in hashes and old_row["final"] == row["final"]:
+    if old_row is not None and None not in new_and_old_hash and old_row["final"] == row["final"]:
         return merged_row | {column: old_row[column] for column in manifest.LOCATION_COLUMNS}, None
-    return merged_row, PlannedSnapshot(merged_row, position, hashes[0] or hashes[1])
+    return merged_row, PlannedSnapshot(merged_row, position, new_and_old_hash[0] or new_and_old_hash[1])
 
 
 def _check_finals(rows: Iterable[Row], collection: str, dest: Path) -> None:
@@ -260,27 +271,30 @@ def _check_finals(rows: Iterable[Row], collection: str, dest: Path) -> None:
 
 def _most_snapshots(rows: Iterable[Mapping[str, Any]]) -> int:
     """Return the largest number of snapshots that a member has; this decides how many members share a shard."""
-    counts = Counter(row["member"] for row in rows if row["path"] is not None)
-    return max(counts.values(), default=1)
+    snapshot_count_of_member = Counter(row["member"] for row in rows if row["path"] is not None)
+    return max(snapshot_count_of_member.values(), default=1)
 
 
 def _plan_shards(
     description: Description,
     rows: Sequence[Row],
-    new_pieces: Mapping[tuple[int, int], PlannedSnapshot],
-    snapshots_per_member: int,
+    new_snapshots: Mapping[tuple[int, int], PlannedSnapshot],
+    most_snapshots_per_member: int,
 ) -> list[PlannedShard]:
     """Return the shards to write: every shard with a new member; the shard is written with all its members."""
     shards: dict[tuple[str, int], PlannedShard] = {}
-    members_per_shard_by_layout = {
-        key: shard_files.members_per_shard(layout, snapshots_per_member) for key, layout in description.layouts.items()
+    members_per_shard_of_layout = {
+        layout_key: shard_files.members_per_shard(layout, most_snapshots_per_member)
+        for layout_key, layout in description.layouts.items()
     }
     for row in rows:
         if row["path"] is None:
             continue
-        key, number = row["layout"], row["member"] // members_per_shard_by_layout[row["layout"]]
-        shard = shards.setdefault((key, number), PlannedShard(number, key, description.layouts[key]))
-        shard.snapshots.append(new_pieces.get(_snapshot_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
+        layout_key, shard_number = row["layout"], row["member"] // members_per_shard_of_layout[row["layout"]]
+        shard = shards.setdefault(
+            (layout_key, shard_number), PlannedShard(shard_number, layout_key, description.layouts[layout_key])
+        )
+        shard.snapshots.append(new_snapshots.get(_snapshot_key(row)) or PlannedSnapshot(row, None, row["sha256"]))
     return [shard for _, shard in sorted(shards.items()) if any(p.position is not None for p in shard.snapshots)]
 
 
@@ -319,7 +333,7 @@ class PlannedShard:
 
     @property
     def prefixes(self) -> list[str]:
-        return [piece.prefix for piece in self.snapshots]
+        return [planned_snapshot.prefix for planned_snapshot in self.snapshots]
 
     @property
     def nbytes(self) -> int:
@@ -330,26 +344,33 @@ class PlannedShard:
 def write_planned(folder: Path, shard: PlannedShard, locations: Sequence[Location], collection: str) -> Path:
     """Write a shard unless a finished copy of the shard exists; return the path of the shard file."""
     if similar_files(folder, shard):  # A finished shard may exist: compute missing hashes to find out.
-        for piece, x in zip(shard.snapshots, locations, strict=True):
-            piece.sha256 = piece.sha256 or content_hash(x.layout, _read_member(x))
+        for planned_snapshot, location in zip(shard.snapshots, locations, strict=True):
+            planned_snapshot.sha256 = planned_snapshot.sha256 or content_hash(location.layout, _read_member(location))
         if path := find_finished(folder, shard):
             return path
-    members = _checked_members(shard, locations, collection)
-    return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members)
+    members_bytes = _checked_members(shard, locations, collection)
+    return shard_files.stream_shard(folder, shard.number, shard.layout, shard.prefixes, members_bytes)
 
 
 def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
     """Look for the same shard, written by an earlier copy; return the path of the shard file, or None."""
-    expected = [piece.sha256 for piece in shard.snapshots]
-    if None in expected:
+    expected_hashes = [piece.sha256 for piece in shard.snapshots]
+    if None in expected_hashes:
         return None
-    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    first_offset, member_nbytes = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for path in similar_files(folder, shard):
         numbered_snapshots = enumerate(shard.snapshots)
         locations = [
-            Location(p.row["member"], p.prefix, path, start + i * step, shard.layout) for i, p in numbered_snapshots
+            Location(
+                planned_snapshot.row["member"],
+                planned_snapshot.prefix,
+                path,
+                first_offset + i * member_nbytes,
+                shard.layout,
+            )
+            for i, planned_snapshot in numbered_snapshots
         ]
-        if shard_files.hash_members(locations) == expected:
+        if shard_files.hash_members(locations) == expected_hashes:
             return path
     return None
 
@@ -357,9 +378,9 @@ def find_finished(folder: Path, shard: PlannedShard) -> Path | None:
 def similar_files(folder: Path, shard: PlannedShard) -> list[Path]:
     """List the files that have the number, header and size of a shard; return their paths."""
     header = shard_header(shard.layout, shard.prefixes)
-    size, paths = len(header) + len(shard.snapshots) * shard.layout.nbytes, []
+    shard_nbytes, paths = len(header) + len(shard.snapshots) * shard.layout.nbytes, []
     for path in sorted(folder.glob(f"{shard.number:05d}-*.safetensors")):
-        if path.stat().st_size == size:
+        if path.stat().st_size == shard_nbytes:
             with path.open("rb") as file:
                 if file.read(len(header)) == header:
                     paths.append(path)
@@ -370,20 +391,20 @@ def _checked_members(
     shard: PlannedShard, locations: Sequence[Location], collection: str
 ) -> Iterator[shard_files.Bytes]:
     """Read and check a shard's members one by one; yield their bytes in the shard's layout."""
-    for piece, location in zip(shard.snapshots, locations, strict=True):
+    for planned_snapshot, location in zip(shard.snapshots, locations, strict=True):
         member_bytes = _read_member(location)
         digest = content_hash(location.layout, member_bytes)
-        if piece.sha256 not in (None, digest):
+        if planned_snapshot.sha256 not in (None, digest):
             raise DamagedError(
-                f"member {format_ids([piece.key])} of {collection} in file {location.path}",
-                expected=f"sha256 {str(piece.sha256)[:16]}…, as its row says",
+                f"member {format_ids([planned_snapshot.key])} of {collection} in file {location.path}",
+                expected=f"sha256 {str(planned_snapshot.sha256)[:16]}…, as its row says",
                 found=f"{digest[:16]}…",
                 do="The member's shard was not written. Get the member again, or leave it out",
                 collection=collection,
                 member=location.member,
                 path=location.path,
             )
-        piece.sha256 = digest
+        planned_snapshot.sha256 = digest
         yield (
             member_bytes
             if location.layout == shard.layout
@@ -397,8 +418,8 @@ def _read_member(location: Location) -> memoryview:
 
 def record_locations(shard: PlannedShard, source_path: str) -> None:
     """Set the new locations and hashes in the rows of a shard's members."""
-    start, step = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
-    for i, piece in enumerate(shard.snapshots):
-        location = (source_path, start + i * step, step, shard.layout_key, shard.layout.dtype)
-        piece.row.update(zip(manifest.LOCATION_COLUMNS, location, strict=True))
-        piece.row["sha256"] = piece.sha256
+    first_offset, member_nbytes = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
+    for i, planned_snapshot in enumerate(shard.snapshots):
+        location = (source_path, first_offset + i * member_nbytes, member_nbytes, shard.layout_key, shard.layout.dtype)
+        planned_snapshot.row.update(zip(manifest.LOCATION_COLUMNS, location, strict=True))
+        planned_snapshot.row["sha256"] = planned_snapshot.sha256

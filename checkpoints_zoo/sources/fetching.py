@@ -25,10 +25,10 @@ from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
 
-LARGEST_READ_GAP = (
+LARGEST_READ_GAP_NBYTES = (
     256 * 2**10
 )  # Largest gap between two members that is read along, because another request would take longer.
-LARGEST_RANGE = 32 * 2**20  # Number of bytes from which a range is split over several connections.
+LARGEST_RANGE_NBYTES = 32 * 2**20  # Number of bytes from which a range is split over several connections.
 CONNECTION_COUNT = 8
 WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the requested members take a larger share of its bytes.
 
@@ -48,7 +48,7 @@ class MemberRequest:
         layout: layout of the member's bytes.
         sha256: content hash of the member; None if unknown.
         name_in_archive: name of the member's file in its archive; "" outside archives.
-        bytes_before: number of bytes before the member that are read too, because they prove the member's name.
+        proof_nbytes: number of bytes before the member that are read too, because they prove the member's name.
         proves_member: function of the bytes before the tensors that returns whether the bytes belong to this member;
             None if no proof is needed.
     """
@@ -60,12 +60,12 @@ class MemberRequest:
     layout: Layout = field(compare=False)
     sha256: str | None
     name_in_archive: str = ""
-    bytes_before: int = 0
+    proof_nbytes: int = 0
     proves_member: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
     @property
     def start(self) -> int:
-        return self.offset - self.layout.header_nbytes - self.bytes_before
+        return self.offset - self.layout.header_nbytes - self.proof_nbytes
 
     @property
     def end(self) -> int:
@@ -120,17 +120,17 @@ def fetch_rows(
 
 def requests_of_rows(described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[MemberRequest]:
     """Return the requests for the bytes of a manifest's rows."""
-    names = ("path", "offset", "layout", "sha256")
-    columns = zip(*(rows.column(c).to_pylist() for c in names), strict=True)
+    column_names = ("path", "offset", "layout", "sha256")
+    columns = zip(*(rows.column(c).to_pylist() for c in column_names), strict=True)
     return [
-        MemberRequest(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout], sha256)
-        for key, (repo_path, offset, layout, sha256) in zip(snapshot_keys(rows), columns, strict=True)
+        MemberRequest(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout_key], sha256)
+        for key, (repo_path, offset, layout_key, sha256) in zip(snapshot_keys(rows), columns, strict=True)
     ]
 
 
 def count_cached(repo: Repo, requests: Sequence[MemberRequest]) -> int:
     """Count the members that are in a cache of this machine; nothing is fetched."""
-    header_of_layout = {id(x.layout): cache.header_of(x.layout) for x in requests}
+    header_of_layout = {id(request.layout): cache.cache_file_header(request.layout) for request in requests}
     return len(_find_local(repo, requests, header_of_layout)[0])
 
 
@@ -155,7 +155,7 @@ def fetch_members(
         StorageError: the disk is full.
     """
     locations, _ = fetch_predicted(repo, collection, requests, allow_whole_files, check)
-    return [locations[x] for x in requests]
+    return [locations[request] for request in requests]
 
 
 def fetch_predicted(
@@ -169,29 +169,38 @@ def fetch_predicted(
     from huggingface_hub import is_offline_mode
 
     header_of_layout = {
-        key: cache.header_of(layout) for key, layout in {id(x.layout): x.layout for x in requests}.items()
+        key: cache.cache_file_header(layout)
+        for key, layout in {id(request.layout): request.layout for request in requests}.items()
     }
-    locations, irregular = _find_local(repo, requests, header_of_layout, check)
-    missing_requests = [x for x in requests if x not in locations]
-    if irregular:
-        return locations, irregular
+    locations, irregular_paths = _find_local(repo, requests, header_of_layout, check)
+    missing_requests = [request for request in requests if request not in locations]
+    if irregular_paths:
+        return locations, irregular_paths
     if missing_requests and is_offline_mode():
         raise _offline_error(repo, collection, missing_requests, len(requests), header_of_layout)
     if missing_requests:
-        partly_cached = {x.repo_path for x in (locations if allow_whole_files else requests)}
-        irregular_fetched = _fetch_missing(repo, collection, missing_requests, header_of_layout, partly_cached)
-        fetched, irregular = _find_local(repo, missing_requests, header_of_layout)
+        partly_cached_paths = {request.repo_path for request in (locations if allow_whole_files else requests)}
+        irregular_after_fetch = _fetch_missing(
+            repo, collection, missing_requests, header_of_layout, partly_cached_paths
+        )
+        fetched_locations, irregular_paths = _find_local(repo, missing_requests, header_of_layout)
         damaged_requests = [
-            x for x in missing_requests if x not in fetched and x.repo_path not in {*irregular_fetched, *irregular}
+            request
+            for request in missing_requests
+            if request not in fetched_locations and request.repo_path not in {*irregular_after_fetch, *irregular_paths}
         ]
         # The wrong bytes are in files that were fetched whole. Fetching the members again by ranges either works or
         # raises the right error.
-        if damaged_requests and not irregular_fetched and not irregular:
-            irregular_fetched = _fetch_missing(
-                repo, collection, damaged_requests, header_of_layout, {x.repo_path for x in damaged_requests}
+        if damaged_requests and not irregular_after_fetch and not irregular_paths:
+            irregular_after_fetch = _fetch_missing(
+                repo,
+                collection,
+                damaged_requests,
+                header_of_layout,
+                {request.repo_path for request in damaged_requests},
             )
-            fetched |= _find_local(repo, damaged_requests, header_of_layout)[0]
-        return locations | fetched, sorted({*irregular_fetched, *irregular})
+            fetched_locations |= _find_local(repo, damaged_requests, header_of_layout)[0]
+        return locations | fetched_locations, sorted({*irregular_after_fetch, *irregular_paths})
     return locations, []
 
 
@@ -204,48 +213,55 @@ def _find_local(
     A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode nothing is deleted,
     and members of a damaged file are used if they have their own hashes.
     """
-    files = list(dict.fromkeys(x.repo_path for x in requests))
-    without_hash = {x.repo_path for x in requests if x.sha256 is None}
-    whole_files = {
+    repo_paths = list(dict.fromkeys(request.repo_path for request in requests))
+    paths_without_hash = {request.repo_path for request in requests if request.sha256 is None}
+    whole_file_of_path = {
         repo_path: path
-        for repo_path in files
+        for repo_path in repo_paths
         if (path := hub.cached_file(repo, repo_path)) is not None
-        and not ((repo_path in without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
+        and not ((repo_path in paths_without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
     }
-    whole_file_hashes = {
-        repo_path: HashRecord(path, hub.whole_file_record(repo, path), check) for repo_path, path in whole_files.items()
+    hash_record_of_path = {
+        repo_path: HashRecord(path, hub.whole_file_record(repo, path), check)
+        for repo_path, path in whole_file_of_path.items()
     }
-    records = {repo_path: cache.read_file_record(repo.id, repo.commit, repo_path) for repo_path in files}
-    locations, irregular = {}, set[str]()
-    for x in requests:
-        whole_file, record, cache_header = (
-            whole_files.get(x.repo_path),
-            records[x.repo_path],
-            header_of_layout[id(x.layout)],
+    etag_and_size_of_path = {
+        repo_path: cache.read_file_record(repo.id, repo.commit, repo_path) for repo_path in repo_paths
+    }
+    locations, irregular_paths = {}, set[str]()
+    for request in requests:
+        whole_file, etag_and_size, cache_header = (
+            whole_file_of_path.get(request.repo_path),
+            etag_and_size_of_path[request.repo_path],
+            header_of_layout[id(request.layout)],
         )
         if whole_file is not None:
-            if x.proves_member is not None and not x.proves_member(_read_bytes(whole_file, x.start, x.offset)):
-                irregular.add(x.repo_path)
-                continue
-            if x.sha256 is None or _is_intact(
-                whole_file, x.offset, x, b"", whole_file_hashes[x.repo_path], str(x.offset)
+            if request.proves_member is not None and not request.proves_member(
+                _read_bytes(whole_file, request.start, request.offset)
             ):
-                locations[x] = Location(x.key[0], x.prefix, whole_file, x.offset, x.layout)
+                irregular_paths.add(request.repo_path)
                 continue
-        if record is not None:
-            data_offset = len(cache_header) or x.layout.header_nbytes
-            path = _find_cached_member(repo, x, record[0], cache_header)
+            if request.sha256 is None or _is_intact(
+                whole_file, request.offset, request, b"", hash_record_of_path[request.repo_path], str(request.offset)
+            ):
+                locations[request] = Location(
+                    request.key[0], request.prefix, whole_file, request.offset, request.layout
+                )
+                continue
+        if etag_and_size is not None:
+            data_offset = len(cache_header) or request.layout.header_nbytes
+            path = _find_cached_member(repo, request, etag_and_size[0], cache_header)
             if path is None:
                 continue
-            member_hash = HashRecord(path, cache.record_path(path), check)
-            if _is_intact(path, data_offset, x, cache_header, member_hash, ""):
+            member_hash = HashRecord(path, cache.hash_record_path(path), check)
+            if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
                 member_hash.save()
-                locations[x] = Location(x.key[0], "", path, data_offset, x.layout)
+                locations[request] = Location(request.key[0], "", path, data_offset, request.layout)
             elif not hub.is_offline():
-                delete_file(path, cache.record_path(path))
-    for record_of_file in whole_file_hashes.values():
+                delete_file(path, cache.hash_record_path(path))
+    for record_of_file in hash_record_of_path.values():
         record_of_file.save()
-    return locations, sorted(irregular)
+    return locations, sorted(irregular_paths)
 
 
 def _find_cached_member(repo: Repo, request: MemberRequest, etag: str, cache_header: bytes) -> Path | None:
@@ -260,7 +276,7 @@ def _is_intact(
     data_offset: int,
     request: MemberRequest,
     expected_header: bytes,
-    record: HashRecord,
+    hash_record: HashRecord,
     record_key: str,
 ) -> bool:
     """Say whether a cached file has the bytes of a member. Bytes whose hash is recorded are not read again.
@@ -270,29 +286,29 @@ def _is_intact(
         data_offset: offset of the member's first tensor in the file.
         request: the request for the member.
         expected_header: expected bytes at the start of the file; b"" if the start is not compared.
-        record: the recorded hashes of the cached file.
+        hash_record: the recorded hashes of the cached file.
         record_key: key of the member's hash in the record.
     """
-    recorded_hash = record.hashes.get(record_key)
+    recorded_hash = hash_record.hashes.get(record_key)
     if recorded_hash is not None and request.sha256 in (None, recorded_hash):
         return True
     header_nbytes = request.layout.header_nbytes
-    raw = _read_bytes(
+    cached_bytes = _read_bytes(
         cached_path, data_offset - max(len(expected_header), header_nbytes), data_offset + request.layout.nbytes
     )
-    if len(raw) < max(len(expected_header), header_nbytes) + request.layout.nbytes or not raw.startswith(
-        expected_header
-    ):
+    if len(cached_bytes) < max(
+        len(expected_header), header_nbytes
+    ) + request.layout.nbytes or not cached_bytes.startswith(expected_header):
         return False
     if header_nbytes:
         try:
-            check_own_header(raw[:header_nbytes], request.layout, cached_path)
+            check_own_header(cached_bytes[:header_nbytes], request.layout, cached_path)
         except DamagedError:
             return False
-    digest = content_hash(request.layout, memoryview(raw)[-request.layout.nbytes or len(raw) :])
-    if digest != (request.sha256 or record.old_hashes.get(record_key, digest)):
+    digest = content_hash(request.layout, memoryview(cached_bytes)[-request.layout.nbytes or len(cached_bytes) :])
+    if digest != (request.sha256 or hash_record.old_hashes.get(record_key, digest)):
         return False
-    record.add(record_key, digest)
+    hash_record.add(record_key, digest)
     return True
 
 
@@ -307,18 +323,18 @@ def _fetch_missing(
     collection: str,
     missing_requests: Sequence[MemberRequest],
     header_of_layout: Mapping[int, bytes],
-    partly_cached: set[str],
+    partly_cached_paths: set[str],
 ) -> set[str]:
-    """Fetch members: a whole file if most of its bytes are needed and none is cached (`partly_cached`), else ranges.
+    """Fetch members, as whole files or by ranges; return the paths of irregular archives.
 
-    Return the paths of irregular archives.
+    A file is fetched whole if most of its bytes are needed and it is not in `partly_cached_paths`.
     """
     requests_of_file: dict[str, list[MemberRequest]] = {}
-    for x in missing_requests:
-        requests_of_file.setdefault(x.repo_path, []).append(x)
+    for request in missing_requests:
+        requests_of_file.setdefault(request.repo_path, []).append(request)
     # A link that expires is renewed while its file is read. After an error the next call asks the Hub for the link
     # again.
-    known_remotes = {
+    known_remote_of_path = {
         repo_path: remote
         for repo_path in requests_of_file
         if (remote := _remote_files.pop((repo, repo_path), None)) is not None
@@ -327,41 +343,52 @@ def _fetch_missing(
     cache.delete_stale(folder)
 
     def ask_hub(repo_path: str) -> RemoteFile:
-        remote = known_remotes.get(repo_path) or RemoteFile.of(repo, repo_path)
-        remote.check_size(max(x.end for x in requests_of_file[repo_path]))
+        remote = known_remote_of_path.get(repo_path) or RemoteFile.of(repo, repo_path)
+        remote.check_size(max(request.end for request in requests_of_file[repo_path]))
         cache.write_file_record(folder, repo.commit, repo_path, remote.etag, remote.size)
         return remote
 
-    with ThreadPoolExecutor(CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
-        remotes = dict(zip(requests_of_file, pool.map(ask_hub, requests_of_file), strict=True))
+    with ThreadPoolExecutor(CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as held_locks:
+        remote_of_path = dict(zip(requests_of_file, pool.map(ask_hub, requests_of_file), strict=True))
         # Locks are always taken in the same order, so that two processes can't block each other.
-        for etag in sorted({remote.etag for remote in remotes.values()}):
-            locks.enter_context(cache.locked_key(folder, etag))
+        for etag in sorted({remote.etag for remote in remote_of_path.values()}):
+            held_locks.enter_context(cache.hold_key_lock(folder, etag))
         # Another process may have fetched some members in the meantime.
         cached_locations, _ = _find_local(repo, missing_requests, header_of_layout)
-        downloads, irregular = [], set[str]()
-        for repo_path, remote in remotes.items():
-            file_requests = [x for x in requests_of_file[repo_path] if x not in cached_locations]
-            is_untouched = repo_path not in partly_cached and len(file_requests) == len(requests_of_file[repo_path])
+        downloads, irregular_paths = [], set[str]()
+        for repo_path, remote in remote_of_path.items():
+            requests_left = [request for request in requests_of_file[repo_path] if request not in cached_locations]
+            is_untouched = repo_path not in partly_cached_paths and len(requests_left) == len(
+                requests_of_file[repo_path]
+            )
             is_untouched = is_untouched and hub.cached_file(repo, repo_path) is None
-            if is_untouched and sum(x.end - x.start for x in file_requests) > WHOLE_FILE_SHARE * remote.size:
+            if (
+                is_untouched
+                and sum(request.end - request.start for request in requests_left) > WHOLE_FILE_SHARE * remote.size
+            ):
                 hub.fetch_file(repo, repo_path)
                 continue
-            for x in file_requests:
-                cache_header = header_of_layout[id(x.layout)]
-                path = (
+            for request in requests_left:
+                cache_header = header_of_layout[id(request.layout)]
+                draft_path = (
                     folder
                     / "members"
-                    / cache.member_file_name(remote.etag, x.offset, x.layout, cache_header, x.name_in_archive)
+                    / cache.member_file_name(
+                        remote.etag, request.offset, request.layout, cache_header, request.name_in_archive
+                    )
                 )
                 downloads.append(
-                    _Download(x, remote, cache.MemberDraft(path, cache_header, x.end - x.start, x.bytes_before))
+                    _Download(
+                        request,
+                        remote,
+                        cache.MemberDraft(draft_path, cache_header, request.end - request.start, request.proof_nbytes),
+                    )
                 )
         if downloads:
             cache.check_room(folder, sum(p.draft.size for p in downloads))
-            irregular = _read_ranges(downloads, collection, pool)
-    _remote_files.update({(repo, repo_path): remote for repo_path, remote in remotes.items()})
-    return irregular
+            irregular_paths = _read_ranges(downloads, collection, pool)
+    _remote_files.update({(repo, repo_path): remote for repo_path, remote in remote_of_path.items()})
+    return irregular_paths
 
 
 def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
@@ -372,11 +399,11 @@ def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPo
     """
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    stop_event, irregular = threading.Event(), set[str]()
-    ranges = list(_plan_ranges(downloads))
-    total_nbytes = sum(end - start for _, start, end in ranges)
-    title = f"{collection}: {len(downloads)} member{'s' if len(downloads) > 1 else ''}"
-    progress_bar = tqdm(total=total_nbytes, unit="B", unit_scale=True, desc=title)  # type: ignore[no-untyped-call]
+    stop_event, irregular_paths = threading.Event(), set[str]()
+    download_ranges = list(_plan_ranges(downloads))
+    total_nbytes = sum(end - start for _, start, end in download_ranges)
+    bar_title = f"{collection}: {len(downloads)} member{'s' if len(downloads) > 1 else ''}"
+    progress_bar = tqdm(total=total_nbytes, unit="B", unit_scale=True, desc=bar_title)  # type: ignore[no-untyped-call]
     with progress_bar:
 
         def read_range(range_downloads: Sequence[_Download], start: int, end: int) -> None:
@@ -395,13 +422,13 @@ def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPo
                         and download.draft.write(first_offset - download.request.start, member_bytes)
                         and not _check_and_keep(download)
                     ):
-                        irregular.add(download.request.repo_path)
+                        irregular_paths.add(download.request.repo_path)
                         stop_event.set()
                 progress_bar.update(len(piece))
 
             range_downloads[0].remote.read(start, end, write_piece)
 
-        futures = [pool.submit(read_range, *each) for each in ranges]
+        futures = [pool.submit(read_range, *download_range) for download_range in download_ranges]
         try:
             finished_futures, _ = wait(futures, return_when=FIRST_EXCEPTION)
             failed_futures = [f for f in finished_futures if not isinstance(f.exception(), _Stopped | None)]
@@ -412,7 +439,7 @@ def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPo
                 download.draft.discard()
     for future in failed_futures:
         future.result()
-    return irregular
+    return irregular_paths
 
 
 def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Download], int, int]]:
@@ -424,7 +451,7 @@ def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Downloa
         if (
             groups
             and groups[-1][0].remote is download.remote
-            and download.request.start <= group_end + LARGEST_READ_GAP
+            and download.request.start <= group_end + LARGEST_READ_GAP_NBYTES
         ):
             groups[-1].append(download)
             group_end = max(group_end, download.request.end)
@@ -432,9 +459,9 @@ def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Downloa
             groups.append([download])
             group_end = download.request.end
     for group in groups:
-        group_start, end = group[0].request.start, max(p.request.end for p in group)
-        count = -(-(end - group_start) // LARGEST_RANGE)
-        cut_points = [group_start + (end - group_start) * i // count for i in range(count + 1)]
+        group_start, last_end = group[0].request.start, max(p.request.end for p in group)
+        range_count = -(-(last_end - group_start) // LARGEST_RANGE_NBYTES)
+        cut_points = [group_start + (last_end - group_start) * i // range_count for i in range(range_count + 1)]
         for range_start, range_end in pairwise(cut_points):
             yield (
                 [p for p in group if p.request.start < range_end and p.request.end > range_start],
@@ -448,7 +475,7 @@ def _check_and_keep(download: _Download) -> bool:
 
     Return False, without storing the bytes, if the bytes belong to another member than predicted.
     """
-    digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
+    digest, problem = _hash_and_compare(download) if _belongs_to_requested_member(download) else ("", None)
     if digest and problem is None:
         download.draft.store_under_final_name(digest)
         return True
@@ -459,7 +486,7 @@ def _check_and_keep(download: _Download) -> bool:
         download.draft.write(offset - request_start, piece)
 
     download.remote.read(request_start, download.request.end, write_again)
-    digest, problem = _hash_and_compare(download) if _is_proven(download) else ("", None)
+    digest, problem = _hash_and_compare(download) if _belongs_to_requested_member(download) else ("", None)
     if digest and problem is None:
         download.draft.store_under_final_name(digest)
         return True
@@ -469,25 +496,25 @@ def _check_and_keep(download: _Download) -> bool:
     return False
 
 
-def _is_proven(download: _Download) -> bool:
+def _belongs_to_requested_member(download: _Download) -> bool:
     """Say whether the bytes before the tensors belong to the requested member."""
     request = download.request
     return request.proves_member is None or request.proves_member(
-        bytes(download.draft.bytes_before) + bytes(download.draft.content()[: request.layout.header_nbytes])
+        bytes(download.draft.proof_bytes) + bytes(download.draft.content()[: request.layout.header_nbytes])
     )
 
 
 def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
     """Hash a member that has arrived; return its hash, and the error for bytes that differ from the manifest."""
     request = download.request
-    content = download.draft.content()
+    draft_bytes = download.draft.content()
     member_text = f"member {format_ids([request.key])} in file {request.repo_path} of {download.remote.repo.label}"
     if request.layout.header_nbytes:
         try:
-            check_own_header(bytes(content[: request.layout.header_nbytes]), request.layout, member_text)
+            check_own_header(bytes(draft_bytes[: request.layout.header_nbytes]), request.layout, member_text)
         except DamagedError as error:
             return "", error
-    digest = content_hash(request.layout, content[len(content) - request.layout.nbytes :])
+    digest = content_hash(request.layout, draft_bytes[len(draft_bytes) - request.layout.nbytes :])
     if request.sha256 in (None, digest):
         return digest, None
     return digest, DamagedError(
@@ -507,22 +534,28 @@ def _offline_error(
     request_count: int,
     header_of_layout: Mapping[int, bytes],
 ) -> NetworkError:
-    ids = format_ids([x.key for x in missing_requests])
-    records = {x.repo_path: cache.read_file_record(repo.id, repo.commit, x.repo_path) for x in missing_requests}
+    ids_text = format_ids([request.key for request in missing_requests])
+    etag_and_size_of_path = {
+        request.repo_path: cache.read_file_record(repo.id, repo.commit, request.repo_path)
+        for request in missing_requests
+    }
     damaged_paths, damaged_keys = list[str](), list[SnapshotKey]()
-    for x in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
-        record = records[x.repo_path]
-        if hub.cached_file(repo, x.repo_path) is not None:
-            damaged_paths.append(x.repo_path)
-        elif record and _find_cached_member(repo, x, record[0], header_of_layout[id(x.layout)]) is not None:
-            damaged_keys.append(x.key)
+    for request in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
+        etag_and_size = etag_and_size_of_path[request.repo_path]
+        if hub.cached_file(repo, request.repo_path) is not None:
+            damaged_paths.append(request.repo_path)
+        elif (
+            etag_and_size
+            and _find_cached_member(repo, request, etag_and_size[0], header_of_layout[id(request.layout)]) is not None
+        ):
+            damaged_keys.append(request.key)
     damaged_texts = [f"file {path}" for path in dict.fromkeys(damaged_paths)]
     damaged_texts += [f"members {format_ids(damaged_keys)}"] if damaged_keys else []
     damaged_text = f"; the cached copy of {first_few(damaged_texts, 3)} is damaged" if damaged_texts else ""
     return NetworkError(
         f"{len(missing_requests)} of {request_count} members of {collection}",
         expected="members in the cache, since HF_HUB_OFFLINE is set",
-        found=f"no members {ids} of {repo}{damaged_text}",
-        do=f"Get them online: `zoo-cli download {collection} --members {ids} --source {repo}`",
+        found=f"no members {ids_text} of {repo}{damaged_text}",
+        do=f"Get them online: `zoo-cli download {collection} --members {ids_text} --source {repo}`",
         collection=collection,
     )

@@ -24,7 +24,7 @@ class HashRecord:
 
     Args:
         path: path of the file.
-        record: path of the JSON file that holds the hashes.
+        record_path: path of the JSON file that holds the hashes.
         ignore_recorded: whether recorded hashes are ignored, so that the file is hashed again.
 
     Attributes:
@@ -33,19 +33,21 @@ class HashRecord:
             changed.
     """
 
-    def __init__(self, path: Path, record: Path, ignore_recorded: bool = False) -> None:
+    def __init__(self, path: Path, record_path: Path, ignore_recorded: bool = False) -> None:
         self._identity = file_stamp(path)
-        self._record = record
+        self._record = record_path
         self._changed = False
-        identity, recorded_hashes = _known_records.get(record, ((), {}))
-        if identity != self._identity:
-            identity, recorded_hashes = _read_record(record)
-        self.hashes: Hashes = dict(recorded_hashes) if identity == self._identity and not ignore_recorded else {}
+        recorded_identity, recorded_hashes = _known_records.get(record_path, ((), {}))
+        if recorded_identity != self._identity:
+            recorded_identity, recorded_hashes = _read_record(record_path)
+        self.hashes: Hashes = (
+            dict(recorded_hashes) if recorded_identity == self._identity and not ignore_recorded else {}
+        )
         self.old_hashes: Hashes = recorded_hashes
 
-    def add(self, part: str, digest: str) -> None:
+    def add(self, part_name: str, digest: str) -> None:
         """Add the hash of a part of the file, which has just been computed."""
-        self.hashes[part] = digest
+        self.hashes[part_name] = digest
         self._changed = True
 
     def save(self) -> None:
@@ -56,10 +58,10 @@ class HashRecord:
                 file.write(json.dumps({"identity": self._identity, "hashes": self.hashes}))
 
 
-def _read_record(record: Path) -> tuple[tuple[int, ...], Hashes]:
+def _read_record(record_path: Path) -> tuple[tuple[int, ...], Hashes]:
     """Read a record; return the file's identity and the hashes, both empty if the record is missing or damaged."""
     try:
-        values = json.loads(record.read_bytes())
+        values = json.loads(record_path.read_bytes())
         identity, hashes = tuple(values["identity"]), values["hashes"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return (), {}
@@ -68,9 +70,9 @@ def _read_record(record: Path) -> tuple[tuple[int, ...], Hashes]:
     return identity, hashes
 
 
-def delete_file(path: Path, record: Path) -> None:
+def delete_file(path: Path, record_path: Path) -> None:
     """Delete a file whose bytes are wrong, with its record."""
-    _known_records.pop(record, None)
-    for obsolete_file in (record, path):
+    _known_records.pop(record_path, None)
+    for obsolete_file in (record_path, path):
         with suppress(OSError):
             obsolete_file.unlink(missing_ok=True)

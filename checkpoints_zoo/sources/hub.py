@@ -49,7 +49,7 @@ CONNECTION_SECONDS = 10
 LARGE_NBYTES = 4 * 2**20  # Number of bytes from which a manifest is read by ranges.
 ADDRESS_SCHEME = "hf://"
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
-READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+READ_ONLY_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 TRY_AGAIN_ADVICE = "Try again: what has arrived is kept"
 PROXY_ADVICE = "Check HF_ENDPOINT, and proxies on the way"
@@ -158,14 +158,18 @@ def _warn_of_late_settings() -> None:
     from huggingface_hub import constants, is_offline_mode
 
     changed_settings, hf_home = [], os.environ.get("HF_HOME")
-    folder = os.environ.get("HF_HUB_CACHE") or (hf_home and str(Path(hf_home, "hub")))
-    if folder and Path(os.path.expandvars(folder)).expanduser() != Path(constants.HF_HUB_CACHE):
-        changed_settings.append(f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={folder}")
+    cache_folder_setting = os.environ.get("HF_HUB_CACHE") or (hf_home and str(Path(hf_home, "hub")))
+    if cache_folder_setting and Path(os.path.expandvars(cache_folder_setting)).expanduser() != Path(
+        constants.HF_HUB_CACHE
+    ):
+        changed_settings.append(
+            f"{'HF_HUB_CACHE' if os.environ.get('HF_HUB_CACHE') else 'HF_HOME'}={cache_folder_setting}"
+        )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE") and not is_offline_mode():
         changed_settings.append("HF_HUB_OFFLINE")
-    address = os.environ.get("HF_ENDPOINT")
-    if address and address.rstrip("/") != endpoint():
-        changed_settings.append(f"HF_ENDPOINT={address}")
+    endpoint_setting = os.environ.get("HF_ENDPOINT")
+    if endpoint_setting and endpoint_setting.rstrip("/") != endpoint():
+        changed_settings.append(f"HF_ENDPOINT={endpoint_setting}")
     for setting in changed_settings:
         if setting not in _late_settings:
             _late_settings.add(setting)
@@ -180,7 +184,7 @@ def _parse_address(address: str) -> tuple[str, str]:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
 
-    kind, advice = "another form", ""
+    found_text, advice = "another form", ""
     try:
         uri = parse_hf_uri(address)
         validate_repo_id(uri.id)
@@ -188,18 +192,19 @@ def _parse_address(address: str) -> tuple[str, str]:
             advice = f"If {uri.revision}/{uri.path_in_repo} is a branch, write its slashes as %2F"
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             revision = uri.revision or "main"
-            problem = manifest.path_problem(unquote(revision))  # the client names a cache file after the revision
-            if not problem:
+            # The client names a cache file after the revision.
+            revision_problem = manifest.path_problem(unquote(revision))
+            if not revision_problem:
                 return uri.id, revision
-            kind = f"the revision {problem}"
-            raise SourceNotFound(f"source {address[:200]}", expected="a branch, tag or commit", found=kind)
-        kind = f"a {uri.type} repo" if uri.type != "dataset" else kind
+            found_text = f"the revision {revision_problem}"
+            raise SourceNotFound(f"source {address[:200]}", expected="a branch, tag or commit", found=found_text)
+        found_text = f"a {uri.type} repo" if uri.type != "dataset" else found_text
     except (HfUriError, HFValidationError):
         pass
     raise SourceNotFound(
         f"source {address}",
         expected="hf://datasets/ORG/NAME or hf://datasets/ORG/NAME@REVISION",
-        found=kind,
+        found=found_text,
         do=advice,
     )
 
@@ -209,12 +214,12 @@ def _record_revision(id: str, revision: str, commit: str) -> None:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="dataset"), "refs", revision)
-    if ".." in path.parts:
+    ref_path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="dataset"), "refs", revision)
+    if ".." in ref_path.parts:
         return
     try:
-        if not path.is_file() or path.read_bytes() != commit.encode():
-            with replace_file(path) as file:
+        if not ref_path.is_file() or ref_path.read_bytes() != commit.encode():
+            with replace_file(ref_path) as file:
                 file.write(commit)
     except OSError:  # If the cache can't be written to, offline mode will not know the commit.
         return
@@ -246,8 +251,8 @@ def split_address(address: str, subject: str) -> tuple[str, str]:
     path = (uri.path_in_repo or "").strip("/")
     if path and (problem := manifest.path_problem(path)):
         raise SourceNotFound(f"{subject} {address}", expected="a path inside the repo", found=problem, path=path)
-    kind = f"{uri.type}s/" if uri.type != "model" else ""
-    return f"{ADDRESS_SCHEME}{kind}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
+    repo_kind_prefix = f"{uri.type}s/" if uri.type != "model" else ""
+    return f"{ADDRESS_SCHEME}{repo_kind_prefix}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path
 
 
 @cache
@@ -292,8 +297,8 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 
 def whole_file_record(repo: Repo, cached_path: Path) -> Path:
     """Return the path of the record with the hashes of a file in the client's cache."""
-    name = hashlib.sha256(str(cached_path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return cache_root() / folder_name(repo.id) / "records" / f"{name}.json"
+    record_name = hashlib.sha256(str(cached_path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return cache_root() / folder_name(repo.id) / "records" / f"{record_name}.json"
 
 
 def _blob_name(cached_path: Path) -> str:
@@ -329,28 +334,28 @@ def check_whole_file(repo: Repo, cached_path: Path, ignore_recorded: bool = Fals
         The hash and kind of a file whose hash is wrong; "" if the hash is right, or if no hash was announced.
     """
     announced_hash, blob_path = _blob_name(cached_path), cached_path.resolve()
-    record = HashRecord(blob_path, whole_file_record(repo, cached_path), ignore_recorded)
-    if record.hashes.get("") == announced_hash:
+    hash_record = HashRecord(blob_path, whole_file_record(repo, cached_path), ignore_recorded)
+    if hash_record.hashes.get("") == announced_hash:
         return ""
     actual_hash = _hash_as_announced(announced_hash, blob_path)
     if actual_hash in ("", announced_hash):
         if actual_hash:
-            record.add("", actual_hash)
-            record.save()
+            hash_record.add("", actual_hash)
+            hash_record.save()
         return ""
     with blob_path.open("rb") as file:
-        kind = guess_kind(file.read(512))
+        guessed_kind = guess_kind(file.read(512))
     if not is_offline():
         drop_whole_file(repo, cached_path)
-    return f"{actual_hash[:16]}…{f': {kind}' if kind else ''}"
+    return f"{actual_hash[:16]}…{f': {guessed_kind}' if guessed_kind else ''}"
 
 
 def drop_whole_file(repo: Repo, cached_path: Path) -> None:
     """Delete a file and the links to it from the client's cache, so that the file is fetched again."""
-    record, blob_path = whole_file_record(repo, cached_path), cached_path.resolve()
+    record_path, blob_path = whole_file_record(repo, cached_path), cached_path.resolve()
     etag_link = cached_path.parent / cached_path.readlink() if cached_path.is_symlink() else cached_path
-    for link in {cached_path, etag_link, blob_path}:
-        delete_file(link, record)
+    for path in {cached_path, etag_link, blob_path}:
+        delete_file(path, record_path)
 
 
 def has_file(repo: Repo, repo_path: str) -> bool:
@@ -362,9 +367,9 @@ def has_file(repo: Repo, repo_path: str) -> bool:
     """
     from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repo.id, repo_path, revision=repo.commit, repo_type="dataset")
-    if cached is not None or is_offline_mode():
-        return isinstance(cached, str) and cached is not _CACHED_NO_EXIST
+    cached_path = try_to_load_from_cache(repo.id, repo_path, revision=repo.commit, repo_type="dataset")
+    if cached_path is not None or is_offline_mode():
+        return isinstance(cached_path, str) and cached_path is not _CACHED_NO_EXIST
     try:
         fetch_small_file(repo, repo_path)
     except SourceNotFound as error:
@@ -388,18 +393,35 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
     from huggingface_hub.hf_api import RepoFile
 
     if is_offline_mode():
-        root, pattern = snapshot(repo), "**/*" if recursive else "*"
-        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(pattern) if p.is_file())
-    with translated_errors(repo.label, f"folder {folder} of {repo.label}"):
+        root, glob_pattern = snapshot(repo), "**/*" if recursive else "*"
+        return sorted(p.relative_to(root).as_posix() for p in (root / folder).glob(glob_pattern) if p.is_file())
+    subject = f"folder {folder} of {repo.label}"
+    with translated_errors(repo.label, subject), malformed_answers(subject):
         try:
             list_tree = HfApi(**client_info()).list_repo_tree
-            rows = list_tree(repo.id, folder, recursive=recursive, repo_type="dataset", revision=repo.commit)
-            paths = sorted(row.path for row in rows if isinstance(row, RepoFile))
+            tree_entries = list_tree(repo.id, folder, recursive=recursive, repo_type="dataset", revision=repo.commit)
+            paths = sorted(entry.path for entry in tree_entries if isinstance(entry, RepoFile))
         except EntryNotFoundError:
             return []
     for path in paths:
         _check_path(repo, path)
     return paths
+
+
+@contextmanager
+def malformed_answers(subject: str) -> Iterator[None]:
+    """Translate the errors that the Hub's client raises for an answer that lacks fields or has another form.
+
+    Args:
+        subject: noun for the answer in the error, such as "files of hf://…".
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NetworkError(
+            subject, expected=f"an answer of {host()} with the fields that Hubs send", found="another one",
+            do=PROXY_ADVICE,
+        ) from error  # fmt: skip
 
 
 def _check_path(repo: Repo, repo_path: str) -> None:
@@ -436,27 +458,29 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
     from huggingface_hub import constants, hf_hub_download
 
     _check_path(repo, repo_path)
-    if (cached := cached_file(repo, repo_path)) and not check_whole_file(repo, cached, check):
-        return cached
-    subject = f"file {repo_path} of {repo.label}"
+    if (cached_path := cached_file(repo, repo_path)) and not check_whole_file(repo, cached_path, check):
+        return cached_path
+    file_text = f"file {repo_path} of {repo.label}"
 
-    def download(folder: Path | None) -> Path:
-        bar = _limited_progress_bar(repo_path, subject)
+    def download(cache_dir: Path | None) -> Path:
+        progress_bar_class = _limited_progress_bar(repo_path, file_text)
         repo_options = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
-        return Path(str(hf_hub_download(repo.id, repo_path, cache_dir=folder, tqdm_class=bar, **repo_options)))
+        return Path(
+            str(hf_hub_download(repo.id, repo_path, cache_dir=cache_dir, tqdm_class=progress_bar_class, **repo_options))
+        )
 
-    with translated_errors(repo.label, subject):
+    with translated_errors(repo.label, file_text):
         try:
             path = retry_patiently(lambda: download(None), RETRIED_STATUSES)
         except OSError as error:  # Errors that the client raises itself have no error number.
-            if error.errno not in READ_ONLY_ERRORS:
+            if error.errno not in READ_ONLY_ERRNOS:
                 raise
-            folder = fallback_folder(Path(constants.HF_HUB_CACHE), error)
-            path = retry_patiently(lambda: download(folder), RETRIED_STATUSES)
+            fallback_cache = fallback_folder(Path(constants.HF_HUB_CACHE), error)
+            path = retry_patiently(lambda: download(fallback_cache), RETRIED_STATUSES)
     announced_hash = _blob_name(path)
     if actual_hash := check_whole_file(repo, path):
         raise DamagedError(
-            subject,
+            file_text,
             expected=f"the hash {announced_hash[:16]}…",
             found=actual_hash,
             do=DAMAGED_COPY_ADVICE if is_offline() else "The file was not stored; get it again",
@@ -509,9 +533,9 @@ def _limited_progress_bar(repo_path: str, subject: str) -> type[Any]:
             is_shown: bool | None = super().update(n)
             return is_shown
 
-        def _check(self, size: int) -> None:
+        def _check(self, received_nbytes: int) -> None:
             if repo_path.startswith(("manifests/", "predictions/")):
-                manifest.check_size(size, repo_path, subject)
+                manifest.check_size(received_nbytes, repo_path, subject)
 
     return BoundedBar
 
@@ -531,26 +555,26 @@ def _hash_as_announced(announced_hash: str, cached_path: Path) -> str:
     return digest.hexdigest()
 
 
-def retry_patiently(call: Callable[[], T], statuses: Sequence[int]) -> T:
+def retry_patiently(call_client: Callable[[], T], repeated_statuses: Sequence[int]) -> T:
     """Call the Hub's client, up to five times after temporary errors; return its result.
 
     Args:
-        call: function that calls the client.
-        statuses: HTTP statuses after which the call is repeated.
+        call_client: function that calls the client.
+        repeated_statuses: HTTP statuses after which the call is repeated.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     for wait_seconds in (1, 2, 4, 8):
         try:
-            return call()
+            return call_client()
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             http_error = error if isinstance(error, HfHubHTTPError) else error.__cause__
             # The client repeats wrapped errors itself, except 408.
-            retried_statuses = statuses if http_error is error else (408,)
+            retried_statuses = repeated_statuses if http_error is error else (408,)
             if not isinstance(http_error, HfHubHTTPError) or http_error.response.status_code not in retried_statuses:
                 raise
         time.sleep(wait_seconds)
-    return call()
+    return call_client()
 
 
 @contextmanager
@@ -601,13 +625,13 @@ def _check_answer(response: Any) -> None:
     headers = response.headers
     if "x-repo-commit" not in headers:  # the client uses no other answers for names
         return
-    for name, pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _ETAG), ("ETag", _ETAG)):
-        value = headers.get(name)
-        if value is not None and not pattern.fullmatch(value):
+    for header_name, allowed_pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _ETAG), ("ETag", _ETAG)):
+        header_value = headers.get(header_name)
+        if header_value is not None and not allowed_pattern.fullmatch(header_value):
             raise DamagedError(
                 f"answer from {host()}",
-                expected=f"{name} with {'40 hex digits' if pattern is _COMMIT else 'a plain word'}",
-                found=repr(value[:80]),
+                expected=f"{header_name} with {'40 hex digits' if allowed_pattern is _COMMIT else 'a plain word'}",
+                found=repr(header_value[:80]),
                 do=f"Nothing was written. {PROXY_ADVICE}",
             )
     size_text = headers.get("X-Linked-Size") or headers.get("Content-Length") or ""
@@ -676,9 +700,9 @@ def translate_error(error: BaseException, label: str, subject: str, permission: 
     # For a wrong size the client raises a plain OSError.
     if isinstance(error, OSError) and "file should be of size" in str(error):
         return NetworkError(subject, expected="as many bytes as announced", found="others", do=PROXY_ADVICE)
-    if isinstance(error, OSError) and error.errno in disk.FULL_ERRORS:
+    if isinstance(error, OSError) and error.errno in disk.DISK_FULL_ERRNOS:
         return disk.disk_full_error(cache_root().parent, error)
-    if isinstance(error, OSError) and error.errno in disk.LOCK_ERRORS:
+    if isinstance(error, OSError) and error.errno in disk.NO_LOCK_ERRNOS:
         return StorageError(
             f"cache {cache_root().parent}", expected="a file system with locks", found=str(error.strerror or error),
             do="Set HF_HOME to a folder on another disk",
@@ -698,26 +722,32 @@ def _status_error(response: Any, subject: str, permission: str) -> ZooError:
     from huggingface_hub import get_token
 
     status_code = response.status_code
-    status = f"{status_code} {HTTPStatus(status_code).phrase}" if status_code in iter(HTTPStatus) else str(status_code)
+    status_text = (
+        f"{status_code} {HTTPStatus(status_code).phrase}" if status_code in iter(HTTPStatus) else str(status_code)
+    )
     if status_code == 401 and get_token():
         unset_advice = ", or unset it: public repos need none" if permission == "read" else ""
         do = f"Replace it (HF_TOKEN, or `hf auth login`){unset_advice}"
         return AccessError(
-            subject, expected="a login that the Hub takes", found=f"{status}: the token was refused", do=do
+            subject, expected="a login that the Hub takes", found=f"{status_text}: the token was refused", do=do
         )
     if status_code in (401, 403):
-        return AccessError(subject, expected=f"permission to {permission}", found=status, do=f"L{LOGIN_ADVICE[1:]}")
+        return AccessError(
+            subject, expected=f"permission to {permission}", found=status_text, do=f"L{LOGIN_ADVICE[1:]}"
+        )
     if status_code == 416:
         expected = "the bytes that the manifest names"
-        return DamagedError(subject, expected=expected, found=f"{status}: the file is shorter", do="Tell its producer")
+        return DamagedError(
+            subject, expected=expected, found=f"{status_text}: the file is shorter", do="Tell its producer"
+        )
     if status_code == 429:
         wait_match = re.search(r"\d+", response.headers.get("retry-after", "")) or re.search(
             r"(?<=t=)\d+", response.headers.get("ratelimit", "")
         )
-        waiting_time = f"in {wait_match[0]} s" if wait_match else "in a few minutes"
-        do = f"Try again {waiting_time}: what has arrived is kept. Logged in, the limit is higher"
-        return NetworkError(subject, expected="an answer", found=f"{status}: the Hub's rate limit", do=do)
-    return NetworkError(subject, expected=f"an answer from {host()}", found=status, do=TRY_AGAIN_ADVICE)
+        waiting_text = f"in {wait_match[0]} s" if wait_match else "in a few minutes"
+        do = f"Try again {waiting_text}: what has arrived is kept. Logged in, the limit is higher"
+        return NetworkError(subject, expected="an answer", found=f"{status_text}: the Hub's rate limit", do=do)
+    return NetworkError(subject, expected=f"an answer from {host()}", found=status_text, do=TRY_AGAIN_ADVICE)
 
 
 def check_endpoint() -> None:
@@ -726,8 +756,8 @@ def check_endpoint() -> None:
     Raises:
         UsageError: HF_ENDPOINT is no web address.
     """
-    parts = urlsplit(endpoint())
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    url_parts = urlsplit(endpoint())
+    if url_parts.scheme not in ("http", "https") or not url_parts.netloc:
         raise UsageError(
             "HF_ENDPOINT", expected="https://HOST", found=repr(endpoint())[:120], do="Correct it, or unset it"
         )
@@ -747,13 +777,13 @@ def check_connection() -> None:
     address = endpoint()
     if address in _reached_addresses or is_offline_mode():
         return
-    parts = urlsplit(address)
-    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-    first_address = urlsplit(proxy) if proxy else parts
-    port = first_address.port or {"http": 80, "https": 443}.get(first_address.scheme)
-    if first_address.hostname is not None and port is not None:
+    hub_url = urlsplit(address)
+    proxy_url = None if proxy_bypass(hub_url.netloc) else getproxies().get(hub_url.scheme)
+    contacted_url = urlsplit(proxy_url) if proxy_url else hub_url
+    port = contacted_url.port or {"http": 80, "https": 443}.get(contacted_url.scheme)
+    if contacted_url.hostname is not None and port is not None:
         try:
-            socket.create_connection((first_address.hostname, port), timeout=CONNECTION_SECONDS).close()
+            socket.create_connection((contacted_url.hostname, port), timeout=CONNECTION_SECONDS).close()
         except OSError as error:
             raise ConnectionError(str(error)) from error
     _reached_addresses.add(address)

@@ -99,7 +99,7 @@ class PartialFile:
                 found="only rows or columns of other selections",
                 do="Make this selection once online",
             )
-        with cache.locked_key(self.folder, self.etag):
+        with cache.hold_key_lock(self.folder, self.etag):
             missing = _without(_join(in_file, LARGEST_GAP), self._present())
             missing_nbytes = sum(end - start for start, end in missing)
             if missing_nbytes > fetching.WHOLE_FILE_SHARE * self.size:
@@ -160,7 +160,7 @@ class PartialFile:
             for future in futures:
                 future.result()
         except OSError as error:
-            if error.errno in disk.FULL_ERRORS:
+            if error.errno in disk.DISK_FULL_ERRNOS:
                 raise disk.disk_full_error(self.folder, error) from error
             raise
 

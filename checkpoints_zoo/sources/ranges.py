@@ -93,12 +93,12 @@ class RemoteFile:
 
     def first_bytes(self) -> bytes:
         """Read the first bytes of the file, which show its kind; return these bytes, b"" if they can't be read."""
-        content = bytearray()
+        received_bytes = bytearray()
         try:
-            self.read(0, min(SNIFFED_BYTES, self.size), lambda _, piece: content.extend(piece))
+            self.read(0, min(SNIFFED_BYTES, self.size), lambda _, piece: received_bytes.extend(piece))
         except (DamagedError, AccessError, NetworkError):
             return b""
-        return bytes(content)
+        return bytes(received_bytes)
 
     def bytes_at(self, offset: int, length: int) -> bytes:
         """Read a range of the file into memory; return its bytes, fewer at the end of the file.
@@ -106,9 +106,9 @@ class RemoteFile:
         Raises:
             NetworkError, AccessError, DamagedError: for the same reasons as in `read`.
         """
-        content = bytearray()
-        self.read(offset, min(offset + length, self.size), lambda _, piece: content.extend(piece))
-        return bytes(content)
+        received_bytes = bytearray()
+        self.read(offset, min(offset + length, self.size), lambda _, piece: received_bytes.extend(piece))
+        return bytes(received_bytes)
 
     def read(self, start: int, end: int, sink: Sink) -> None:
         """Read a range of the file and pass the bytes on as they arrive; if the connection breaks, the reading
@@ -125,11 +125,11 @@ class RemoteFile:
         """
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-        cursor, failures = _Cursor(start, end, sink), 0
+        cursor, failure_count = _Cursor(start, end, sink), 0
         while cursor.position < end:
             link, start_position, reason = self.link, cursor.position, "a body cut short"
             try:
-                if not self._stream(link, cursor):
+                if not self._read_unless_expired(link, cursor):
                     self._renew_link(link)
                     continue
             except httpx.TimeoutException:
@@ -144,15 +144,15 @@ class RemoteFile:
                 raise hub.translate_error(error, self.repo.label, self.error_subject) from error
             if cursor.position >= end:
                 return
-            failures = 1 if cursor.position > start_position else failures + 1
-            if failures > LARGEST_TRY_COUNT:
+            failure_count = 1 if cursor.position > start_position else failure_count + 1
+            if failure_count > LARGEST_TRY_COUNT:
                 raise NetworkError(
                     f"bytes {cursor.position:,} to {end:,} of {self.error_subject}", expected="all of them",
-                    found=f"{reason}, {failures} times", do=hub.TRY_AGAIN_ADVICE, path=self.repo_path,
+                    found=f"{reason}, {failure_count} times", do=hub.TRY_AGAIN_ADVICE, path=self.repo_path,
                 )  # fmt: skip
-            time.sleep(min(2 ** (failures - 1), 8))
+            time.sleep(min(2 ** (failure_count - 1), 8))
 
-    def _stream(self, link: str, cursor: _Cursor) -> bool:
+    def _read_unless_expired(self, link: str, cursor: _Cursor) -> bool:
         """Read the file from the cursor's position to the cursor's end; return False if the link has expired."""
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
@@ -162,15 +162,15 @@ class RemoteFile:
             http_stream_backoff,
         )  # fmt: skip
 
-        on_hub = hub.is_hub_link(link)  # A token is sent only to the Hub, never to the storage behind the link.
-        headers = build_hf_headers(token=None if on_hub else False, **hub.client_info())
+        link_is_on_hub = hub.is_hub_link(link)  # A token is sent only to the Hub, never to the storage behind the link.
+        headers = build_hf_headers(token=None if link_is_on_hub else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.position}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
             with http_stream_backoff(
                 "GET", link, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
                 retry_on_status_codes=hub.RETRIED_STATUSES, retry_on_exceptions=(),
             ) as response:  # fmt: skip
-                if response.status_code in (401, 403) and not on_hub:
+                if response.status_code in (401, 403) and not link_is_on_hub:
                     return False
                 hf_raise_for_status(response)
                 # Read piece by piece, so that bytes that arrive before the connection breaks are used.
@@ -193,9 +193,9 @@ class RemoteFile:
             if match and int(match[1]) == cursor.position and match[2] in ("*", str(self.size)):
                 return
             raise self._wrong_range_error(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
-        kind = guess_kind(next(pieces, b"")[:SNIFFED_BYTES])
-        if kind:
-            raise self._wrong_range_error(cursor, f"{status} and {kind}")
+        kind_of_answer = guess_kind(next(pieces, b"")[:SNIFFED_BYTES])
+        if kind_of_answer:
+            raise self._wrong_range_error(cursor, f"{status} and {kind_of_answer}")
         raise NetworkError(
             f"bytes {cursor.position:,} to {cursor.end:,} of {self.error_subject}", expected="206 and this range",
             found=f"{status} and the file from its start",

@@ -161,9 +161,12 @@ class FolderSource(Source):
     def collections(self) -> list[str]:
         """Return the names of the source's collections: collections with a manifest, and collections of the catalog
         that lie in archives."""
-        manifests = [p.stem for p in (self.root / "manifests").glob("*.parquet")]
+        manifest_names = [p.stem for p in (self.root / "manifests").glob("*.parquet")]
         return sorted(
-            {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
+            {
+                *manifest_names,
+                *(listing.name for listing, archives in catalog.archived_listings() if self.list_archives(archives)),
+            }
         )
 
     def has_manifest(self, name: str) -> bool:
@@ -174,11 +177,11 @@ class FolderSource(Source):
         """List the archives of a collection that the catalog describes; return their paths."""
         return indexing.list_in_folder(self.root, archives)
 
-    def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
+    def open_archives(self, archive_paths: list[str]) -> list[OpenedArchive]:
         """Index archives of the source; return them opened."""
-        for path in archives:  # Refuse an archive that is a link out of the source.
-            self.local_path(path)
-        return indexing.open_local(self.root, archives, self.check)
+        for archive_path in archive_paths:  # Refuse an archive that is a link out of the source.
+            self.local_path(archive_path)
+        return indexing.open_local(self.root, archive_paths, self.check)
 
     def manifest_path(self, name: str) -> Path:
         """Return the path of a collection's manifest, whether it exists or not."""
@@ -223,11 +226,11 @@ class FolderSource(Source):
         `base`) are fetched."""
         if described.base:
             return fetching.fetch_rows(hub.resolve_address(described.base), described, rows, check=self.check)
-        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
-        paths, offsets, layout_keys = columns
-        files = {path: self.local_path(path) for path in set(paths)}
+        column_values = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
+        paths, offsets, layout_keys = column_values
+        local_path_of = {path: self.local_path(path) for path in set(paths)}
         locations = [
-            Location(key[0], tensor_prefix(*key), files[path], offset, described.layouts[layout_key])
+            Location(key[0], tensor_prefix(*key), local_path_of[path], offset, described.layouts[layout_key])
             for key, path, offset, layout_key in zip(snapshot_keys(rows), paths, offsets, layout_keys, strict=True)
         ]
         if self.check:
@@ -238,13 +241,13 @@ class FolderSource(Source):
         """List all files below a folder, following links but visiting each folder once; return their paths in the
         source."""
         paths, visited_folders = list[str](), set[tuple[int, int]]()
-        for folder_path, folders, names in os.walk(self.root / folder, followlinks=True):
+        for folder_path, subfolder_names, file_names in os.walk(self.root / folder, followlinks=True):
             folder_stat = Path(folder_path).stat()
             if (folder_stat.st_dev, folder_stat.st_ino) in visited_folders:
-                folders[:] = []
+                subfolder_names[:] = []
                 continue
             visited_folders.add((folder_stat.st_dev, folder_stat.st_ino))
-            paths += [Path(folder_path, name).relative_to(self.root).as_posix() for name in names]
+            paths += [Path(folder_path, name).relative_to(self.root).as_posix() for name in file_names]
         return sorted(paths)
 
     def local_path(self, source_path: str) -> Path:
@@ -255,19 +258,21 @@ class FolderSource(Source):
             SourceNotFound: there is no such file.
         """
         path = self.root / source_path
-        problem, missing_reason = manifest.path_problem(source_path), ""
+        path_problem, missing_reason = manifest.path_problem(source_path), ""
         try:
-            if not problem and not any(path.resolve().is_relative_to(x.resolve()) for x in self.allowed_folders()):
-                problem = f"a link to {path.resolve()}"
-            elif not problem and not path.is_file():
+            if not path_problem and not any(
+                path.resolve().is_relative_to(folder.resolve()) for folder in self.allowed_folders()
+            ):
+                path_problem = f"a link to {path.resolve()}"
+            elif not path_problem and not path.is_file():
                 missing_reason = "no such file"
         except (OSError, RuntimeError) as error:  # The path is too long, or links form a circle.
             missing_reason = str(error)
-        if problem:
+        if path_problem:
             raise DamagedError(
                 f"path {source_path!r} in a manifest of {self.label}",
                 expected="a file inside the source",
-                found=problem,
+                found=path_problem,
                 path=source_path,
             )
         if missing_reason:
@@ -309,9 +314,12 @@ class HubSource(Source):
     def collections(self) -> list[str]:
         """Return the names of the source's collections: collections with a manifest, and collections of the catalog
         that lie in archives."""
-        manifests = [Path(p).stem for p in hub.list_files(self.repo, "manifests") if p.endswith(".parquet")]
+        manifest_names = [Path(p).stem for p in hub.list_files(self.repo, "manifests") if p.endswith(".parquet")]
         return sorted(
-            {*manifests, *(x.name for x, archives in catalog.archived_listings() if self.list_archives(archives))}
+            {
+                *manifest_names,
+                *(listing.name for listing, archives in catalog.archived_listings() if self.list_archives(archives)),
+            }
         )
 
     def has_manifest(self, name: str) -> bool:
@@ -322,9 +330,9 @@ class HubSource(Source):
         """List the archives of a collection that the catalog describes; return their paths."""
         return indexing.list_on_hub(self.repo, archives)
 
-    def open_archives(self, archives: list[str]) -> list[OpenedArchive]:
+    def open_archives(self, archive_paths: list[str]) -> list[OpenedArchive]:
         """Index archives of the source; return them opened."""
-        return indexing.open_remote(self.repo, archives, self.check)
+        return indexing.open_remote(self.repo, archive_paths, self.check)
 
     def commit(self, name: str) -> str:
         """Return the repo's commit, which is the version of all its collections."""
@@ -335,18 +343,18 @@ class HubSource(Source):
 
         Where the client's cache does not say which hash a file should have, a file that can't be read is fetched again.
         """
-        source_paths = [f"manifests/{catalog.check_name(name)}.{x}" for x in ("parquet", "json")]
-        paths = [self._fetch_path(source_path, name) for source_path in source_paths]
+        source_paths = [f"manifests/{catalog.check_name(name)}.{suffix}" for suffix in ("parquet", "json")]
+        local_paths = [self._fetch_path(source_path, name) for source_path in source_paths]
         try:
-            return _read_collection_files(name, paths[0], paths[1])
+            return _read_collection_files(name, local_paths[0], local_paths[1])
         except (FormatError, DamagedError):
-            unchecked_paths = [path for path in paths if not hub.has_announced_hash(path)]
+            unchecked_paths = [path for path in local_paths if not hub.has_announced_hash(path)]
             if not unchecked_paths or hub.is_offline():
                 raise
         for path in unchecked_paths:
             hub.drop_whole_file(self.repo, path)
-        paths = [self._fetch_path(source_path, name) for source_path in source_paths]
-        return _read_collection_files(name, paths[0], paths[1])
+        local_paths = [self._fetch_path(source_path, name) for source_path in source_paths]
+        return _read_collection_files(name, local_paths[0], local_paths[1])
 
     def open_collection(self, name: str) -> tuple[Description, selection.Rows]:
         """Fetch a collection's description, and the manifest if it is small; return the description, and the manifest's
@@ -425,7 +433,7 @@ def _read_collection_files(
 
 @lru_cache(maxsize=32)
 def _read_collection_files_once(
-    collection: str, manifest_path: Path, description_path: Path, stamp: tuple[tuple[int, ...], ...]
+    collection: str, manifest_path: Path, description_path: Path, stamps: tuple[tuple[int, ...], ...]
 ) -> tuple[Description, pa.Table]:
     description = _read_description(collection, description_path)
     rows = manifest.read_manifest(manifest_path)
@@ -537,8 +545,10 @@ class ArchiveSource(Source):
         """Return the version of the collection: the repo's commit, or for a folder a hash of the members' locations."""
         if self.repo is not None:
             return self.repo.commit
-        places = [[*key, *place] for key, place in self._archived_collection().location_of_snapshot.items()]
-        return hashlib.sha256(json.dumps(places).encode()).hexdigest()[:40]
+        keys_and_locations = [
+            [*key, *location] for key, location in self._archived_collection().location_of_snapshot.items()
+        ]
+        return hashlib.sha256(json.dumps(keys_and_locations).encode()).hexdigest()[:40]
 
     def read_collection(self, name: str) -> tuple[Description, pa.Table]:
         """Index the archives; return a description and manifest rows made from the indexes."""
@@ -552,14 +562,14 @@ class ArchiveSource(Source):
             return self.base_source.locate(described, rows)
         while True:
             collection = self._archived_collection()
-            wanted = collection.locations_or_requests(collection.updated_rows(rows))
-            on_hub = [x for x in wanted if isinstance(x, fetching.MemberRequest)]
-            if self.repo is None or not on_hub:
-                return [x for x in wanted if isinstance(x, Location)]
-            locations, irregular = fetching.fetch_predicted(self.repo, described.name, on_hub, check=self.check)
-            if not irregular:
-                return [locations[x] if isinstance(x, fetching.MemberRequest) else x for x in wanted]
-            for source_path in irregular:
+            locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows))
+            requests = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
+            if self.repo is None or not requests:
+                return [x for x in locations_or_requests if isinstance(x, Location)]
+            locations, irregular_paths = fetching.fetch_predicted(self.repo, described.name, requests, check=self.check)
+            if not irregular_paths:
+                return [locations[x] if isinstance(x, fetching.MemberRequest) else x for x in locations_or_requests]
+            for source_path in irregular_paths:
                 indexing.walk_remote(self.repo, source_path)
 
     def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
@@ -568,8 +578,8 @@ class ArchiveSource(Source):
             return self.base_source.count_local(described, rows)
         collection = self._archived_collection()
         locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows))
-        on_hub = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
-        return len(locations_or_requests) - len(on_hub) + fetching.count_cached(self.repo, on_hub)
+        requests = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
+        return len(locations_or_requests) - len(requests) + fetching.count_cached(self.repo, requests)
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations, since reading may have shown that an archive is
@@ -586,11 +596,13 @@ class ArchiveSource(Source):
 
     def _archived_collection(self) -> ArchivedCollection:
         opened_archives = self.base_source.open_archives(self.base_source.list_archives(self.archives))
-        key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened_archives))
+        collection_key = (self.listing.name, tuple((x.source_path, id(x.index)) for x in opened_archives))
         # The cached collection keeps these indexes alive, so that their ids in the key stay valid.
-        if key not in _archived_collections:
-            _archived_collections[key] = ArchivedCollection.of(self.listing, self.archives, opened_archives, self.label)
-        return _archived_collections[key]
+        if collection_key not in _archived_collections:
+            _archived_collections[collection_key] = ArchivedCollection.of(
+                self.listing, self.archives, opened_archives, self.label
+            )
+        return _archived_collections[collection_key]
 
 
 @dataclass(frozen=True)
@@ -623,9 +635,14 @@ class ArchivedCollection:
             DamagedError, LayoutError: the archives have no members, or members of an unknown network.
             FormatError: the network has another number of classes than the catalog states.
         """
-        rows, layouts, network_fields = archives.rows_of_archives({x.source_path: x.index for x in opened_archives})
+        rows, layouts, network_fields = archives.rows_of_archives(
+            {archive.source_path: archive.index for archive in opened_archives}
+        )
         link_texts = [
-            f"{o.name} ({o.why})" for x in opened_archives for o in x.index.others if o.why in archives.LINK_KINDS
+            f"{other_file.name} ({other_file.reason})"
+            for archive in opened_archives
+            for other_file in archive.index.others
+            if other_file.reason in archives.LINK_KINDS
         ]
         if link_texts:
             warnings.warn(
@@ -645,10 +662,17 @@ class ArchivedCollection:
             listing.dataset, archive_facts.classes, archive_facts.preprocessing, layouts, listing.licence,
             archive_facts.citation,
         )  # fmt: skip
-        table = manifest.build_manifest(rows)
-        manifest.check_rows(table, description, Path(f"of {listing.name} in {label}"))
-        places = zip(table.column("path").to_pylist(), table.column("offset").to_pylist(), strict=True)
-        return cls(tuple(opened_archives), description, table, dict(zip(snapshot_keys(table), places, strict=True)))
+        manifest_table = manifest.build_manifest(rows)
+        manifest.check_rows(manifest_table, description, Path(f"of {listing.name} in {label}"))
+        paths_and_offsets = zip(
+            manifest_table.column("path").to_pylist(), manifest_table.column("offset").to_pylist(), strict=True
+        )
+        return cls(
+            tuple(opened_archives),
+            description,
+            manifest_table,
+            dict(zip(snapshot_keys(manifest_table), paths_and_offsets, strict=True)),
+        )
 
     def updated_rows(self, rows: pa.Table) -> pa.Table:
         """Return rows with the locations of their members in the archives, which were only predicted before.
@@ -658,27 +682,29 @@ class ArchivedCollection:
         """
         keys = snapshot_keys(rows)
         old_locations = zip(rows.column("path").to_pylist(), rows.column("offset").to_pylist(), strict=True)
-        if all(self.location_of_snapshot.get(key) == place for key, place in zip(keys, old_locations, strict=True)):
+        if all(
+            self.location_of_snapshot.get(key) == location for key, location in zip(keys, old_locations, strict=True)
+        ):
             return rows
-        positions = {key: position for position, key in enumerate(snapshot_keys(self.rows))}
-        lost_keys = [key for key in keys if key not in positions]
+        position_of_key = {key: position for position, key in enumerate(snapshot_keys(self.rows))}
+        lost_keys = [key for key in keys if key not in position_of_key]
         if lost_keys:
             raise DamagedError(
                 f"member {lost_keys[0][0]} of {self.description.name}", found="no such file once all headers were read",
                 expected="its file in the archive, as the regular names suggest", do="Load the collection again",
                 member=lost_keys[0][0],
             )  # fmt: skip
-        updated = manifest.take_rows(self.rows, [positions[key] for key in keys])
-        manifest.check_located(updated, self.description.name)
-        return updated
+        new_rows = manifest.take_rows(self.rows, [position_of_key[key] for key in keys])
+        manifest.check_located(new_rows, self.description.name)
+        return new_rows
 
     def locations_or_requests(self, rows: pa.Table) -> list[Location | fetching.MemberRequest]:
         """Return, for each member, its location if it is local, or a request for its bytes if it is on the Hub."""
-        opened = {x.source_path: x for x in self.opened_archives}
+        archive_of_path = {x.source_path: x for x in self.opened_archives}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
-            _locate_member(opened[source_path], key, offset, self.description.layouts[layout])
-            for key, source_path, offset, layout in zip(snapshot_keys(rows), *columns, strict=True)
+            _locate_member(archive_of_path[source_path], key, offset, self.description.layouts[layout_key])
+            for key, source_path, offset, layout_key in zip(snapshot_keys(rows), *columns, strict=True)
         ]
 
 
@@ -691,10 +717,10 @@ def _locate_member(
         return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
     index, entry = archive.index, archive.index.entry_at(offset)
     is_predicted = not entry.verified
-    bytes_before = entry.data_offset - entry.start if is_predicted else 0
-    check_proof = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
+    proof_nbytes = entry.data_offset - entry.start if is_predicted else 0
+    proves_member = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
     return fetching.MemberRequest(
-        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, bytes_before, check_proof
+        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, proof_nbytes, proves_member
     )
 
 
@@ -712,8 +738,8 @@ def open_source(source: str | Path | None, collection: str, check: bool = False)
         SourceNotFound: the folder does not exist or has no manifests, or the repo or revision does not exist.
         AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
-    place = _open_folder_or_repo(catalog.find_listing(collection).sources[0] if source is None else source)
-    return collection_source(collection, replace(place, check=check))
+    folder_or_repo = _open_folder_or_repo(catalog.find_listing(collection).sources[0] if source is None else source)
+    return collection_source(collection, replace(folder_or_repo, check=check))
 
 
 def collection_source(collection: str, base_source: Source) -> Source:
@@ -736,27 +762,29 @@ def _open_folder_or_repo(source: str | Path) -> FolderSource | HubSource:
     """Return the folder or repo that an address or path names, as a source."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
-    text = str(source)
-    if text.startswith(hub.ADDRESS_SCHEME):
-        return HubSource.of(hub.resolve_address(text))
-    if text.startswith("file:///"):
-        text = os.fsdecode(unquote_to_bytes(urlsplit(text).path))
-    elif "://" in text:
+    address_or_path = str(source)
+    if address_or_path.startswith(hub.ADDRESS_SCHEME):
+        return HubSource.of(hub.resolve_address(address_or_path))
+    if address_or_path.startswith("file:///"):
+        address_or_path = os.fsdecode(unquote_to_bytes(urlsplit(address_or_path).path))
+    elif "://" in address_or_path:
         raise SourceNotFound(
-            f"source {text}", expected="a folder, or hf://datasets/ORG/NAME[@REVISION]", found="another address"
+            f"source {address_or_path}",
+            expected="a folder, or hf://datasets/ORG/NAME[@REVISION]",
+            found="another address",
         )
-    root, problem = Path(text), ""
+    root, problem = Path(address_or_path), ""
     try:
         root = root.expanduser()
-        archives = any((root / known.folder).is_dir() for _, known in catalog.archived_listings())
-        if not (root / "manifests").is_dir() and not archives:
+        has_archives = any((root / archive_facts.folder).is_dir() for _, archive_facts in catalog.archived_listings())
+        if not (root / "manifests").is_dir() and not has_archives:
             problem_of_kind = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
             problem = problem_of_kind.get(True, "nothing there")
     except (OSError, RuntimeError) as error:  # The path is too long, or refers to the home folder of an unknown user.
         problem = str(error)
     if problem:
         raise SourceNotFound(
-            f"source {text}",
+            f"source {address_or_path}",
             expected="a folder with manifests/NAME.parquet in it",
             found=problem,
             do="Give the folder that holds manifests/ and shards/",
@@ -812,12 +840,12 @@ def select_members(
             raise SelectionError("selection", expected="a citation alone", found="a citation with another selection")
         collection, members = citation.name, citation.ids
         source = citation.source if source is None else source
-    place = open_source(source, collection, check)
-    description, rows = place.open_collection(collection)
-    commit = place.commit(collection)
+    opened_source = open_source(source, collection, check)
+    description, manifest_rows = opened_source.open_collection(collection)
+    commit = opened_source.commit(collection)
     try:
         selected_rows = selection.select_rows(
-            rows, collection, n=n, where=where, members=members, sample=sample, snapshots=snapshots
+            manifest_rows, collection, n=n, where=where, members=members, sample=sample, snapshots=snapshots
         )
     except (MemberNotFound, SelectionError) as error:
         if citation and citation.commit != commit:
@@ -825,4 +853,4 @@ def select_members(
         raise
     if citation:
         selection.verify_citation(citation, commit, selected_rows)
-    return SelectedMembers(place, commit, description, selected_rows)
+    return SelectedMembers(opened_source, commit, description, selected_rows)

@@ -329,7 +329,8 @@ class Recipe:
         return load_images(self.images, self.name, self.dataset, self.preprocess)
 
     def skeleton(self) -> nn.Module:
-        """Return a member's module for its structure; the state of torch's generator does not change."""
+        """Build a member's module, for its tensor names and shapes; return it. The state of torch's generator does
+        not change."""
         with torch.random.fork_rng(devices=[]):
             return self.module()
 

@@ -207,7 +207,7 @@ def classes() -> str:
         if name in HUB_SETS and HUB_SETS[name].names_sorted:
             lines[-1] += " The repo numbers the sorted names; they are put into this order when read."
         lines += ["", "```", *_wrapped(known), "```", ""]
-        spelled = HUB_SETS[name].repo_names if name in HUB_SETS else {}
+        spelled = HUB_SETS[name].repo_class_names if name in HUB_SETS else {}
         if spelled:
             what = ", ".join(f"`{theirs}` for `{ours}`" for ours, theirs in spelled.items())
             lines += [f"The repo's names that differ: {what}.", ""]

@@ -167,11 +167,11 @@ ROWS = (
         "test_right_bytes.py::test_the_clients_files_are_fetched_anew",
     ),
     Row(
-        "eight processes loading the same members",
+        "several processes loading the same members",
         "the cache",
         "nothing: each member is fetched once",
         KEPT,
-        "test_cache.py::test_eight_processes_fetch_a_member_once",
+        "test_cache.py::test_four_processes_fetch_a_member_once",
     ),
     Row(
         "SIGKILL at random moments",

@@ -36,7 +36,6 @@ class Tracer:
             raise ModuleNotFoundError(PACKAGE)
         self.folder = str(Path(spec.origin).parent) + os.sep
         self.passed: dict[str, str] = {}  # file -> the function that ran first
-        self._bodies: dict[CodeType, bool] = {}
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -56,16 +55,15 @@ class Tracer:
     def _called(self, frame: FrameType, event: str, argument: object) -> None:
         if event != "call":
             return
-        code = frame.f_code
-        if code not in self._bodies:
-            self._bodies[code] = self._is_body(code)
-        if self._bodies[code] and code.co_filename not in self.passed and not self._importing(frame):
+        code = frame.f_code  # No key of a dict: its hash takes as long as its bytecode.
+        if code.co_filename not in self.passed and self._is_body(code) and not self._importing(frame):
             self.passed[code.co_filename] = code.co_qualname
 
     def _is_body(self, code: CodeType) -> bool:
-        is_function = bool(code.co_flags & OPTIMIZED) and code.co_name not in COMPREHENSIONS
+        if not code.co_filename.startswith(self.folder):
+            return False
         is_python = code.co_filename.endswith(".py")  # no template, whose compiled code bears the template's file name
-        return is_function and is_python and code.co_filename.startswith(self.folder)
+        return is_python and bool(code.co_flags & OPTIMIZED) and code.co_name not in COMPREHENSIONS
 
     def _importing(self, frame: FrameType | None) -> bool:
         """Say whether a module of the package is being imported, since it stands further up in the stack."""

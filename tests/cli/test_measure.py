@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints_zoo.sources import source
-from tests.support.commands import process, run, two_collections, values
+from tests.support.commands import run, two_collections, values
 from tests.support.scenarios import Built, build, digest_of
 
 
@@ -201,15 +201,3 @@ def test_the_packages_own_collections() -> None:
 def test_the_packages_own_members_verify() -> None:
     for name in ("convnet-digits", "resnet8-digits"):
         assert values(run("verify", name, "--sample", "2", "--format", "json"))["problems"] == []
-
-
-@pytest.mark.slow
-def test_the_demo_as_a_newcomer_runs_it(tmp_path: Path) -> None:
-    done = process("demo", "--out", tmp_path, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)["figures"]
-    of = {(r["of"], r["members"], r["figure"]): r["value"] for r in rows}
-    assert of["ensemble", 64, "accuracy"] > of["mean of members", 1, "accuracy"]
-    assert of["ensemble", 64, "nll"] < of["mean of members", 1, "nll"]
-    assert of["ensemble", 64, "auroc"] >= 0.98
-    assert [p.name for p in tmp_path.iterdir()] == ["zoo-demo.png"]

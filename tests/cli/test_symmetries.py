@@ -115,9 +115,9 @@ def test_along_training(trained: Path, tmp_path: Path) -> None:
     arguments = ("symmetries", "convnet-digits", "--source", trained, "--members", "4,6", "--along")
     got = values(run(*arguments, "--corollary", "--format", "json"))
     every = zoo.load("convnet-digits", source=trained, snapshots=True)
-    assert every._keys == [(m, e) for m in (4, 5, 6) for e in (0, 1, 2)]
+    assert every._snapshot_keys == [(m, e) for m in (4, 5, 6) for e in (0, 1, 2)]
     masses = {key: sum(float(t.double().square().sum()) for n, t in m.state_dict().items() if n.endswith("weight"))
-              for key, m in zip(every._keys, every, strict=True)}  # fmt: skip
+              for key, m in zip(every._snapshot_keys, every, strict=True)}  # fmt: skip
     rows = got["mass"]["members"]
     assert [(r["member"], r["epoch"]) for r in rows] == [(m, e) for m in (4, 6) for e in (0, 1, 2)]
     for row in rows:
@@ -155,7 +155,7 @@ def test_epochs_that_are_named(trained: Path) -> None:
 def test_snapshots_by_the_library(trained: Path) -> None:
     members = zoo.load("convnet-digits", source=trained, snapshots=True)
     masses = zoo.minimal_mass(members)
-    epochs = [epoch for _, epoch in members._keys]
+    epochs = [epoch for _, epoch in members._snapshot_keys]
     last = select_masses(masses, last_snapshot_positions(masses, epochs))
     alone = zoo.minimal_mass(zoo.load("convnet-digits", source=trained))
     assert last.ids == alone.ids == (4, 5, 6)

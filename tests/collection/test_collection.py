@@ -152,8 +152,8 @@ def test_batches_end_their_reader(members: Collection, monkeypatch: pytest.Monke
 def test_names_that_are_private_now_warn_for_one_version(members: Collection) -> None:
     old = {
         "at": members.__getitem__, "before": members._without_last_step, "commit": members._commit,
-        "held_by": members._members_within, "keys": members._keys, "locations": members._locations,
-        "match_mean": members._match_mean,
+        "held_by": members._member_count_within, "keys": members._snapshot_keys, "locations": members._locations,
+        "match_mean": members._mean_permutations,
         "member_nbytes": members._member_nbytes, "read": members._read, "skeleton": members._skeleton,
         "view": members._view,
     }  # fmt: skip

@@ -24,6 +24,7 @@ from docs.make import comparison as comparison_page
 from docs.make import comparison_tables
 from docs.make.comparison import COMPACT, PAPER, ROOT, STUDY, page, page_of
 from docs.make.comparison_tables import COLUMNS, poster, spearman, values_of
+from tests.support.few_draws import few_images
 
 PAGE = ROOT / "docs" / "comparison.md"
 
@@ -218,10 +219,11 @@ def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     scope: dict[str, Any] = {"__name__": "__main__"}
     blocks = re.findall(r"```python\n(.*?)```", comparison_page.WORDS, flags=re.DOTALL)
     assert len(blocks) == 2
-    small = replace(convnet_digits(), epochs=2)
+    scope["SMALL"], (scope["INSIDE"], scope["OUTSIDE"]) = replace(convnet_digits(), epochs=2), few_images()
     for at, code in enumerate(blocks):
         text = code.replace("recipe = convnet_digits()\n", "recipe = SMALL\n").replace("n=16", "n=8")
-        scope["SMALL"] = small
+        text = text.replace("permutations=99", "permutations=9, data=INSIDE, ood=OUTSIDE")
+        assert "INSIDE" in text
         exec(compile(text, f"comparison.md, block {at}", "exec"), scope)
     assert isinstance(scope["found"], Comparison)
     assert {t.settings["sigma"] for t in scope["tried"]} == {0.01, 0.03, 0.1}

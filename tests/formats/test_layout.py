@@ -225,10 +225,10 @@ def test_layout_from_a_damaged_description(values: object) -> None:
 def test_members_per_shard() -> None:
     assert members_per_shard(Layout.of([("a", "F32", (2,))])) == 32_000
     assert members_per_shard(Layout.of([("a", "F32", (1,))])) == 16_000  # the pad is a tensor too
-    assert members_per_shard(Layout.of([("a", "F32", (2,))]), snapshots=10) == 3_200
+    assert members_per_shard(Layout.of([("a", "F32", (2,))]), most_snapshots=10) == 3_200
     assert members_per_shard(Layout.of([("a", "F32", (250_000_000,))])) == 2
     assert members_per_shard(Layout.of([("a", "F32", (250_000_002,))])) == 1
-    assert members_per_shard(Layout.of([("a", "F64", (10**9,))]), snapshots=3) == 1
+    assert members_per_shard(Layout.of([("a", "F64", (10**9,))]), most_snapshots=3) == 1
     assert members_per_shard(Layout.of([("a", "F32", (0,))])) == 32_000
 
 

@@ -44,7 +44,7 @@ def member() -> tuple[bytes, dict[str, Tensor]]:
 def test_repacked_members_hold_the_same_values(tmp_path: Path) -> None:
     raw, values = member()
     target = shard_layout(STORED)
-    assert target.rebuilt == ("bn.num_batches_tracked", "bn2.num_batches_tracked")
+    assert target.rebuilt_counters == ("bn.num_batches_tracked", "bn2.num_batches_tracked")
     assert {t.name: t.dtype for t in target.tensors} == {
         "seen": "I64", "bn.running_var": "F32", "bn.running_mean": "F32", "fc.weight": "F16", "bn.bias": "BF16",
     }  # fmt: skip

@@ -184,7 +184,7 @@ def test_names_of_columns_are_data_too() -> None:
     for at, name in enumerate(names):
         quoted = '"' + name.replace('"', '""') + '"'
         assert rows_where(table, f"{quoted} = {at + 1}").tolist() == [1]
-        assert Condition.parse(f"{quoted} = {at + 1}").names == (name,)
+        assert Condition.parse(f"{quoted} = {at + 1}").column_names == (name,)
 
 
 def test_chunks_and_slices_keep_their_positions() -> None:
@@ -495,11 +495,10 @@ def test_a_condition_is_text_of_a_sensible_length() -> None:
 
 
 def test_the_columns_of_a_condition() -> None:
-    assert Condition.parse("b > 1 AND (a = 'x' OR b < 9) AND NOT lower(c) IN ('u', d) AND \"E\" IS NULL").names == (
-        "b", "a", "c", "d", "E",
-    )  # fmt: skip
-    assert Condition.parse("x BETWEEN y AND z").names == ("x", "y", "z")
-    assert Condition.parse("1 = 1").names == ()
+    condition = Condition.parse("b > 1 AND (a = 'x' OR b < 9) AND NOT lower(c) IN ('u', d) AND \"E\" IS NULL")
+    assert condition.column_names == ("b", "a", "c", "d", "E")
+    assert Condition.parse("x BETWEEN y AND z").column_names == ("x", "y", "z")
+    assert Condition.parse("1 = 1").column_names == ()
     for condition in ("random() > 0.5", "a > 1; SELECT 1", "a > 1) OR (TRUE", "a >", ""):
         with pytest.raises(SelectionError):
             Condition.parse(condition)

@@ -224,7 +224,7 @@ def test_tiny_imagenets_ids_mean_what_the_repo_calls_them(oracle: Callable[[str]
     first = [[words[name].split(",")[0] for name in pair] for pair in both]
     # The other meanings of the other words are not in ImageNet.
     assert first == [[word, word] for word in ("fly", "tractor", "apron", "mushroom")]
-    assert HUB_SETS["tiny-imagenet"].repo_names == {ours: theirs for theirs, ours in TINY_RIGHT.items()}
+    assert HUB_SETS["tiny-imagenet"].repo_class_names == {ours: theirs for theirs, ours in TINY_RIGHT.items()}
 
 
 # ---- the table ----

@@ -194,7 +194,7 @@ def test_mps_takes_the_loop() -> None:
 
     for weights, batch in ((1, 1), (2**30, 2**30)):
         assert choose_execution("mps", weights, 1000, batch).execution == "loop"
-    assert choose_execution("cuda", 273_258, 1000, 65_536).members == 1000
+    assert choose_execution("cuda", 273_258, 1000, 65_536).members_at_once == 1000
     assert choose_execution("cuda", 11_220_132, 64, 128 * 262_144).execution == "graph"
 
 

@@ -37,7 +37,7 @@ def short(limit: int, kind: type[BaseException] = MemoryError, words: str = "") 
     run = Runner.run
 
     def failing(self: Runner, *arguments: object) -> Tensor:
-        if self.members > limit:
+        if self.member_count > limit:
             raise kind(words)
         return run(self, *arguments)  # type: ignore[arg-type]
 

@@ -157,7 +157,7 @@ def test_a_float16_file_with_infinite_counters_becomes_a_module(oracle: Oracle) 
     assert (told.architecture, told.arguments) == ("resnet18", {"classes": 200})
     layout = Layout.of((key, dtype, shape) for key, (dtype, shape) in told.tensors.items())
     member = file[header.data_start :]
-    assert (layout.payload, len(member)) == (22_562_104, 22_562_104)
+    assert (layout.payload_nbytes, len(member)) == (22_562_104, 22_562_104)
     assert tensors_not_finite(layout, member) == []
 
     module = build_architecture(told.architecture, **told.arguments).eval()

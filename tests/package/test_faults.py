@@ -15,7 +15,7 @@ KINDS = (
     "401", "403", "no such repo", "no such revision", "no such file", "gated", "408", "429 with a wait", "429 without",
     "500", "503", "reset", "cut short", "wrong bytes", "no bytes for a long time", "200 instead of 206", "416",
     "expired link", "another host", "size 0", "HTML page", "LFS pointer", "disk full", "read-only cache",
-    "eight processes", "SIGKILL", "offline, all", "offline, some", "offline, nothing", "new commit", "re-publication",
+    "several processes", "SIGKILL", "offline, all", "offline, some", "offline, nothing", "new commit", "re-publication",
 )  # fmt: skip
 
 

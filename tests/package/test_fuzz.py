@@ -38,6 +38,17 @@ def test_hostile_strings_of_a_source_break_no_command(tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["cases"] > 200
 
 
+@pytest.mark.slow
+def test_hostile_strings_of_a_hub_break_no_command(tmp_path: Path) -> None:
+    """Cases 2 and 22: a part of the cases of `python -m tests.hostile_hub`, by the quick commands."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_hub", "--share", "0.001", "--only", "list", "show", "download", "audit"],
+        cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 100
+
+
 def test_a_fault_is_seen(tmp_path: Path) -> None:
     report, outside = fuzz.Report(), tmp_path / "outside"
 

@@ -154,29 +154,54 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.slow
 def test_the_demo_runs_from_the_wheel_away_from_the_clone(installed: Path, tmp_path: Path) -> None:
+    """As a newcomer runs it: a process of its own, and all members."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    run(installed, "demo", "--out", elsewhere / "out", cwd=elsewhere)
-    pictures = list((elsewhere / "out").rglob("*.png"))
-    assert pictures
-    assert all(picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for picture in pictures)
+    rows = json.loads(run(installed, "demo", "--out", elsewhere / "out", "--format", "json", cwd=elsewhere))["figures"]
+    of = {(r["of"], r["members"], r["figure"]): r["value"] for r in rows}
+    assert of["ensemble", 64, "accuracy"] > of["mean of members", 1, "accuracy"]
+    assert of["ensemble", 64, "nll"] < of["mean of members", 1, "nll"]
+    assert of["ensemble", 64, "auroc"] >= 0.98
+    (picture,) = (elsewhere / "out").iterdir()
+    assert picture.name == "zoo-demo.png"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [path.name for path in elsewhere.iterdir()] == ["out"]
+
+
+# Runs commands, a JSON list of lists of words, in one process, and prints a list of the JSON that each has printed.
+RUN_COMMANDS = """
+import contextlib, io, json, sys
+from checkpoints_zoo.cli.main import main
+
+printed = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            main(words)
+        except SystemExit as stop:
+            assert not stop.code, (words, stop.code)
+    printed.append(json.loads(out.getvalue()))
+print(json.dumps(printed))
+"""
 
 
 @pytest.mark.slow
 def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_path: Path) -> None:
-    assert "convnet-digits" in run(installed, "recipes", cwd=tmp_path)
-    for members, folder in (("0-1", "here"), ("2-3", "there")):
-        recipe = ("convnet-digits", "--set", "epochs=2", "--set", "stack_width=2")
-        run(installed, "train", *recipe, "--members", members, "--out", folder, cwd=tmp_path)
-    run(installed, "train-merge", "here", "there", "--out", "merged", cwd=tmp_path)
-    source = ("convnet-digits", "--source", "merged", "--format", "json")
-    verified = json.loads(run(installed, "verify", *source, cwd=tmp_path))
+    train = ("train", "convnet-digits", "--set", "epochs=2", "--set", "stack_width=2", "--members")
+    source = ("convnet-digits", "--source", "merged")
+    commands = [
+        ("recipes",), (*train, "0-1", "--out", "here"), (*train, "2-3", "--out", "there"),
+        ("train-merge", "here", "there", "--out", "merged"), ("verify", *source), ("evaluate", *source),
+    ]  # fmt: skip
+    words = json.dumps([(*command, "--format", "json") for command in commands])
+    recipes, *_, verified, evaluated = json.loads(
+        run(installed.with_name("python"), "-c", RUN_COMMANDS, words, cwd=tmp_path)
+    )
+    assert "convnet-digits" in {row["recipe"] for row in recipes}
     assert [line["members"] for line in verified["checked"]] == [4]
     assert verified["problems"] == []
-    figures = json.loads(run(installed, "evaluate", *source, cwd=tmp_path))["figures"]
-    (accuracy,) = [f["value"] for f in figures if (f["of"], f["members"], f["figure"]) == ("ensemble", 4, "accuracy")]
-    assert 0.5 < accuracy <= 1  # a tenth is chance
+    figures = {(f["of"], f["members"], f["figure"]): f["value"] for f in evaluated["figures"]}
+    assert 0.5 < figures["ensemble", 4, "accuracy"] <= 1  # a tenth is chance
 
 
 def test_the_data_folders_are_links_in_a_clone() -> None:

@@ -53,7 +53,7 @@ def local(built: Built) -> Predictions:
 def test_three_of_sixteen_members_by_ranges(hub: Hub, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(built.root, tag="v1")
     assert 'names `many-test`: `members.predictions("many-test")` reads them' in hub.read(NEW, "README.md").decode()
-    monkeypatch.setattr(fetching, "LARGEST_READ_GAP", 0)
+    monkeypatch.setattr(fetching, "LARGEST_READ_GAP_NBYTES", 0)
     members = remote(built, members="3,7,12")
     hub.log.clear()
     found = predictions_of(members, "many-test", data=many())

@@ -208,7 +208,7 @@ def test_a_run_killed_at_random_moments_continues(tmp_path: Path) -> None:
         shutil.rmtree(built.root / "predictions")
         there.clear()
 
-    Contract(OnFiles(forks(), predict_all, (str(built.root),)), done, usable, reset).at_random(10)
+    Contract(OnFiles(forks(), predict_all, (str(built.root),)), done, usable, reset).at_random(8)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_a_second_time_does_nothing(hub: Hub, tiny: Built) -> None:
 
 
 def test_weights_go_before_the_rows_that_name_them(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "COMMIT_FILES", 1)
+    monkeypatch.setattr(publisher, "LARGEST_COMMIT_FILE_COUNT", 1)
     assert publish(tiny.root).commits == 3
     shards = [sorted(p for p in c.tree if p.startswith("shards/")) for c in reversed(commits(hub))]
     assert [len(s) for s in shards] == [0, 1, 2, 2]

@@ -25,7 +25,7 @@ ALWAYS = {"times": math.inf}
 @pytest.fixture
 def tiny(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> Built:
     quick(monkeypatch, waits)
-    monkeypatch.setattr(publisher, "COMMIT_FILES", 1)
+    monkeypatch.setattr(publisher, "LARGEST_COMMIT_FILE_COUNT", 1)
     return two_shards(tmp_path / "out")
 
 
@@ -156,6 +156,10 @@ TEXTS: list[tuple[dict[str, Any], type[ZooError], str]] = [
     (
         {"path": "/revision/main", "body": HTML}, NetworkError,
         "revision 'main' of ADDRESS: expected JSON from HOST; found another page…",
+    ),
+    (
+        {"path": "/revision/main", "body": b"{}"}, NetworkError,
+        "revision 'main' of ADDRESS: expected an answer of HOST with the fields that Hubs send; found another one…",
     ),
     ({"path": "/preupload/", "body": HTML}, NetworkError, "upload to ADDRESS: expected JSON from HOST; found another…"),
     ({"path": "/objects/batch", "body": b"{}"}, NetworkError, "upload to ADDRESS: expected an answer from HOST; …"),

@@ -11,7 +11,7 @@ from tests.hub import WRITER, Hub
 from tests.support.kills import Contract, OnTheHub, forks
 from tests.support.publications import NEW, PICTURE, complete, consistent, two_shards
 
-KILLS = 25
+KILLS = 12
 
 
 def publish_all(folder: str, home: str) -> None:
@@ -25,7 +25,7 @@ def publish_all(folder: str, home: str) -> None:
     os.environ["HF_TOKEN"] = WRITER
     constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET, constants.HF_HUB_CACHE = False, True, home
     cards.picture = lambda *_: PICTURE  # type: ignore[assignment]
-    publisher.COMMIT_FILES = 1
+    publisher.LARGEST_COMMIT_FILE_COUNT = 1
     zoo.publish(folder, NEW, sample=0, tag="v1.0")
 
 

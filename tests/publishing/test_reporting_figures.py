@@ -162,7 +162,7 @@ def test_held_predictions_are_the_members_own(tmp_path: Path) -> None:
     members = load(built)
     held = measurements.compute_predictions(members, few(), "cpu", labelled=True)
     assert held.citation == members.citation
-    assert [key[:2] for key in held.keys] == members._keys
+    assert [key[:2] for key in held.keys] == members._snapshot_keys
     again = predict(members, few(), tmp_path / "said")
     assert held.keys == again.keys
     assert held.data == again.data

@@ -99,11 +99,16 @@ def test_the_marker_of_a_card_in_a_field_does_not_break_the_card(field: str) -> 
         assert yaml.safe_load(text.split("\n---\n")[0].removeprefix("---\n"))["configs"][0]["config_name"] == "some"
 
 
+@pytest.fixture(scope="module")
+def report() -> zoo.Report:
+    return zoo.evaluate(zoo.load("convnet-digits", n=2), "digits", subsets=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["$\\frac$", "$", "\x1b[31mred", "a\nb", "漢字", "\u202ename", "x" * 500])
-def test_a_name_on_a_figure_is_drawn_as_it_is(name: str, tmp_path: Path) -> None:
+def test_a_name_on_a_figure_is_drawn_as_it_is(name: str, report: zoo.Report, tmp_path: Path) -> None:
     """Case 42: the name of stored predictions, which matplotlib read as a formula."""
-    report = replace(zoo.evaluate(zoo.load("convnet-digits", n=2), "digits", subsets=2), collection=name, data=name)
+    report = replace(report, collection=name, data=name)
     assert report.plot(tmp_path / "r.png").stat().st_size > 1000
     text = report.plot_curves(tmp_path / "r.svg", ["nll"]).read_text()
     assert "\x1b" not in text

@@ -234,7 +234,10 @@ def test_places_are_those_that_tarfile_finds(names: list[str], format: int, fore
     found = walk_archive(Counted(raw), len(raw), "a.tar")
     wanted = {n: place for n, place in by_tarfile(raw).items() if n.startswith("d/")}
     assert {
-        e.name: (e.data_offset, found.headers[e.header_number].header_nbytes + found.headers[e.header_number].payload)
+        e.name: (
+            e.data_offset,
+            found.headers[e.header_number].header_nbytes + found.headers[e.header_number].payload_nbytes,
+        )
         for e in found.entries
     } == wanted
 
@@ -286,10 +289,10 @@ def test_files_that_are_no_members_are_reported_and_passed() -> None:
     assert [e.name for e in found.entries] == ["good_1.safetensors"]
     out = "a name that leads out of the archive's folder"
     links = ["a hard link", "a symbolic link", "a device", "a pipe"]
-    assert [o.why for o in found.others] == [out] * 3 + links + ["of the unknown kind 'Q'", "an empty file"]
+    assert [o.reason for o in found.others] == [out] * 3 + links + ["of the unknown kind 'Q'", "an empty file"]
     with pytest.raises(ZooError, match="expected safetensors files in the tar; found none among 1 files"):
         index_archive(Counted(parts[0] + bytes(2048)), len(parts[0]) + 2048, "a.tar")
     twice = local_tar([("v_1.safetensors", small(0)), ("v_1.safetensors", small(1))])
     found = index_archive(Counted(twice), len(twice), "a.tar")
     assert found.entries[0].data_offset == by_tarfile(twice)["v_1.safetensors"][0]
-    assert found.others[0].why == "a later file has the same name"
+    assert found.others[0].reason == "a later file has the same name"

@@ -88,7 +88,7 @@ def test_folders_and_small_files_before_the_members_cost_nothing() -> None:
     read = Counted(archive)
     found = index_archive(read, archive.size, "a.tgz")
     assert (read.requests <= 40, len(found.entries), len(found.others)) == (True, COUNT, 3)
-    assert [o.why for o in found.others] == ["a folder", "no safetensors file", "a hidden file"]
+    assert [o.reason for o in found.others] == ["a folder", "no safetensors file", "a hidden file"]
     assert_right(archive, found, [0, 1, 511, 1023])
 
 

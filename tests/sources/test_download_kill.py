@@ -15,7 +15,7 @@ from tests.support.kills import Contract, OnTheHub, forks
 from tests.support.remote import ADDRESS, published
 from tests.support.scenarios import Built, load
 
-KILLS = 25
+KILLS = 12
 MEMBERS = "1,3,5,12,14,16"  # of two shards, none next to another
 
 
@@ -31,7 +31,7 @@ def download(home: str, members: str) -> None:
     constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = False, True
     constants.HF_HUB_CACHE, constants.HF_ASSETS_CACHE = f"{home}/hub", f"{home}/assets"
     fetching._remote_files.clear()
-    fetching.LARGEST_READ_GAP = -1  # a range a member, however small
+    fetching.LARGEST_READ_GAP_NBYTES = -1  # a range a member, however small
     zoo.load("tiny", members=members, source=ADDRESS).download().stack()
 
 

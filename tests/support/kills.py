@@ -186,11 +186,16 @@ class Contract:
     kills: list[Moment] = field(default_factory=list)
 
     def at_random(self, kills: int, seed: int = 0) -> None:
-        """Check it at moments of a seed, one kill upon another or each followed by a whole run, by chance."""
+        """Check it at moments of a seed, one kill upon another or each followed by a whole run, by chance.
+
+        The steps are cut into as many parts as there are kills, and one kill falls into each part.
+        """
         steps, rng = self._whole(), random.Random(seed)
+        parts = rng.sample(range(kills), kills)
         killed = 0
         while killed < kills:
-            moment = Moment(rng.randint(1, steps), rng.choice([0, rng.uniform(0, 0.02)]))
+            step = 1 + int((parts[killed] + rng.random()) / kills * steps)
+            moment = Moment(step, rng.choice([0, rng.uniform(0, 0.02)]))
             killed += self._killed(moment, go_on=rng.random() < 0.3)
         self._to_the_end()
 

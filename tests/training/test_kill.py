@@ -100,7 +100,7 @@ def contract(operation: Callable[[Path], OnFiles], name: str, folder: Path) -> C
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "workers", "kills"), [("convnet-digits", 1, 8), ("resnet8-digits", 1, 3), ("convnet-digits", 2, 6)]
+    ("name", "workers", "kills"), [("convnet-digits", 1, 6), ("resnet8-digits", 1, 3), ("convnet-digits", 2, 4)]
 )
 def test_training_killed_at_random_moments(name: str, workers: int, kills: int, tmp_path: Path) -> None:
     context = forks()
@@ -119,7 +119,7 @@ def test_merging_killed_at_random_moments(tmp_path: Path) -> None:
     pieces = [str(tmp_path / str(i)) for i in range(2)]
     for piece, ids in zip(pieces, ([2, 7], [3]), strict=True):
         assert OnFiles(context, train_piece, (name, ids, piece)).run()
-    contract(lambda out: OnFiles(context, merge_all, (pieces, str(out))), name, tmp_path).at_random(10)
+    contract(lambda out: OnFiles(context, merge_all, (pieces, str(out))), name, tmp_path).at_random(8)
 
 
 LIMITS = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
@@ -132,14 +132,16 @@ def same_machine(rows: list[dict[str, object]]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "members"), [("convnet-digits", "0-63"), ("resnet8-digits", "0-15")])
-def test_the_command_makes_what_ships(name: str, members: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
+def test_the_command_makes_what_ships(name: str, tmp_path: Path) -> None:
     """The real command, killed once on its way, gives the embedded source: bit for bit where it was trained, by
-    accuracy elsewhere; there one of the two is enough."""
+    accuracy elsewhere; there some members of one of the two are enough."""
     shipped = zoo.load(name)
     same = same_machine(shipped.rows.to_pylist())
     if not same and name != "convnet-digits":
         pytest.skip("trained on another processor")
+    shipped = shipped if same else shipped[:8]
+    members = f"0-{len(shipped) - 1}"
     command = [sys.executable, "-m", "training", name, "--members", members, "--out", str(tmp_path / "out")]
     # On one thread, as all tests: two that wait for each other beside another test take four times as long.
     first = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

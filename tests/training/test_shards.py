@@ -227,7 +227,7 @@ def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
         log=logged.append,
     )
     one, two = (zoo.load("mine", source=tmp_path / out, snapshots=True) for out in ("one", "two"))
-    assert one._keys == two._keys == [(i, epoch) for i in range(5) for epoch in (0, 1)]
+    assert one._snapshot_keys == two._snapshot_keys == [(i, epoch) for i in range(5) for epoch in (0, 1)]
     times = ["created", "wall_time_s"]
     assert one.rows.drop_columns(times).equals(two.rows.drop_columns(times))
     shards = [sorted(p.name for p in (tmp_path / out / "shards" / "mine").iterdir()) for out in ("one", "two")]

@@ -77,26 +77,26 @@ def disagreement(probs: Tensor, *, check: bool = True) -> Tensor:
     return disagreement_of_votes(probs.argmax(-1), probs.shape[-1]).to(probs.dtype)
 
 
-def disagreement_of_votes(voted_classes: Tensor, class_count: int) -> Tensor:
+def disagreement_of_votes(voted: Tensor, classes: int) -> Tensor:
     """Average, over pairs of members, the share of inputs to which both members give different classes; return the
     average, float64 in [0, 1].
 
     The result is NaN for a single member, which has no pair.
 
     Args:
-        voted_classes: class that each member predicts for each input, (member, input).
-        class_count: number of classes.
+        voted: class that each member predicts for each input, (member, input).
+        classes: number of classes.
 
     >>> import torch
     >>> disagreement_of_votes(torch.tensor([[0], [0], [1]]), classes=2)
     tensor(0.6667, dtype=torch.float64)
     """
-    members, inputs = voted_classes.shape
-    vote_counts = torch.zeros(inputs, class_count, dtype=torch.int64, device=voted_classes.device)
+    members, inputs = voted.shape
+    vote_counts = torch.zeros(inputs, classes, dtype=torch.int64, device=voted.device)
     vote_counts.scatter_add_(
         -1,
-        voted_classes.T,
-        torch.ones(1, 1, dtype=torch.int64, device=voted_classes.device).expand(voted_classes.T.shape),
+        voted.T,
+        torch.ones(1, 1, dtype=torch.int64, device=voted.device).expand(voted.T.shape),
     )
     # If m_c of m members vote for class c, m*m - sum of m_c*m_c of the m*(m - 1) ordered pairs differ.
     differing_pairs = inputs * members**2 - vote_counts.square().sum()

@@ -38,14 +38,14 @@ ReadRange = Callable[[int, int], bytes]
 
 
 def members_of_archives(
-    origin: Origin, staged_indexes: Mapping[str, archives.Index], may_predict: bool
+    origin: Origin, staged_indexes: Mapping[str, archives.Index], may_predict_index: bool
 ) -> list[MemberGroup]:
     """Index the archives of an origin; return the members of each.
 
     Args:
         origin: origin that has the archives.
         staged_indexes: indexes of the gzipped archives; paths of their members are "ARCHIVE!POSITION".
-        may_predict: whether an index of a repo's archive may be predicted from some of its headers.
+        may_predict_index: whether an index of a repo's archive may be predicted from some of its headers.
 
     Raises:
         DamagedError: a file is no archive, or is cut.
@@ -55,7 +55,7 @@ def members_of_archives(
     if origin.repo is None:
         archive_indexes = indexing.open_local(origin.root, tar_paths)
     else:
-        if not may_predict:
+        if not may_predict_index:
             with ThreadPoolExecutor(PARALLEL_ARCHIVES, thread_name_prefix="zoo-walk") as pool:
                 list(pool.map(partial(indexing.walk_remote, origin.repo), tar_paths))
         archive_indexes = indexing.open_remote(origin.repo, tar_paths) if tar_paths else []
@@ -117,9 +117,9 @@ def members_of_files(origin: Origin, say: Say) -> MemberGroup:
                 )
             members.append(MemberRange(path, path, head.header_nbytes, head))
     for other in contents.others:
-        if not other.member:
-            say(f"{other.name} is left out: {other.why}")
-    return MemberGroup(members, [(other.name, other.why) for other in contents.others if other.member])
+        if not other.is_damaged_member:
+            say(f"{other.name} is left out: {other.reason}")
+    return MemberGroup(members, [(other.name, other.reason) for other in contents.others if other.is_damaged_member])
 
 
 def _local_size_and_reader(path: Path) -> tuple[int, ReadRange]:

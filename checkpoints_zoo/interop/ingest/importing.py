@@ -109,7 +109,7 @@ def ingest(
             str(root), reads_weights
         )
     lock_folder = cache.writable_folder("local/copies")  # one lock for every process that writes this collection
-    with disk.translate_write_errors(root), cache.locked_key(lock_folder, str(root.resolve() / name)):
+    with disk.translate_write_errors(root), cache.hold_key_lock(lock_folder, str(root.resolve() / name)):
         shards.remove_temporary_files(root, name)
         import_record = shards.ImportRecord.of(origin, net, build)
         if reshard is not None:

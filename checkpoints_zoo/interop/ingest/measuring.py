@@ -118,7 +118,7 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         yield locations
     finally:
         for path in {x.path for x in locations} & (cache.member_files(repo.id) - paths_cached_before):
-            delete_file(path, cache.record_path(path))
+            delete_file(path, cache.hash_record_path(path))
 
 
 def read_and_check(row: Row, location: Location) -> memoryview:

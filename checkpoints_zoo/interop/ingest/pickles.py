@@ -115,7 +115,8 @@ def _read_selected_state_dicts(path: Path, place: StateDictPlace) -> dict[str, S
     dict.
 
     Raises:
-        UsageError, DamagedError: the same cases as in `_read_candidate_state_dicts`; or several prefixes fit.
+        UsageError: the same cases as in `_read_candidate_state_dicts`, or several prefixes fit the network.
+        DamagedError: the same cases as in `_read_candidate_state_dicts`.
     """
     state_dicts = _read_candidate_state_dicts(path, place)
     return state_dicts if place.net is None else {key: place.net.select(s, str(path)) for key, s in state_dicts.items()}

@@ -22,7 +22,7 @@ from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
-from checkpoints_zoo.sources.fetching import LARGEST_RANGE, LARGEST_READ_GAP
+from checkpoints_zoo.sources.fetching import LARGEST_RANGE_NBYTES, LARGEST_READ_GAP_NBYTES
 from checkpoints_zoo.sources.source import FolderSource
 
 
@@ -308,9 +308,9 @@ def _count_range_requests(rows: Sequence[Row]) -> int:
         range_start, end, path = 0, 0, None
         for row in batch:
             start, stop = row["offset"], row["offset"] + row["nbytes"]
-            if row["path"] != path or start > end + LARGEST_READ_GAP:
-                request_count += -(-(end - range_start) // LARGEST_RANGE)
+            if row["path"] != path or start > end + LARGEST_READ_GAP_NBYTES:
+                request_count += -(-(end - range_start) // LARGEST_RANGE_NBYTES)
                 range_start, path = start, row["path"]
             end = stop
-        request_count += -(-(end - range_start) // LARGEST_RANGE)
+        request_count += -(-(end - range_start) // LARGEST_RANGE_NBYTES)
     return request_count

@@ -240,7 +240,7 @@ def fit_all(
     reason_of_refused: dict[str, str] = {}
     if any(fits.load_draws(method) is None for method in methods):
         # If two calls use one folder at once, the second waits and reads the fits of the first.
-        with cache.locked_key(cache.writable_folder("local/fits"), str(fits.out.resolve())):
+        with cache.hold_key_lock(cache.writable_folder("local/fits"), str(fits.out.resolve())):
             missing_methods = [method for method in methods if fits.load_draws(method) is None]
             reason_of_refused = _fit_missing(fits, missing_methods, worker_count, say)
     loaded_draws = [fits.load_draws(method) for method in methods]

@@ -80,8 +80,10 @@ def report_page(
     """
     page_path = None if path is None else path_of(path)
     if isinstance(ood, str) and ood == DEFAULT_IMAGES:
-        runs = isinstance(members, Collection) and not isinstance(data, Predictions)
-        ood = OOD_IMAGES_OF.get(members.description.dataset) if runs and isinstance(members, Collection) else None
+        runs_members = isinstance(members, Collection) and not isinstance(data, Predictions)
+        ood = (
+            OOD_IMAGES_OF.get(members.description.dataset) if runs_members and isinstance(members, Collection) else None
+        )
     sizes = list(sizes) if isinstance(sizes, Iterable) else sizes
     checked_sizes, checked_held_out, subsets, seed = check_arguments(
         members, ood, sizes, temperature, held_out, within, subsets, seed
@@ -116,11 +118,11 @@ def assemble(measured: Measurements) -> Page:
 
 def _figure_values(measured: Measurements) -> dict[str, Any]:
     """Return the figures of the page as JSON values, grouped by the report that each figure is from."""
-    weights = measured.weights
-    reports = {
+    weight_figures = measured.weights
+    report_of_name = {
         "evaluation": measured.report,
         "pairwise": measured.pairs,
-        "mmd": None if weights is None else weights.before,
-        "ns": None if weights is None else weights.after,
+        "mmd": None if weight_figures is None else weight_figures.stored_mmd,
+        "ns": None if weight_figures is None else weight_figures.mmd_without_symmetries,
     }
-    return {name: json.loads(report.to_json()) for name, report in reports.items() if report is not None}
+    return {name: json.loads(report.to_json()) for name, report in report_of_name.items() if report is not None}

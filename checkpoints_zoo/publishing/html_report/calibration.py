@@ -30,58 +30,59 @@ def build_part(measured: Measurements) -> Part:
 
 
 def _reliability_figure(measured: Measurements) -> FigureBlock:
-    report, bars = measured.report, measured.outputs.pooled
+    report, pooled_bars = measured.report, measured.outputs.pooled
     bins = reliability_bins(report)
-    pooled: Bins | None = None
-    if bars is not None and len(measured.inside) > 1:
-        pooled = {name: getattr(bars, name).tolist() for name in ("confidence", "accuracy", "inputs")}
+    pooled_bins: Bins | None = None
+    if pooled_bars is not None and len(measured.inside) > 1:
+        pooled_bins = {name: getattr(pooled_bars, name).tolist() for name in ("confidence", "accuracy", "inputs")}
 
     def draw(axes: Axes) -> None:
-        draw_reliability(report, axes, pooled)
+        draw_reliability(report, axes, pooled_bins)
         if report.calibrated is not None:
             draw_scaled_reliability(report, report.calibrated, axes)
         axes.set_xlabel("confidence, largest mean probability (0–1)")
 
-    filled_bins = [b for b, n in enumerate(bins["inputs"]) if n]
-    points = "; ".join(
-        f"confidence {bins['confidence'][b]:.2f}, accuracy {bins['accuracy'][b]:.2f}" for b in filled_bins
+    filled_bins = [bin_number for bin_number, input_count in enumerate(bins["inputs"]) if input_count]
+    points_text = "; ".join(
+        f"confidence {bins['confidence'][bin_number]:.2f}, accuracy {bins['accuracy'][bin_number]:.2f}"
+        for bin_number in filled_bins
     )
-    ece = as_text(report.ensemble["ece"])
-    description = f"Reliability diagram of the ensemble in {len(bins['inputs'])} bins, ECE {ece}; {points}"
-    share = f"Share of the inputs in each bin; {max(bins['inputs']) / sum(bins['inputs']):.0%} are in the fullest."
+    ece_text = as_text(report.ensemble["ece"])
+    description = f"Reliability diagram of the ensemble in {len(bins['inputs'])} bins, ECE {ece_text}; {points_text}"
+    share_text = f"Share of the inputs in each bin; {max(bins['inputs']) / sum(bins['inputs']):.0%} are in the fullest."
     panels = [
         draw_panel("reliability-diagram", "Accuracy against confidence", description, draw),
-        draw_panel("confidences", "Confidence", share, lambda axes: draw_confidences(report, axes, pooled)),
+        draw_panel("confidences", "Confidence", share_text, lambda axes: draw_confidences(report, axes, pooled_bins)),
     ]
     figures = report.ensemble
-    line = " Line: the predictions of all single members, pooled." if pooled is not None else ""
+    line_note = " Line: the predictions of all single members, pooled." if pooled_bins is not None else ""
     caption = (
         bold("Reliability."), f" Of {measured.subject}, on {measured.images}: ",
         term("ece"), f" {as_text(figures['ece'])}, ", term("adaptive_ece"), f" {as_text(figures['adaptive_ece'])}, ",
         term("ace"), f" {as_text(figures['ace'])}{measured.interval_note}. (a) Accuracy of the inputs in each of 15 "
         "bins of the largest probability, and the gap to the mean probability of the bin; where the gap is above the "
-        f"bar, the ensemble is too confident.{line} (b) Share of the inputs, or of the pooled predictions, in each "
-        "bin, on a logarithmic scale.",
+        f"bar, the ensemble is too confident.{line_note} (b) Share of the inputs, or of the pooled predictions, in "
+        "each bin, on a logarithmic scale.",
     )  # fmt: skip
-    return FigureBlock("reliability", panels, caption, [_bins_table(bins, pooled)])
+    return FigureBlock("reliability", panels, caption, [_bins_table(bins, pooled_bins)])
 
 
-def _bins_table(bins: Bins, pooled: Bins | None) -> TableBlock:
+def _bins_table(bins: Bins, pooled_bins: Bins | None) -> TableBlock:
     """Return a table of the reliability bins of the ensemble, and of the single members if there are several."""
     bin_count = len(bins["inputs"])
     rows: list[Sequence[str]] = []
-    for b in range(bin_count):
-        cells = [f"{b / bin_count:.3f} to {(b + 1) / bin_count:.3f}"]
-        for series in (bins, pooled):
-            if series is not None:
+    for bin_number in range(bin_count):
+        cells = [f"{bin_number / bin_count:.3f} to {(bin_number + 1) / bin_count:.3f}"]
+        for bin_series in (bins, pooled_bins):
+            if bin_series is not None:
                 cells += [
-                    f"{int(series['inputs'][b]):,}",
-                    _number_text(series["confidence"][b]),
-                    _number_text(series["accuracy"][b]),
+                    f"{int(bin_series['inputs'][bin_number]):,}",
+                    _number_text(bin_series["confidence"][bin_number]),
+                    _number_text(bin_series["accuracy"][bin_number]),
                 ]
         rows.append(cells)
     header = ["bin", "inputs", "confidence", "accuracy"]
-    header += [] if pooled is None else ["pooled inputs", "pooled confidence", "pooled accuracy"]
+    header += [] if pooled_bins is None else ["pooled inputs", "pooled confidence", "pooled accuracy"]
     return number_table("bins", header, rows, "The bins; pooled: all predictions of single members.")
 
 
@@ -99,14 +100,14 @@ def _scaled_table(measured: Measurements) -> list[TableBlock]:
         (term(name), unit_of(name), cell(report.ensemble[name]) if name in report.ensemble else "–", cell(x))
         for name, x in calibrated.ensemble.items()
     ]
-    share = (
+    share_text = (
         "" if calibrated.share is None else f", {calibrated.share:.0%} of the images, in no figure but those of pairs"
     )
-    bound = " The best temperature is at the bound of the search." if calibrated.at_bound else ""
-    intervals = " [ ]: 95 % jackknife intervals." if measured.interval_note else ""
+    bound_note = " The best temperature is at the bound of the search." if calibrated.at_bound else ""
+    intervals_note = " [ ]: 95 % jackknife intervals." if measured.interval_note else ""
     caption = (
         bold("Temperature scaling."), f" Of {measured.subject}, on {measured.images}, before and after its mean "
         "probabilities are scaled by a ", term("temperature"), f", fitted to n = {calibrated.inputs:,} inputs of "
-        f"{calibrated.held_out.split(' ')[0]}{share}.{bound}{intervals}",
+        f"{calibrated.held_out.split(' ')[0]}{share_text}.{bound_note}{intervals_note}",
     )  # fmt: skip
-    return [TableBlock("scaled", ("", "unit", "before", "after"), rows, caption, words=(0, 1))]
+    return [TableBlock("scaled", ("", "unit", "before", "after"), rows, caption, text_columns=(0, 1))]

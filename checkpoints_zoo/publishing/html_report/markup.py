@@ -23,7 +23,7 @@ def clean(text: object) -> str:
     line = one_line(original, LARGEST_TEXT_LENGTH)
     if not line:
         return " " if original else ""
-    space_before, space_after = (" " if original[at].isspace() else "" for at in (0, -1))
+    space_before, space_after = (" " if original[end_position].isspace() else "" for end_position in (0, -1))
     return f"{space_before}{line}{space_after}"
 
 

@@ -33,7 +33,7 @@ LARGEST_MEMBER_COUNT, LARGEST_WEIGHT_BYTES = (
     128,
     2**31,
 )  # largest number of members, and of bytes, whose weights are read
-LARGEST_PAIRED_COUNT = 2000  # largest number of members whose pairs are compared
+LARGEST_PAIRED_MEMBER_COUNT = 2000  # largest number of members whose pairs are compared
 Say = Callable[[str], object]
 
 
@@ -122,17 +122,19 @@ def measure(
     pairs = None
     if len(inside) > 1:
         say(f"{report.collection}: pairs of members …")
-        first = slice(LARGEST_PAIRED_COUNT)
-        pairs = pairwise(inside[first], None, None if outside is None else outside[first], device=device, seed=seed)
-    weights = None
-    if isinstance(members, Collection) and not isinstance(data, Predictions):
-        weights = measure_weights(members, device, seed, say)
-    outputs_outside = None if outside is None else pool_outputs(outside, None)
+        first_members = slice(LARGEST_PAIRED_MEMBER_COUNT)
+        pairs = pairwise(
+            inside[first_members], None, None if outside is None else outside[first_members], device=device, seed=seed
+        )
     weight_figures = None
+    if isinstance(members, Collection) and not isinstance(data, Predictions):
+        weight_figures = measure_weights(members, device, seed, say)
+    outputs_outside = None if outside is None else pool_outputs(outside, None)
+    counted_inputs = None
     if report.calibrated is not None and report.calibrated.share is not None:
-        weight_figures, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
-    outputs = pool_outputs(inside, inside.labels, weight_figures)
-    return Measurements(members, inside, outside, report, outputs, outputs_outside, pairs, weights, command)
+        counted_inputs, _ = draw_held_out(inside.facts.fingerprint, inside.shape[1], report.calibrated.share)
+    outputs = pool_outputs(inside, inside.labels, counted_inputs)
+    return Measurements(members, inside, outside, report, outputs, outputs_outside, pairs, weight_figures, command)
 
 
 def _predict(
@@ -150,8 +152,8 @@ def _predict(
     """
     measured = data if isinstance(data, Predictions) else members
     if isinstance(measured, Predictions):
-        arguments_given = (data, ood, None if isinstance(held_out, float | int) else held_out)
-        if any(x is not None and not isinstance(x, Predictions) for x in arguments_given):
+        image_arguments = (data, ood, None if isinstance(held_out, float | int) else held_out)
+        if any(argument is not None and not isinstance(argument, Predictions) for argument in image_arguments):
             raise _images_for_predictions(measured)
         check_same_members(measured, members)
         say(f"{measured.name}: stored predictions of {count_with_noun(len(measured), 'member')} …")
@@ -191,13 +193,13 @@ class ComputedPredictions(Predictions):
     """
 
     def __init__(self, members: Collection, data: ImageData, logits: Tensor, labels: Tensor | None) -> None:
-        _, inputs, classes = logits.shape
+        _, input_count, class_count = logits.shape
         facts = SetDescription(
             collection=members.name, set=f"{data.name}-{data.split}", data=data.name, split=data.split,
-            revision=data.revision, fingerprint=data.fingerprint, inputs=inputs, classes=members.classes,
+            revision=data.revision, fingerprint=data.fingerprint, inputs=input_count, classes=members.classes,
             preprocessing=dict(members.description.preprocessing), computed="float32",
             view="; ".join(map(str, members._view.steps)), version="", citation="",
-            layouts={LOGITS_TENSOR: logits_layout(inputs, classes, "F32")},
+            layouts={LOGITS_TENSOR: logits_layout(input_count, class_count, "F32")},
             labels=None if labels is None else tuple(labels.tolist()),
         )  # fmt: skip
         super().__init__(PredictionSet(members.source, facts, members.rows), members.rows, ("", members._commit))
@@ -213,8 +215,11 @@ class ComputedPredictions(Predictions):
 
     @property
     def keys(self) -> list[tuple[int, int, str]]:
-        hashes = self.rows.column("sha256").to_pylist()
-        return [(*key, digest or "") for key, digest in zip(self.members._keys, hashes, strict=True)]
+        weight_hashes = self.rows.column("sha256").to_pylist()
+        return [
+            (*key, weight_hash or "")
+            for key, weight_hash in zip(self.members._snapshot_keys, weight_hashes, strict=True)
+        ]
 
     def block(self, begin: int, end: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.values[:, begin:end].to(dtype)
@@ -225,9 +230,13 @@ class ComputedPredictions(Predictions):
     def _select(self, positions: list[int]) -> Predictions:
         if not positions:
             return super()._select(positions)
-        neighbours = slice(positions[0], positions[-1] + 1)  # a slice shares memory with the values
-        chosen = neighbours if positions == list(range(neighbours.start, neighbours.stop)) else positions
-        return ComputedPredictions(self.members.take(positions), self.inside, self.values[chosen], self.truth)
+        position_range = slice(positions[0], positions[-1] + 1)  # a slice shares memory with the values
+        slice_or_positions = (
+            position_range if positions == list(range(position_range.start, position_range.stop)) else positions
+        )
+        return ComputedPredictions(
+            self.members.take(positions), self.inside, self.values[slice_or_positions], self.truth
+        )
 
 
 def compute_predictions(
@@ -280,38 +289,42 @@ def pool_outputs(
         labels: labels of shape (input,); None for images without labels.
         counted_inputs: positions of the used inputs, in ascending order; None for all inputs.
     """
-    members = stored_predictions.shape[0]
-    nll = torch.zeros(members, dtype=torch.float64)
+    member_count = stored_predictions.shape[0]
+    nll = torch.zeros(member_count, dtype=torch.float64)
     scores: list[Tensor] = []
-    bars: list[Reliability] = []
-    at = input_count = 0
+    bars_of_blocks: list[Reliability] = []
+    block_start = input_count = 0
     with one_thread(math.prod(stored_predictions.shape) < SMALL_LOGITS):
-        for block in stored_predictions.blocks():
-            input_positions = torch.arange(at, at + block.shape[1])
-            at += block.shape[1]
+        for block_logits in stored_predictions.blocks():
+            input_positions = torch.arange(block_start, block_start + block_logits.shape[1])
+            block_start += block_logits.shape[1]
             if counted_inputs is not None:
-                counts = torch.isin(input_positions, counted_inputs)
-                input_positions, block = input_positions[counts], block[:, counts]
+                is_counted = torch.isin(input_positions, counted_inputs)
+                input_positions, block_logits = input_positions[is_counted], block_logits[:, is_counted]
             input_count += len(input_positions)
             if not len(input_positions):
                 continue
-            log_probs = block.log_softmax(-1)
+            log_probs = block_logits.log_softmax(-1)
             probs = log_probs.exp()
             scores.append(metrics.ood_score(probs.mean(0), check=False))
             if labels is not None:
-                label_log_probs = labels[input_positions].expand(members, -1)
-                nll -= log_probs.gather(-1, label_log_probs.unsqueeze(-1)).squeeze(-1).double().sum(1)
-                bars.append(metrics.reliability(probs.flatten(0, 1), label_log_probs.flatten(), check=False))
-    pooled = None if labels is None else _join_bars(bars)
-    return PooledOutputs(torch.cat(scores), nll / input_count if labels is not None else nll[:0], pooled)
+                repeated_labels = labels[input_positions].expand(member_count, -1)
+                nll -= log_probs.gather(-1, repeated_labels.unsqueeze(-1)).squeeze(-1).double().sum(1)
+                bars_of_blocks.append(metrics.reliability(probs.flatten(0, 1), repeated_labels.flatten(), check=False))
+    pooled_bars = None if labels is None else _join_bars(bars_of_blocks)
+    return PooledOutputs(torch.cat(scores), nll / input_count if labels is not None else nll[:0], pooled_bars)
 
 
-def _join_bars(bars: Sequence[Reliability]) -> Reliability:
+def _join_bars(bars_of_blocks: Sequence[Reliability]) -> Reliability:
     """Merge the reliability bars of several blocks of inputs into one set of bars."""
-    inputs_per_bar = torch.stack([b.inputs for b in bars]).sum(0)
-    confidence = torch.stack([torch.nan_to_num(b.confidence).double() * b.inputs for b in bars]).sum(0)
-    accuracy = torch.stack([torch.nan_to_num(b.accuracy).double() * b.inputs for b in bars]).sum(0)
-    return Reliability(confidence / inputs_per_bar, accuracy / inputs_per_bar, inputs_per_bar)
+    inputs_per_bar = torch.stack([block_bars.inputs for block_bars in bars_of_blocks]).sum(0)
+    summed_confidence = torch.stack(
+        [torch.nan_to_num(block_bars.confidence).double() * block_bars.inputs for block_bars in bars_of_blocks]
+    ).sum(0)
+    summed_accuracy = torch.stack(
+        [torch.nan_to_num(block_bars.accuracy).double() * block_bars.inputs for block_bars in bars_of_blocks]
+    ).sum(0)
+    return Reliability(summed_confidence / inputs_per_bar, summed_accuracy / inputs_per_bar, inputs_per_bar)
 
 
 @dataclass(frozen=True)
@@ -320,22 +333,23 @@ class WeightFigures:
 
     Args:
         members: the members whose weights are read, the first ones of the collection.
-        total: number of members of the collection.
+        member_count: number of members of the collection.
         table: table of the network's symmetries; None if it can't be derived.
         reason: reason why there is no symmetry table; "" if there is one.
-        before, after: MMD² of the members at even positions against the members at odd positions, with and without
-            symmetries; both are None for fewer than 4 members, and `after` is None without a symmetry table.
-        aligned: members aligned to the first member; None for one member, and without a symmetry table.
+        stored_mmd, mmd_without_symmetries: MMD² of the members at even positions against the members at odd positions,
+            with and without symmetries; both are None for fewer than 4 members, and `mmd_without_symmetries` is None
+            without a symmetry table.
+        alignment: members aligned to the first member; None for one member, and without a symmetry table.
         masses: smallest masses of the members; None without a symmetry table.
     """
 
     members: Collection
-    total: int
+    member_count: int
     table: Table | None
     reason: str
-    before: MMD | None
-    after: MMD | None
-    aligned: Alignment | None
+    stored_mmd: MMD | None
+    mmd_without_symmetries: MMD | None
+    alignment: Alignment | None
     masses: MinimalMass | None
 
 
@@ -361,14 +375,16 @@ def measure_weights(members: Collection, device: str | torch.device, seed: int, 
         table = first_members.symmetry_table
     except SymmetryError as error:
         reason = str(error)
-    before = after = None
+    stored_mmd = mmd_without_symmetries = None
     if len(first_members) >= 4 and table is None:
-        before = mmd(first_members, device=device, seed=seed)
+        stored_mmd = mmd(first_members, device=device, seed=seed)
     elif len(first_members) >= 4:
-        discrepancies = ns(first_members, device=device, seed=seed)
-        before, after = discrepancies.mmd, discrepancies.ns
+        ns_result = ns(first_members, device=device, seed=seed)
+        stored_mmd, mmd_without_symmetries = ns_result.mmd, ns_result.ns
     aligned = (
         alignment(first_members, to=first_members.ids[0]) if table is not None and len(first_members) > 1 else None
     )
     masses = None if table is None else minimal_mass(first_members, device=device)
-    return WeightFigures(first_members, len(members), table, reason, before, after, aligned, masses)
+    return WeightFigures(
+        first_members, len(members), table, reason, stored_mmd, mmd_without_symmetries, aligned, masses
+    )

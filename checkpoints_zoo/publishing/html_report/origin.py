@@ -39,11 +39,13 @@ def command_of(
 
     Only the last part of a folder's path is written, because the page may be published.
     """
-    stored = isinstance(data, Predictions)
+    data_are_stored = isinstance(data, Predictions)
     held_out = None if isinstance(scaling.held_out, float | int) else scaling.held_out
-    options = {"--data": data, "--ood": ood, "--held-out": held_out}
+    value_of_option = {"--data": data, "--ood": ood, "--held-out": held_out}
     argument_of_option = {
-        option: _command_line_argument(value, stored) for option, value in options.items() if value is not None
+        option: _command_line_argument(value, data_are_stored)
+        for option, value in value_of_option.items()
+        if value is not None
     }
     if (
         isinstance(members, Predictions)
@@ -57,27 +59,29 @@ def command_of(
         command_words += ["--stored", _source_argument(data.stored.source)]
     command_words += [
         word
-        for pair in {**argument_of_option, "--ood": argument_of_option.get("--ood", "none")}.items()
-        for word in pair
+        for option_and_argument in {**argument_of_option, "--ood": argument_of_option.get("--ood", "none")}.items()
+        for word in option_and_argument
     ]
     command_words += ["--sizes", ",".join(map(str, sizes))] if sizes is not None else []
     command_words += ["--temperature"] if scaling.temperature else []
     command_words += ["--held-out", str(scaling.held_out)] if isinstance(scaling.held_out, float | int) else []
-    command_words += [word for figure, x in (scaling.within or {}).items() for word in ("--within", f"{figure}={x}")]
+    command_words += [
+        word for figure, distance in (scaling.within or {}).items() for word in ("--within", f"{figure}={distance}")
+    ]
     command_words += ["--device", str(device)] if device.type != "cpu" else []
     command_words += ["--seed", str(seed)] if seed else []
     return shlex.join([*command_words, "--out", "report.html"])
 
 
-def _command_line_argument(image_input: ImageInput | Predictions, stored: bool) -> str:
+def _command_line_argument(image_input: ImageInput | Predictions, names_stored_set: bool) -> str:
     """Return the name of images or predictions on the command line; "" if the command line can't name them."""
     if isinstance(image_input, Predictions):
-        return image_input.facts.set if stored else ""
+        return image_input.facts.set if names_stored_set else ""
     if isinstance(image_input, os.PathLike):
         return PurePath(image_input).name or "/"
-    if isinstance(image_input, str) and not stored:
-        is_name = image_input.partition("/")[0] in DATASETS or image_input.startswith("hf://")
-        return image_input if is_name else PurePath(image_input).name or "/"
+    if isinstance(image_input, str) and not names_stored_set:
+        is_known_name = image_input.partition("/")[0] in DATASETS or image_input.startswith("hf://")
+        return image_input if is_known_name else PurePath(image_input).name or "/"
     return ""
 
 

@@ -87,9 +87,9 @@ class Page(PrintedResult):
     def values(self) -> dict[str, Any]:
         """Return the names of the page's blocks, and its figures, as JSON values."""
         path_entry = {} if self.path is None else {"path": str(self.path)}
-        size = {"bytes": len(self.html.encode())}
-        parts = {"parts": [part.values() for part in self.parts]}
-        return {**path_entry, **size, "title": self.title, **self.origin, **parts, **self.numbers}
+        size_entry = {"bytes": len(self.html.encode())}
+        parts_entry = {"parts": [part.values() for part in self.parts]}
+        return {**path_entry, **size_entry, "title": self.title, **self.origin, **parts_entry, **self.numbers}
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a temporary file that is then renamed; return its path.
@@ -120,7 +120,8 @@ class Part:
     """A part of a page.
 
     Args:
-        name: id of the part's HTML element. title: heading of the part.
+        name: id of the part's HTML element.
+        title: heading of the part.
         blocks: blocks of the part in reading order.
     """
 
@@ -149,7 +150,7 @@ class FigureBlock:
         panels: panels of the figure in reading order.
         caption: text below the figure: shown quantity, number of members, data, and meaning of the intervals.
         tables: sortable tables of the drawn numbers.
-        across: largest number of panels in a row.
+        panels_per_row: largest number of panels in a row.
     """
 
     kind: ClassVar[str] = "figure"
@@ -157,7 +158,7 @@ class FigureBlock:
     panels: Sequence[Panel]
     caption: Text
     tables: Sequence[TableBlock]
-    across: int = 2
+    panels_per_row: int = 2
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class TableBlock:
         header: names of the columns; the first column has the names of the rows.
         rows: rows of text cells; a row of one cell is a heading over the rows below it.
         caption: text that describes the content of the table.
-        words: positions of the columns that hold text, not numbers.
+        text_columns: positions of the columns that hold text, not numbers.
         sortable: whether a click on a column's header sorts the table.
     """
 
@@ -195,7 +196,7 @@ class TableBlock:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: Text
-    words: Sequence[int] = (0,)
+    text_columns: Sequence[int] = (0,)
     sortable: bool = False
 
 
@@ -252,7 +253,11 @@ def draw_panel(
 
 
 def number_table(
-    element_id: str, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str, words: Sequence[int] = ()
+    element_id: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str,
+    text_columns: Sequence[int] = (),
 ) -> TableBlock:
     """Return the numbers of a figure as a sortable table of at most 2,500 rows.
 
@@ -261,10 +266,12 @@ def number_table(
         header: names of the columns.
         rows: cells of text.
         caption: text that describes the content of the table.
-        words: positions of the columns that hold text, not numbers.
+        text_columns: positions of the columns that hold text, not numbers.
     """
-    more = f" The first {LARGEST_ROW_COUNT:,} of {len(rows):,} rows." if len(rows) > LARGEST_ROW_COUNT else ""
-    return TableBlock(element_id, header, rows[:LARGEST_ROW_COUNT], (f"{caption}{more}",), words, sortable=True)
+    rest_note = f" The first {LARGEST_ROW_COUNT:,} of {len(rows):,} rows." if len(rows) > LARGEST_ROW_COUNT else ""
+    return TableBlock(
+        element_id, header, rows[:LARGEST_ROW_COUNT], (f"{caption}{rest_note}",), text_columns, sortable=True
+    )
 
 
 def path_of(page_path: str | Path) -> Path:

@@ -41,8 +41,8 @@ def build_part(measured: Measurements) -> Part:
     pairs = measured.pairs
     if pairs is None:
         return Part("pairs", "Pairs of members", [NoteBlock(("Pairs need two members or more.",), True)])
-    all_members = len(measured.inside)
-    count_note = f" (the first {len(pairs.ids):,} of {all_members:,} members)" if len(pairs.ids) < all_members else ""
+    member_count = len(measured.inside)
+    count_note = f" (the first {len(pairs.ids):,} of {member_count:,} members)" if len(pairs.ids) < member_count else ""
     return Part(
         "pairs",
         "Pairs of members",
@@ -57,26 +57,32 @@ def _mean_figures_table(pairs: Pairwise, count_note: str) -> TableBlock:
         f" Means over {len(pairs):,} pairs{count_note}, [ ]: 95 % jackknife intervals over members, as "
         "pairs that share a member are not independent.",
     )
-    return TableBlock("pairwise", ("", "unit", "mean of pairs"), rows, caption, words=(0, 1))
+    return TableBlock("pairwise", ("", "unit", "mean of pairs"), rows, caption, text_columns=(0, 1))
 
 
 def _pairs_figure(measured: Measurements, pairs: Pairwise, count_note: str) -> FigureBlock:
-    inside = upper_triangle_values(pairs.inside.information)
-    panels = [_spread_panel("pairs-id", "In distribution", pairs, "mi_id", inside, BLUE)]
-    spread, images = "(a) Histogram over pairs. ", f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs"
+    id_information = upper_triangle_values(pairs.inside.information)
+    panels = [_spread_panel("pairs-id", "In distribution", pairs, "mi_id", id_information, BLUE)]
+    panels_text, images_text = (
+        "(a) Histogram over pairs. ",
+        f"{pairs.data.split(' ')[0]}, n = {pairs.inside.inputs:,} inputs",
+    )
     if pairs.outside is not None:
-        outside = upper_triangle_values(pairs.outside.information)
+        ood_information = upper_triangle_values(pairs.outside.information)
         correlation = pairs.figures["correlation"]
         description = (
-            f"One mutual information against the other, for {len(inside):,} pairs: correlation {as_text(correlation)}."
+            f"One mutual information against the other, for {len(id_information):,} pairs: "
+            f"correlation {as_text(correlation)}."
         )
         panels += [
-            _spread_panel("pairs-ood", "Out of distribution", pairs, "mi_ood", outside, RED),
+            _spread_panel("pairs-ood", "Out of distribution", pairs, "mi_ood", ood_information, RED),
             draw_panel("pairs-scatter", "One against the other", description,
-                       lambda axes: draw_scatter(axes, inside, outside, correlation)),
+                       lambda axes: draw_scatter(axes, id_information, ood_information, correlation)),
         ]  # fmt: skip
-        spread = "(a), (b) Histograms over pairs in and out of distribution. (c) One against the other, a dot a pair. "
-        images += f"; out of distribution: {measured.images_ood}"
+        panels_text = (
+            "(a), (b) Histograms over pairs in and out of distribution. (c) One against the other, a dot a pair. "
+        )
+        images_text += f"; out of distribution: {measured.images_ood}"
     description = f"Disagreement of all pairs, mean {as_text(pairs.figures['disagreement'], 100)} %."
     panels.append(draw_panel("disagreement", "Disagreement", description, lambda axes: draw_matrix(axes, pairs, "")))
     caption = (
@@ -84,33 +90,41 @@ def _pairs_figure(measured: Measurements, pairs: Pairwise, count_note: str) -> F
         " ",
         term("pair", "Mutual information"),
         f" and disagreement of {len(pairs):,} "
-        f"pairs of members{count_note} on {images}. {spread}({'abcd'[len(panels) - 1]}) Share of inputs that two "
-        "members class differently, members in their order. The figure of Laurent et al. (2024).",
+        f"pairs of members{count_note} on {images_text}. {panels_text}({'abcd'[len(panels) - 1]}) Share of inputs that "
+        "two members class differently, members in their order. The figure of Laurent et al. (2024).",
     )
     return FigureBlock("diversity", panels, caption, [_pairs_table(pairs)])
 
 
 def _spread_panel(element_id: str, title: str, pairs: Pairwise, figure: str, values: list[float], colour: str) -> Panel:
     """Draw the distribution of the pairs' mutual information."""
-    mean = pairs.figures[figure]
-    described = (
+    mean_figure = pairs.figures[figure]
+    description = (
         f"Histogram of the mutual information of {len(values):,} pairs, from {min(values):.3g} to {max(values):.3g} "
-        f"nats, mean {mean.value:.3g}."
+        f"nats, mean {mean_figure.value:.3g}."
     )
-    return draw_panel(element_id, title, described, lambda axes: draw_histogram(axes, values, mean, "", colour))
+    return draw_panel(
+        element_id, title, description, lambda axes: draw_histogram(axes, values, mean_figure, "", colour)
+    )
 
 
 def _pairs_table(pairs: Pairwise) -> TableBlock:
-    columns = [
+    matrices_and_titles = [
         (pairs.inside.information, 1, "information, ID (nats)"),
         (pairs.inside.disagreement, 100, "disagreement, ID (%)"),
     ]
     if pairs.outside is not None:
-        columns += [(pairs.outside.information, 1, "information, OOD (nats)")]
-        columns += [(pairs.outside.disagreement, 100, "disagreement, OOD (%)")]
+        matrices_and_titles += [(pairs.outside.information, 1, "information, OOD (nats)")]
+        matrices_and_titles += [(pairs.outside.disagreement, 100, "disagreement, OOD (%)")]
     pair_positions = upper_triangle(len(pairs.ids))
-    names = [(f"{pairs.ids[a]}", f"{pairs.ids[b]}") for a, b in zip(*(x.tolist() for x in pair_positions), strict=True)]
-    values = [[f"{scale * x:.4g}" for x in matrix[pair_positions].tolist()] for matrix, scale, _ in columns]
-    rows = [(*pair, *cells) for pair, *cells in zip(names, *values, strict=True)]
-    header = ("member", "other member", *(title for *_, title in columns))
+    id_texts = [
+        (f"{pairs.ids[first_position]}", f"{pairs.ids[second_position]}")
+        for first_position, second_position in zip(*(positions.tolist() for positions in pair_positions), strict=True)
+    ]
+    number_texts = [
+        [f"{scale * value:.4g}" for value in matrix[pair_positions].tolist()]
+        for matrix, scale, _ in matrices_and_titles
+    ]
+    rows = [(*pair, *cells) for pair, *cells in zip(id_texts, *number_texts, strict=True)]
+    header = ("member", "other member", *(title for *_, title in matrices_and_titles))
     return number_table("pairs-numbers", header, rows, "Each pair of members.")

@@ -43,12 +43,12 @@ def build_part(measured: Measurements) -> Part:
 
 def columns_of(members: Collection) -> dict[str, list[Any]]:
     """Return the columns of the selected rows, as they are in the manifest; times as seconds since 1970."""
-    return dict(Section(members.name, members.description, members.rows).column)
+    return dict(Section(members.name, members.description, members.rows).values_of_column)
 
 
 def training_days(members: Collection) -> str:
     """Return the first and last day on which members were trained; "" if their manifest has no days."""
-    days = sorted({_iso_day(s) for s in columns_of(members).get("created", []) if s is not None})
+    days = sorted({_iso_day(seconds) for seconds in columns_of(members).get("created", []) if seconds is not None})
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
 
 
@@ -58,35 +58,37 @@ def _iso_day(seconds: int) -> str:
 
 def _population_facts(measured: Measurements) -> FactsBlock:
     members = measured.members
-    rows: list[tuple[str, str]] = [("collection", measured.name)]
+    fact_rows: list[tuple[str, str]] = [("collection", measured.name)]
     if isinstance(members, Collection):
         description = members.description
-        arguments = json.dumps(dict(description.arguments), ensure_ascii=False)
-        with_arguments = f" with {arguments}" if description.arguments else ""
+        arguments_json = json.dumps(dict(description.arguments), ensure_ascii=False)
+        arguments_text = f" with {arguments_json}" if description.arguments else ""
         layouts = [description.layouts[k] for k in sorted({k for k in members.rows.column("layout").to_pylist() if k})]
-        values = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
-        rows += [("architecture", f"{description.architecture}{with_arguments}")]
-        rows += [("values of a member", f"{values:,}, {format_bytes(members._member_nbytes)}")] if values else []
-        rows += [("trained on", description.dataset), ("classes", _classes_text(members.classes))]
+        value_count = sum(math.prod(t.shape) for t in layouts[0].tensors) if len(layouts) == 1 else 0
+        fact_rows += [("architecture", f"{description.architecture}{arguments_text}")]
+        fact_rows += (
+            [("values of a member", f"{value_count:,}, {format_bytes(members._member_nbytes)}")] if value_count else []
+        )
+        fact_rows += [("trained on", description.dataset), ("classes", _classes_text(members.classes))]
         columns = columns_of(members)
-        rows.append(("members", f"{len(members):,}, {_methods_text(columns)}{_view_note(members)}"))
-        rows += [("seeds", text) for text in [_values_text(columns.get("seed", []), only_range=True)] if text]
-        rows += [
+        fact_rows.append(("members", f"{len(members):,}, {_methods_text(columns)}{_view_note(members)}"))
+        fact_rows += [("seeds", text) for text in [_values_text(columns.get("seed", []), as_range=True)] if text]
+        fact_rows += [
             (name, text)
             for name in TRAINING_COLUMNS
             if name not in OMITTED_COLUMNS and (text := _values_text(columns.get(name, [])))
         ]
-        rows += [("trained", day) for day in [training_days(members)] if day]
-        rows += [("licence", description.licence)] if description.licence else []
-        rows += [("to be cited as", description.citation)] if description.citation else []
+        fact_rows += [("trained", day) for day in [training_days(members)] if day]
+        fact_rows += [("licence", description.licence)] if description.licence else []
+        fact_rows += [("to be cited as", description.citation)] if description.citation else []
     else:
         facts = members.facts
-        rows += [("members", f"{len(members):,}"), ("classes", _classes_text(facts.classes))]
-        rows += [("images", members.data), ("logits computed in", facts.computed)]
-        rows += [("view of the weights", facts.view)] if facts.view else []
-    origin = "their manifest" if isinstance(members, Collection) else "their stored predictions"
-    cells = [(name.replace("_", " "), value) for name, value in rows]
-    return FactsBlock("facts", cells, (bold("The members."), f" From {origin}."))
+        fact_rows += [("members", f"{len(members):,}"), ("classes", _classes_text(facts.classes))]
+        fact_rows += [("images", members.data), ("logits computed in", facts.computed)]
+        fact_rows += [("view of the weights", facts.view)] if facts.view else []
+    origin_text = "their manifest" if isinstance(members, Collection) else "their stored predictions"
+    shown_rows = [(name.replace("_", " "), value) for name, value in fact_rows]
+    return FactsBlock("facts", shown_rows, (bold("The members."), f" From {origin_text}."))
 
 
 def _classes_text(class_names: Sequence[str]) -> str:
@@ -94,35 +96,37 @@ def _classes_text(class_names: Sequence[str]) -> str:
 
 
 def _methods_text(columns: dict[str, list[Any]]) -> str:
-    methods = Counter(columns.get("method", [])) or Counter([None])
-    if set(methods) == {"independent"}:
+    count_of_method = Counter(columns.get("method", [])) or Counter([None])
+    if set(count_of_method) == {"independent"}:
         return "trained independently of each other"
-    return "by method: " + ", ".join(f"{m or 'not known'} ({n:,})" for m, n in sorted(methods.items(), key=str))
+    return "by method: " + ", ".join(
+        f"{method or 'not known'} ({count:,})" for method, count in sorted(count_of_method.items(), key=str)
+    )
 
 
 def _view_note(members: Collection) -> str:
-    steps = "; ".join(map(str, members._view.steps))
-    return f"; weights viewed: {steps}" if steps else ""
+    steps_text = "; ".join(map(str, members._view.steps))
+    return f"; weights viewed: {steps_text}" if steps_text else ""
 
 
-def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
+def _values_text(values: Sequence[Any], as_range: bool = False) -> str:
     """Write one value, a few values with their numbers of members, or the range of many; return the text.
 
     Args:
-        values: value of each member; None if it is not known.
-        only_range: whether several different values are written as a range.
+        values: value of each member, None where a member's value is unknown.
+        as_range: whether several different values are written as a range.
     """
-    counts = Counter(v for v in values if v is not None)
-    if not counts:
+    count_of_value = Counter(v for v in values if v is not None)
+    if not count_of_value:
         return ""
-    value_texts = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(counts)]
-    missing_count = len(values) - counts.total()
+    value_texts = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in sorted(count_of_value)]
+    missing_count = len(values) - count_of_value.total()
     missing_text = f" ({count_with_noun(missing_count, 'member')} without)" if missing_count else ""
     if len(value_texts) == 1:
         return f"{value_texts[0]}{missing_text}"
-    if len(value_texts) <= LARGEST_LISTED_COUNT and not only_range:
+    if len(value_texts) <= LARGEST_LISTED_COUNT and not as_range:
         value_list_text = ", ".join(
-            f"{text} ({counts[v]:,})" for text, v in zip(value_texts, sorted(counts), strict=True)
+            f"{text} ({count_of_value[v]:,})" for text, v in zip(value_texts, sorted(count_of_value), strict=True)
         )
         return f"{value_list_text}{missing_text}"
     return f"{value_texts[0]} to {value_texts[-1]}, {len(value_texts):,} different ones{missing_text}"
@@ -131,33 +135,36 @@ def _values_text(values: Sequence[Any], only_range: bool = False) -> str:
 def _members_figure(measured: Measurements) -> FigureBlock:
     """Draw the accuracy and the NLL of each member, their means and the ensemble's figures."""
     report = measured.report
-    accuracies, losses = [100 * a for a in report.drawing["member_accuracy"]], measured.outputs.nll.tolist()
+    accuracy_percentages, nll_values = (
+        [100 * a for a in report.drawing["member_accuracy"]],
+        measured.outputs.nll.tolist(),
+    )
 
-    def describe_panel(title: str, values: Sequence[float], figure: str, scale: float) -> str:
+    def describe_panel(figure_title: str, values: Sequence[float], figure: str, scale: float) -> str:
         return (
-            f"Histogram of the {title} of {count_with_noun(report.members, 'member')}, from {min(values):.4g} to "
-            f"{max(values):.4g}; mean {report.member[figure].value * scale:.4g}, ensemble "
+            f"Histogram of the {figure_title} of {count_with_noun(report.members, 'member')}, "
+            f"from {min(values):.4g} to {max(values):.4g}; mean {report.member[figure].value * scale:.4g}, ensemble "
             f"{report.ensemble[figure].value * scale:.4g}."
         )
 
     panels = [
-        draw_panel("member-accuracy", "Accuracy", describe_panel("accuracy", accuracies, "accuracy", 100),
+        draw_panel("member-accuracy", "Accuracy", describe_panel("accuracy", accuracy_percentages, "accuracy", 100),
                    lambda axes: draw_member_accuracies(report, axes)),
-        draw_panel("member-nll", "NLL", describe_panel("NLL", losses, "nll", 1),
-                   lambda axes: draw_member_values(report, axes, "nll", losses, histogram_edges(losses))),
+        draw_panel("member-nll", "NLL", describe_panel("NLL", nll_values, "nll", 1),
+                   lambda axes: draw_member_values(report, axes, "nll", nll_values, histogram_edges(nll_values))),
     ]  # fmt: skip
-    deviation = ""
-    if len(accuracies) > 1:
-        deviation = f", standard deviation {statistics.stdev(accuracies):.2g} points"
-    intervals = "; [ ]: 95 % intervals, by a bootstrap and a jackknife over members"
+    deviation_text = ""
+    if len(accuracy_percentages) > 1:
+        deviation_text = f", standard deviation {statistics.stdev(accuracy_percentages):.2g} points"
+    intervals_note = "; [ ]: 95 % intervals, by a bootstrap and a jackknife over members"
     caption = (
         bold("The single members."), " Test accuracy (a) and ", term("nll"), f" (b) of each of "
-        f"{count_with_noun(report.members, 'member')} on {measured.images}{deviation}. Dashed: mean of the members, "
-        f"solid: {measured.subject}{intervals if measured.interval_note else ''}.",
+        f"{count_with_noun(report.members, 'member')} on {measured.images}{deviation_text}. Dashed: mean of the "
+        f"members, solid: {measured.subject}{intervals_note if measured.interval_note else ''}.",
     )  # fmt: skip
     rows = [
         (str(member), f"{accuracy:.2f}", f"{loss:.4f}")
-        for member, accuracy, loss in zip(measured.inside.ids, accuracies, losses, strict=True)
+        for member, accuracy, loss in zip(measured.inside.ids, accuracy_percentages, nll_values, strict=True)
     ]
     table = number_table("members-numbers", ("member", "accuracy (%)", "NLL (nats)"), rows, "Each member.")
     return FigureBlock("single-members", panels, caption, [table])

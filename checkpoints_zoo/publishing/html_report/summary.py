@@ -55,9 +55,9 @@ def unit_of(figure: str) -> str:
 
 def cell(interval: Interval, scale: float = 1) -> Markup:
     """Return a figure and, in small print, its interval as HTML."""
-    value, _, bounds = as_text(interval, scale).replace("-", "−").partition(" ")
-    value = "–" if value == "−" else value
-    return markup("{} <small>{}</small>", value, bounds) if bounds else markup("{}", value)
+    value_text, _, bounds_text = as_text(interval, scale).replace("-", "−").partition(" ")
+    value_text = "–" if value_text == "−" else value_text
+    return markup("{} <small>{}</small>", value_text, bounds_text) if bounds_text else markup("{}", value_text)
 
 
 def build_part(measured: Measurements) -> Part:
@@ -69,19 +69,24 @@ def build_part(measured: Measurements) -> Part:
         "",
         "unit",
         "the member" if has_one_member else "mean of members",
-        *(f"ensemble of {s:,}" for s in shown_sizes),
+        *(f"ensemble of {size:,}" for size in shown_sizes),
     )
     rows: list[Sequence[str]] = []
-    for group, names in FIGURE_GROUPS.items():
-        known_figures = [name for name in names if name in report.ensemble]
-        if known_figures:
-            rows.append((group,))
-        for name in known_figures:
+    for group_title, figure_names in FIGURE_GROUPS.items():
+        measured_figures = [name for name in figure_names if name in report.ensemble]
+        if measured_figures:
+            rows.append((group_title,))
+        for name in measured_figures:
             intervals = report.ensemble if has_one_member else report.member
-            mean = cell(intervals[name], scale_of(name)) if name in intervals else "–"
-            named = markup("{} {}", term(name), better(name))
+            mean_cell = cell(intervals[name], scale_of(name)) if name in intervals else "–"
+            name_cell = markup("{} {}", term(name), better(name))
             rows.append(
-                (named, unit_of(name), mean, *(cell(report.curve[s][name], scale_of(name)) for s in shown_sizes))
+                (
+                    name_cell,
+                    unit_of(name),
+                    mean_cell,
+                    *(cell(report.curve[size][name], scale_of(name)) for size in shown_sizes),
+                )
             )
     ood_text = f"; out of distribution: {measured.images_ood}" if measured.outside is not None else ""
     caption = (
@@ -92,12 +97,12 @@ def build_part(measured: Measurements) -> Part:
         term("band", "where 95 % of fresh ensembles"),
         " of that size fall; of all members, a 95 % jackknife interval. ↑ ↓: which way is better.",
     )
-    few_members = (
+    few_members_note = (
         [] if report.members > 2 else [NoteBlock(("Fewer than 3 members say nothing about intervals.",), True)]
     )
-    remarks = [NoteBlock((remark,)) for remark in report.remarks]
-    table = TableBlock("all-figures", header, rows, caption, words=(0, 1))
-    return Part("summary", "Summary", [table, *few_members, *remarks])
+    remark_notes = [NoteBlock((remark,)) for remark in report.remarks]
+    table = TableBlock("all-figures", header, rows, caption, text_columns=(0, 1))
+    return Part("summary", "Summary", [table, *few_members_note, *remark_notes])
 
 
 def choose_sizes(sizes: Sequence[int]) -> list[int]:
@@ -121,13 +126,11 @@ def _infinite_ensemble_table(report: Report) -> TableBlock:
         limit, scale = growth.limit, scale_of(name)
         # A limit of 0 has no percentage. If ensembles of half the members are no better than single members, the number
         # of members is not known.
-        is_known = (
+        has_near_limit_count = (
             math.isfinite(limit.value) and abs(limit.value) > ROUNDING_ERROR and (growth.spread or 0) < LARGEST_SPREAD
         )
-        members_near_limit = _needed_members_cell(report.needed(name, NEAR_LIMIT_DISTANCE)) if is_known else "–"
-        rows.append(
-            (term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), members_near_limit)
-        )
+        needed_cell = _needed_members_cell(report.needed(name, NEAR_LIMIT_DISTANCE)) if has_near_limit_count else "–"
+        rows.append((term(name), unit_of(name), cell(report.ensemble[name], scale), cell(limit, scale), needed_cell))
     caption = (
         bold("Limits."),
         " The figure of an infinite ensemble of such members, estimated from the curves, and how "
@@ -135,24 +138,24 @@ def _infinite_ensemble_table(report: Report) -> TableBlock:
         "there. [ ]: 95 % intervals over members, … for no upper bound; ≈: more than there are, by 1/k.",
     )
     header = ("", "unit", f"all {report.members:,}", "limit", "members needed")
-    return TableBlock("limits", header, rows, caption, words=(0, 1))
+    return TableBlock("limits", header, rows, caption, text_columns=(0, 1))
 
 
 def _needed_members_tables(report: Report) -> list[TableBlock]:
     """Return a table of the numbers of members that reach the requested distances from the limits."""
     rows = [
         (
-            term(x.figure),
-            unit_of(x.figure),
-            scaled or "as measured",
-            f"{x.within * scale_of(x.figure):.4g}",
-            _needed_members_cell(x),
+            term(needed.figure),
+            unit_of(needed.figure),
+            scaling_text or "as measured",
+            f"{needed.within * scale_of(needed.figure):.4g}",
+            _needed_members_cell(needed),
         )
-        for scaled, x in report.answers()
+        for scaling_text, needed in report.answers()
     ]
     caption = (bold("Members needed."), " To come within a distance of the limit and stay there.")
     header = ("", "unit", "probabilities", "distance", "members needed")
-    return [TableBlock("needed", header, rows, caption, words=(0, 1, 2))] if rows else []
+    return [TableBlock("needed", header, rows, caption, text_columns=(0, 1, 2))] if rows else []
 
 
 def _needed_members_cell(needed: Needed) -> Markup:
@@ -164,26 +167,27 @@ def _needed_members_cell(needed: Needed) -> Markup:
     return markup("{} <small>{}</small>", count_text, f"[{needed.low:,}, {upper_end}]")
 
 
-def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str], across: int) -> FigureBlock:
+def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str], panels_per_row: int) -> FigureBlock:
     """Draw figures over the sizes of ensembles; return the block."""
     report = measured.report
-    images = measured.images_ood if figures == OOD_FIGURES else measured.images
-    limit = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
+    images_text = measured.images_ood if figures == OOD_FIGURES else measured.images
+    limit_note = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
     caption = (
-        bold("Figures against ensemble size."), f" On {images}. Line: mean over random ensembles of that size, of "
+        bold("Figures against ensemble size."), f" On {images_text}. Line: mean over random ensembles of that size, of "
         f"{report.members:,} members; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; "
-        f"diamond: all members, with their 95 % jackknife interval.{limit}",
+        f"diamond: all members, with their 95 % jackknife interval.{limit_note}",
     )  # fmt: skip
     header = ("members", *(TERMS[figure][0] + (" (%)" if figure == "accuracy" else "") for figure in figures))
     rows = [
-        (f"{size:,}", *(cell(known[figure], scale_of(figure)) for figure in figures))
-        for size, known in sorted(report.curve.items())
+        (f"{size:,}", *(cell(figures_of_size[figure], scale_of(figure)) for figure in figures))
+        for size, figures_of_size in sorted(report.curve.items())
     ]
     table = number_table(f"{element_id}-numbers", header, rows, "The mean figures, with bands and intervals.")
     panels = [
-        _curve_panel(report, figure, HALF_WIDTH_INCHES if across == 2 else THIRD_WIDTH_INCHES) for figure in figures
+        _curve_panel(report, figure, HALF_WIDTH_INCHES if panels_per_row == 2 else THIRD_WIDTH_INCHES)
+        for figure in figures
     ]
-    return FigureBlock(element_id, panels, caption, [table], across)
+    return FigureBlock(element_id, panels, caption, [table], panels_per_row)
 
 
 def _curve_panel(report: Report, figure: str, size_inches: tuple[float, float]) -> Panel:
@@ -192,14 +196,14 @@ def _curve_panel(report: Report, figure: str, size_inches: tuple[float, float]) 
         axes.set_xlabel("members in the ensemble")
         axes.legend([], [])  # the caption explains band, line and diamond
 
-    scale, title = scale_of(figure), TERMS[figure][0]
+    figure_scale, title = scale_of(figure), TERMS[figure][0]
     sizes = sorted(report.curve)
     first_value, last_value = (report.curve[size][figure].value for size in (sizes[0], sizes[-1]))
     description = (
-        f"{title} against ensemble size, from {first_value * scale:.4g} for {sizes[0]} to {last_value * scale:.4g} for "
-        f"{sizes[-1]} members."
+        f"{title} against ensemble size, from {first_value * figure_scale:.4g} for {sizes[0]} to "
+        f"{last_value * figure_scale:.4g} for {sizes[-1]} members."
     )
-    if not any(math.isfinite(known[figure].value) for known in report.curve.values()):
+    if not any(math.isfinite(figures_of_size[figure].value) for figures_of_size in report.curve.values()):
         description = f"{title} is not defined here."
-    name = f"curve-{figure.replace('_', '-')}"
-    return draw_panel(name, title[0].upper() + title[1:], description, draw, size_inches)
+    element_id = f"curve-{figure.replace('_', '-')}"
+    return draw_panel(element_id, title[0].upper() + title[1:], description, draw, size_inches)

@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, ReadExactly, TarHeader, leads_out
 
 INDEX_VERSION = 1
-LARGEST_HEADER = 2**20  # Largest number of bytes of a safetensors header: enough for about ten thousand tensors.
+LARGEST_HEADER_NBYTES = 2**20  # Largest number of bytes of a safetensors header: enough for about ten thousand tensors.
 
 _LAST_NUMBER = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,9})(?P<after>[^0-9]*)", re.DOTALL)
 
@@ -34,7 +34,7 @@ class MemberHeader:
     tensors: tuple[tuple[str, str, Shape], ...]
 
     @cached_property
-    def payload(self) -> int:
+    def payload_nbytes(self) -> int:
         """Number of bytes of all tensors together."""
         return sum(math.prod(shape) * ELEMENT_BYTES[dtype] for _, dtype, shape in self.tensors)
 
@@ -60,11 +60,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """A file of an archive that is not a member, or a damaged member (`member` is true), with the reason (`why`)."""
+    """A file of an archive that is not a member, and the reason; the file may be a damaged member."""
 
     name: str
-    why: str
-    member: bool
+    reason: str
+    is_damaged_member: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Index:
 
     @cached_property
     def _by_offset(self) -> dict[int, Entry]:
-        return {e.data_offset + self.headers[e.header_number].header_nbytes: e for e in self.entries}
+        return {entry.data_offset + self.headers[entry.header_number].header_nbytes: entry for entry in self.entries}
 
     def entry_at(self, offset: int) -> Entry:
         """Find the member whose tensors begin at an offset in the archive; return it.
@@ -102,7 +102,7 @@ class Index:
     def byte_range(self, entry: Entry) -> tuple[int, int]:
         """Return (offset, length) of the byte range of the archive that holds a member's headers and tensors."""
         header = self.headers[entry.header_number]
-        return entry.start, entry.data_offset + header.header_nbytes + header.payload - entry.start
+        return entry.start, entry.data_offset + header.header_nbytes + header.payload_nbytes - entry.start
 
     def to_json(self) -> dict[str, Any]:
         """Return the index as JSON values."""
@@ -113,7 +113,7 @@ class Index:
             "kind": self.kind,
             "heads": [[h.header_nbytes, [[n, d, list(s)] for n, d, s in h.tensors]] for h in self.headers],
             "entries": [[e.name, e.start, e.data_offset, e.header_number, e.verified] for e in self.entries],
-            "others": [[o.name, o.why, o.member] for o in self.others],
+            "others": [[o.name, o.reason, o.is_damaged_member] for o in self.others],
         }
 
     @classmethod
@@ -144,7 +144,7 @@ class Index:
         for header in self.headers:
             if (
                 type(header.header_nbytes) is not int
-                or not 10 <= header.header_nbytes <= LARGEST_HEADER
+                or not 10 <= header.header_nbytes <= LARGEST_HEADER_NBYTES
                 or not header.tensors
             ):
                 return False
@@ -152,20 +152,30 @@ class Index:
                 return False
         if not (type(self.name) is str and type(self.size) is int and self.kind in ("tar", "gzip")):
             return False
-        previous_end, entries = 0, list[Any](self.entries)
-        for e in entries:
-            numbers = (e.start, e.data_offset, e.header_number)
-            if type(e.name) is not str or type(e.verified) is not bool or any(type(x) is not int for x in numbers):
+        previous_end, unchecked_entries = 0, list[Any](self.entries)
+        for entry in unchecked_entries:
+            integer_fields = (entry.start, entry.data_offset, entry.header_number)
+            if (
+                type(entry.name) is not str
+                or type(entry.verified) is not bool
+                or any(type(x) is not int for x in integer_fields)
+            ):
                 return False
             if not (
-                previous_end <= e.start <= e.data_offset - BLOCK_BYTES and 0 <= e.header_number < len(self.headers)
+                previous_end <= entry.start <= entry.data_offset - BLOCK_BYTES
+                and 0 <= entry.header_number < len(self.headers)
             ):
                 return False
             previous_end = (
-                e.data_offset + self.headers[e.header_number].header_nbytes + self.headers[e.header_number].payload
+                entry.data_offset
+                + self.headers[entry.header_number].header_nbytes
+                + self.headers[entry.header_number].payload_nbytes
             )
         others_are_sound = all(
-            type(o.name) is str and type(o.why) is str and type(o.member) is bool for o in self.others
+            type(other_file.name) is str
+            and type(other_file.reason) is str
+            and type(other_file.is_damaged_member) is bool
+            for other_file in self.others
         )
         return others_are_sound and previous_end <= self.size
 
@@ -191,8 +201,8 @@ class Contents:
             file: tar header of the file.
             read_exactly: function (offset, length) -> bytes that reads the archive.
         """
-        if why := _reason_not_member(file):
-            self.others.append(OtherFile(file.name, why, False))
+        if reason := _reason_not_member(file):
+            self.others.append(OtherFile(file.name, reason, False))
             return None
         has_suffix = file.name.lower().endswith(".safetensors")
         first_bytes = read_exactly(file.data_offset, min(file.size, 512 if has_suffix else 9))
@@ -202,9 +212,11 @@ class Contents:
         file_text = f"{file.name!r} in {self.archive}"
         try:
             header_nbytes = 0 if guess_kind(first_bytes) else 8 + header_length(first_bytes, file.size, file_text)
-            if header_nbytes > LARGEST_HEADER:
+            if header_nbytes > LARGEST_HEADER_NBYTES:
                 raise DamagedError(
-                    f"header of {file_text}", expected=f"at most {LARGEST_HEADER:,} bytes", found=f"{header_nbytes:,}"
+                    f"header of {file_text}",
+                    expected=f"at most {LARGEST_HEADER_NBYTES:,} bytes",
+                    found=f"{header_nbytes:,}",
                 )
         except DamagedError as error:
             self.others.append(OtherFile(file.name, str(error), has_suffix))
@@ -277,24 +289,28 @@ def predict_file_names(sampled_names: Mapping[int, str], member_count: int, arch
     >>> predict_file_names({0: "v_0.st", 1: "v_1.st", 2: "v_10.st", 11: "v_9.st"}, 12, "")[:5]
     ['v_0.st', 'v_1.st', 'v_10.st', 'v_11.st', 'v_2.st']
     """
-    matches = [_LAST_NUMBER.fullmatch(name) for name in sampled_names.values()]
-    matches_with_number = [match for match in matches if match]
-    if len({(m["before"], m["after"]) for m in matches_with_number}) != 1 or len(matches_with_number) < len(matches):
+    name_matches = [_LAST_NUMBER.fullmatch(name) for name in sampled_names.values()]
+    matches_with_number = [match for match in name_matches if match]
+    if len({(match["before"], match["after"]) for match in matches_with_number}) != 1 or len(matches_with_number) < len(
+        name_matches
+    ):
         return None
-    numbers = [int(m["number"]) for m in matches_with_number]
+    file_numbers = [int(match["number"]) for match in matches_with_number]
     widths_with_zeros = (
-        {len(m["number"]) for m in matches_with_number}
-        if any(m["number"].startswith("0") for m in matches_with_number)
+        {len(match["number"]) for match in matches_with_number}
+        if any(match["number"].startswith("0") for match in matches_with_number)
         else set()
     )
-    width = widths_with_zeros.pop() if len(widths_with_zeros) == 1 else 0
+    number_width = widths_with_zeros.pop() if len(widths_with_zeros) == 1 else 0
     text_before, text_after = matches_with_number[0]["before"], matches_with_number[0]["after"]
     numbers_in_archive_name = [int(digits) for digits in re.findall("[0-9]{1,9}", archive)]
-    for first_number in dict.fromkeys([min(numbers), max(numbers) - member_count + 1, *numbers_in_archive_name]):
+    for first_number in dict.fromkeys(
+        [min(file_numbers), max(file_numbers) - member_count + 1, *numbers_in_archive_name]
+    ):
         if first_number < 0:
             continue
         names = [
-            f"{text_before}{number:0{width}d}{text_after}"
+            f"{text_before}{number:0{number_width}d}{text_after}"
             for number in range(first_number, first_number + member_count)
         ]
         for ordered_names in (names, sorted(names)):
@@ -315,8 +331,12 @@ def numbers_from_file_names(file_names: Sequence[str]) -> list[int]:
     [0, 1]
     """
     for texts_with_number in ([name.rpartition("/")[2] for name in file_names], file_names):
-        matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in texts_with_number]
-        numbers = [int(match["number"]) for match in matches if match]
-        if len(numbers) == len(file_names) and len(set(numbers)) == len(file_names) and max(numbers, default=0) < 2**30:
-            return numbers
+        name_matches = [_LAST_NUMBER.fullmatch(name.removesuffix(".safetensors")) for name in texts_with_number]
+        file_numbers = [int(match["number"]) for match in name_matches if match]
+        if (
+            len(file_numbers) == len(file_names)
+            and len(set(file_numbers)) == len(file_names)
+            and max(file_numbers, default=0) < 2**30
+        ):
+            return file_numbers
     return list(range(len(file_names)))

@@ -19,7 +19,8 @@ from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.archives import Index, streams
 
 ARCHIVE_SUFFIXES = (".tgz", ".tar", ".tar.gz")
-ARCHIVES_AT_ONCE = 3  # Number of archives that are indexed at once; each archive is read over several connections.
+# Number of archives that are indexed at once; each archive is read over several connections.
+ARCHIVES_INDEXED_AT_ONCE = 3
 
 _indexes: dict[tuple[Any, ...], Index] = {}  # Indexes by archive: each index is loaded or built once in a process.
 _indexes_lock = threading.Lock()
@@ -78,7 +79,7 @@ def open_remote(repo: hub.Repo, archive_paths: Sequence[str], check: bool = Fals
     """
     if len(archive_paths) == 1:
         return [_open_remote(repo, archive_paths[0], archive.index_archive, check=check)]
-    with ThreadPoolExecutor(ARCHIVES_AT_ONCE, thread_name_prefix="zoo-index") as pool:
+    with ThreadPoolExecutor(ARCHIVES_INDEXED_AT_ONCE, thread_name_prefix="zoo-index") as pool:
         return list(pool.map(lambda p: _open_remote(repo, p, archive.index_archive, check=check), archive_paths))
 
 
@@ -164,8 +165,8 @@ def _save_json(repo: str, file_name: Path, values: Any) -> None:
 
 def list_in_folder(root: Path, archives: Archives) -> list[str]:
     """List the archives of a collection in a folder; return their paths relative to it."""
-    files = (p for p in (root / archives.folder).glob("*") if p.is_file())
-    return archives_in((p.relative_to(root).as_posix() for p in files), archives)
+    file_paths = (p for p in (root / archives.folder).glob("*") if p.is_file())
+    return archives_in((p.relative_to(root).as_posix() for p in file_paths), archives)
 
 
 def open_local(root: Path, archive_paths: Sequence[str], check: bool = False) -> list[OpenedArchive]:
@@ -183,18 +184,18 @@ def open_local(root: Path, archive_paths: Sequence[str], check: bool = False) ->
 
 
 def _open_local(path: Path, source_path: str, check: bool) -> OpenedArchive:
-    key = (str(path), file_stamp(path))
-    if key not in _indexes:
-        _indexes[key] = archive.index_file(path)
-    if _indexes[key].kind != "gzip":
-        return OpenedArchive(source_path, _indexes[key], path)
-    stamp = hashlib.sha256(repr(key).encode()).hexdigest()
-    return _open_unpacked(path, source_path, stamp, cache.writable_folder("local/archives"), check)
+    file_key = (str(path), file_stamp(path))
+    if file_key not in _indexes:
+        _indexes[file_key] = archive.index_file(path)
+    if _indexes[file_key].kind != "gzip":
+        return OpenedArchive(source_path, _indexes[file_key], path)
+    content_key = hashlib.sha256(repr(file_key).encode()).hexdigest()
+    return _open_unpacked(path, source_path, content_key, cache.writable_folder("local/archives"), check)
 
 
 def _open_unpacked(path: Path, source_path: str, content_key: str, cache_folder: Path, check: bool) -> OpenedArchive:
     unpacked_path = streams.unpack_once(path, content_key, cache_folder, check)
-    stamp = (str(unpacked_path), file_stamp(unpacked_path))
-    if stamp not in _indexes:
-        _indexes[stamp] = archive.index_file(unpacked_path)
-    return OpenedArchive(source_path, _indexes[stamp], unpacked_path)
+    file_key = (str(unpacked_path), file_stamp(unpacked_path))
+    if file_key not in _indexes:
+        _indexes[file_key] = archive.index_file(unpacked_path)
+    return OpenedArchive(source_path, _indexes[file_key], unpacked_path)

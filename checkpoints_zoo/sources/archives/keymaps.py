@@ -44,10 +44,10 @@ def unwrap_names(stored_shapes: Mapping[str, Shape], expected_shapes: Mapping[st
     for bare_names in _names_without_inner_wrappers(list(stored_shapes)):
         if len(set(bare_names)) < len(bare_names):  # Two names differed only in the removed part.
             continue
-        shapes = {
+        bare_shapes = {
             name: shape for name, shape in zip(bare_names, stored_shapes.values(), strict=True) if not is_counter(name)
         }
-        names_that_differ, difference_text = compare_shapes(shapes, target_shapes)
+        names_that_differ, difference_text = compare_shapes(bare_shapes, target_shapes)
         if not names_that_differ:
             return dict(zip(stored_shapes, bare_names, strict=True))
         failed_attempts.append((names_that_differ, difference_text))
@@ -62,7 +62,9 @@ def _names_without_inner_wrappers(tensor_names: list[str]) -> Iterator[list[str]
     yield from names_without_wrappers(tensor_names)
     split_names = [name.split(".") for name in tensor_names]
     present_wrappers = [
-        inside for inside in INNER_WRAPPER_PARTS if any(inside in name_parts[1:] for name_parts in split_names)
+        wrapper_part
+        for wrapper_part in INNER_WRAPPER_PARTS
+        if any(wrapper_part in name_parts[1:] for name_parts in split_names)
     ]
     for wrapper_count in range(1, len(present_wrappers) + 1):
         for removed_wrappers in combinations(present_wrappers, wrapper_count):
@@ -89,16 +91,17 @@ class KeyMap:
     """Rules that translate stored tensor names into this package's names, and back.
 
     Args:
-        parts: pairs (stored text, our text): a part of a tensor name between two dots is replaced.
-        norms: endings of our layer names: norm layers whose stored tensors have other names and the shape (1, C, 1, 1).
-        leaves: pairs (stored name, our name) of the tensors in the norm layers that `norms` lists.
-        by_shape: whether tensors are matched by shape, because stored names are unknown and all shapes differ.
+        part_renames: pairs (stored text, our text): a part of a tensor name between two dots is replaced.
+        norm_layer_endings: endings of our layer names: norm layers whose stored tensors have other names and the shape
+            (1, C, 1, 1).
+        tensor_renames: pairs (stored name, our name) of the tensors in the norm layers that `norm_layer_endings` lists.
+        matches_by_shape: whether tensors are matched by shape, because stored names are unknown and all shapes differ.
     """
 
-    parts: tuple[tuple[str, str], ...] = ()
-    norms: tuple[str, ...] = ()
-    leaves: tuple[tuple[str, str], ...] = ()
-    by_shape: bool = False
+    part_renames: tuple[tuple[str, str], ...] = ()
+    norm_layer_endings: tuple[str, ...] = ()
+    tensor_renames: tuple[tuple[str, str], ...] = ()
+    matches_by_shape: bool = False
 
     def translate_to_ours(self, stored_name: str, shape: Shape) -> tuple[str, Shape]:
         """Translate the stored name and shape of a tensor into our name and shape; return both. A name that is ours
@@ -107,12 +110,12 @@ class KeyMap:
         >>> KEY_MAPS["resnet20-frn-silu"].translate_to_ours("layer2.0.shortcut.1.gamma", (1, 32, 1, 1))
         ('layer2.0.downsample.1.weight', (32,))
         """
-        parts, leaves = dict(self.parts), dict(self.leaves)
-        *path, leaf = [parts.get(part, part) for part in stored_name.split(".")]
-        if leaf in leaves and self._is_norm(path):
-            flat = len(shape) == 4 and shape == (1, shape[1], 1, 1)
-            leaf, shape = leaves[leaf], shape[1:2] if flat else shape
-        return ".".join([*path, leaf]), shape
+        our_part_of_stored, our_leaf_of_stored = dict(self.part_renames), dict(self.tensor_renames)
+        *layer_parts, tensor_part = [our_part_of_stored.get(part, part) for part in stored_name.split(".")]
+        if tensor_part in our_leaf_of_stored and self._is_norm(layer_parts):
+            has_norm_shape = len(shape) == 4 and shape == (1, shape[1], 1, 1)
+            tensor_part, shape = our_leaf_of_stored[tensor_part], shape[1:2] if has_norm_shape else shape
+        return ".".join([*layer_parts, tensor_part]), shape
 
     def translate_to_stored(self, our_name: str, shape: Shape) -> tuple[str, Shape]:
         """Translate our name and shape of a tensor into torch-uncertainty's name and shape; return both.
@@ -120,15 +123,17 @@ class KeyMap:
         >>> KEY_MAPS["resnet18"].translate_to_stored("layer2.0.downsample.1.weight", (128,))
         ('layer2.0.shortcut.1.weight', (128,))
         """
-        parts, leaves = ({ours: stored for stored, ours in rule} for rule in (self.parts, self.leaves))
-        *path, leaf = our_name.split(".")
-        if leaf in leaves and self._is_norm(path):
-            leaf, shape = leaves[leaf], (1, *shape, 1, 1)
-        return ".".join([parts.get(part, part) for part in path] + [leaf]), shape
+        stored_part_of_ours, stored_leaf_of_ours = (
+            {ours: stored for stored, ours in rule} for rule in (self.part_renames, self.tensor_renames)
+        )
+        *layer_parts, tensor_part = our_name.split(".")
+        if tensor_part in stored_leaf_of_ours and self._is_norm(layer_parts):
+            tensor_part, shape = stored_leaf_of_ours[tensor_part], (1, *shape, 1, 1)
+        return ".".join([stored_part_of_ours.get(part, part) for part in layer_parts] + [tensor_part]), shape
 
     def _is_norm(self, name_parts: list[str]) -> bool:
         layer = "." + ".".join(name_parts)
-        return any(layer.endswith("." + norm) for norm in self.norms)
+        return any(layer.endswith("." + norm) for norm in self.norm_layer_endings)
 
 
 _RESNET_RENAMES = (("shortcut", "downsample"), ("linear", "fc"))
@@ -137,10 +142,10 @@ KEY_MAPS: dict[str, KeyMap] = {
     "resnet18": KeyMap(_RESNET_RENAMES),
     "resnet20-frn-silu": KeyMap(
         _RESNET_RENAMES,
-        norms=("bn1", "bn2", "downsample.1"),
-        leaves=(("gamma", "weight"), ("beta", "bias"), ("tau", "tau")),
+        norm_layer_endings=("bn1", "bn2", "downsample.1"),
+        tensor_renames=(("gamma", "weight"), ("beta", "bias"), ("tau", "tau")),
     ),
-    "optunet": KeyMap(_RESNET_RENAMES, by_shape=True),
+    "optunet": KeyMap(_RESNET_RENAMES, matches_by_shape=True),
 }
 
 
@@ -178,15 +183,15 @@ def recognise(tensors: Mapping[str, tuple[str, Shape]]) -> RecognisedNetwork:
     *_, bare_names = names_without_wrappers(list(tensors))
     failed_attempts = []
     for architecture in KEY_MAPS:
-        for renamed in _renamings(architecture, bare_names, tensors):
-            shapes = {name: shape for name, (_, shape) in renamed.items()}
-            arguments = _UPSTREAM_NETS[architecture].arguments(shapes)
+        for renamed_tensors in _renamings(architecture, bare_names, tensors):
+            renamed_shapes = {name: shape for name, (_, shape) in renamed_tensors.items()}
+            arguments = _UPSTREAM_NETS[architecture].arguments(renamed_shapes)
             expected_shapes = tensor_shapes(architecture, **arguments)
-            expected_shapes = {n: s for n, s in expected_shapes.items() if n in shapes or not is_counter(n)}
-            names_that_differ, difference_text = compare_shapes(shapes, expected_shapes)
+            expected_shapes = {n: s for n, s in expected_shapes.items() if n in renamed_shapes or not is_counter(n)}
+            names_that_differ, difference_text = compare_shapes(renamed_shapes, expected_shapes)
             if not names_that_differ:
-                _check_floats(renamed)
-                return RecognisedNetwork(architecture, arguments, renamed)
+                _check_floats(renamed_tensors)
+                return RecognisedNetwork(architecture, arguments, renamed_tensors)
             failed_attempts.append((names_that_differ, f"{difference_text}, against {architecture}"))
     names_that_differ, difference_text = min(failed_attempts, key=lambda one: len(one[0]))
     raise LayoutError(
@@ -203,21 +208,21 @@ def _renamings(
 ) -> Iterator[dict[str, tuple[str, Shape]]]:
     """Yield the tensors under our names, translated by the rules or, if the stored names are unknown, by shape."""
     key_map = KEY_MAPS[architecture]
-    renamed: dict[str, tuple[str, Shape]] = {}
+    renamed_tensors: dict[str, tuple[str, Shape]] = {}
     for name, (dtype, shape) in zip(stored_names, tensors.values(), strict=True):
-        ours, flat = key_map.translate_to_ours(name, shape)
+        our_name, our_shape = key_map.translate_to_ours(name, shape)
         # If two stored names translate to the same name, the second tensor counts as extra.
-        renamed[f"{ours} (twice)" if ours in renamed else ours] = dtype, flat
-    yield renamed
-    if key_map.by_shape:
+        renamed_tensors[f"{our_name} (twice)" if our_name in renamed_tensors else our_name] = dtype, our_shape
+    yield renamed_tensors
+    if key_map.matches_by_shape:
         for arguments in _OPTUNET_ARGUMENTS:
-            names = {shape: name for name, shape in tensor_shapes(architecture, **arguments).items()}
-            if sorted(names) == sorted(shape for _, shape in tensors.values()):
-                yield {names[shape]: (dtype, shape) for dtype, shape in tensors.values()}
+            name_of_shape = {shape: name for name, shape in tensor_shapes(architecture, **arguments).items()}
+            if sorted(name_of_shape) == sorted(shape for _, shape in tensors.values()):
+                yield {name_of_shape[shape]: (dtype, shape) for dtype, shape in tensors.values()}
 
 
-def _check_floats(renamed: Mapping[str, tuple[str, Shape]]) -> None:
-    for name, (dtype, _) in renamed.items():
+def _check_floats(renamed_tensors: Mapping[str, tuple[str, Shape]]) -> None:
+    for name, (dtype, _) in renamed_tensors.items():
         if dtype not in FLOAT_DTYPES and not is_counter(name):
             expected = f"a dtype among {', '.join(FLOAT_DTYPES)}"
             raise LayoutError(f"tensor {name!r}", expected=expected, found=dtype, tensor=name)
@@ -239,27 +244,33 @@ _BATCH_NORM_TENSORS = ("weight", "bias", "running_mean", "running_var", "num_bat
 
 
 def _resnet(
-    widths: tuple[int, ...], blocks: int, norm: tuple[str, ...], classes: int, conv_bias: bool
+    stage_widths: tuple[int, ...],
+    blocks_per_stage: int,
+    norm_tensors: tuple[str, ...],
+    class_count: int,
+    conv_bias: bool,
 ) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
 
-    def conv_and_norm(conv: str, norm_layer: str, width: int, width_in: int, kernel: int) -> None:
-        shapes[f"{conv}.weight"] = (width, width_in, kernel, kernel)
+    def conv_and_norm(conv_name: str, norm_name: str, width: int, input_width: int, kernel_size: int) -> None:
+        shapes[f"{conv_name}.weight"] = (width, input_width, kernel_size, kernel_size)
         if conv_bias:
-            shapes[f"{conv}.bias"] = (width,)
-        shapes.update({f"{norm_layer}.{leaf}": () if is_counter(leaf) else (width,) for leaf in norm})
+            shapes[f"{conv_name}.bias"] = (width,)
+        shapes.update(
+            {f"{norm_name}.{tensor_name}": () if is_counter(tensor_name) else (width,) for tensor_name in norm_tensors}
+        )
 
-    conv_and_norm("conv1", "bn1", widths[0], 3, 3)
-    width_in = widths[0]
-    for stage, width in enumerate(widths, 1):
-        for number in range(blocks):
-            block = f"layer{stage}.{number}"
-            conv_and_norm(f"{block}.conv1", f"{block}.bn1", width, width_in, 3)
-            conv_and_norm(f"{block}.conv2", f"{block}.bn2", width, width, 3)
+    conv_and_norm("conv1", "bn1", stage_widths[0], 3, 3)
+    width_in = stage_widths[0]
+    for stage, width in enumerate(stage_widths, 1):
+        for block_number in range(blocks_per_stage):
+            block_name = f"layer{stage}.{block_number}"
+            conv_and_norm(f"{block_name}.conv1", f"{block_name}.bn1", width, width_in, 3)
+            conv_and_norm(f"{block_name}.conv2", f"{block_name}.bn2", width, width, 3)
             if width != width_in:
-                conv_and_norm(f"{block}.downsample.0", f"{block}.downsample.1", width, width_in, 1)
+                conv_and_norm(f"{block_name}.downsample.0", f"{block_name}.downsample.1", width, width_in, 1)
             width_in = width
-    return {**shapes, "fc.weight": (classes, width_in), "fc.bias": (classes,)}
+    return {**shapes, "fc.weight": (class_count, width_in), "fc.bias": (class_count,)}
 
 
 def _resnet18(classes: int) -> dict[str, Shape]:
@@ -271,9 +282,9 @@ def _resnet20(classes: int, conv_bias: bool) -> dict[str, Shape]:
 
 
 def _optunet(classes: int, hidden: int | None) -> dict[str, Shape]:
-    layers = {"fc": (classes, 10)} if hidden is None else {"fc1": (hidden, 10), "fc2": (classes, hidden)}
+    shape_of_layer = {"fc": (classes, 10)} if hidden is None else {"fc1": (hidden, 10), "fc2": (classes, hidden)}
     shapes: dict[str, Shape] = {"conv1.weight": (2, 1, 4, 4), "conv2.weight": (10, 1, 5, 5)}
-    for layer, shape in layers.items():
+    for layer, shape in shape_of_layer.items():
         shapes.update({f"{layer}.weight": shape, f"{layer}.bias": shape[:1]})
     return shapes
 

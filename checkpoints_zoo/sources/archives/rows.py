@@ -67,14 +67,14 @@ def layout_of_header(header: MemberHeader) -> tuple[RecognisedNetwork, Layout]:
     """
     stored_tensors = tensors_of_header(header)
     net = recognise(stored_tensors)
-    expected = tensor_shapes(net.architecture, **net.arguments)
+    expected_shapes = tensor_shapes(net.architecture, **net.arguments)
     tensors = (
-        (ours, dtype, shape, name, stored_shape)
-        for (ours, (dtype, shape)), (name, (_, stored_shape)) in zip(
+        (our_name, dtype, shape, stored_name, stored_shape)
+        for (our_name, (dtype, shape)), (stored_name, (_, stored_shape)) in zip(
             net.tensors.items(), stored_tensors.items(), strict=True
         )
     )
-    missing_counters = [name for name in expected if is_counter(name) and name not in net.tensors]
+    missing_counters = [name for name in expected_shapes if is_counter(name) and name not in net.tensors]
     return net, Layout.of_stored(tensors, missing_counters, header.header_nbytes)
 
 
@@ -112,11 +112,14 @@ def archive_group(archive_path: str, index: Index) -> MemberGroup:
     headers = index.headers
     members = [
         MemberRange(
-            e.name, archive_path, e.data_offset + headers[e.header_number].header_nbytes, headers[e.header_number]
+            entry.name,
+            archive_path,
+            entry.data_offset + headers[entry.header_number].header_nbytes,
+            headers[entry.header_number],
         )
-        for e in index.entries
+        for entry in index.entries
     ]
-    return MemberGroup(members, [(other.name, other.why) for other in index.others if other.member])
+    return MemberGroup(members, [(other.name, other.reason) for other in index.others if other.is_damaged_member])
 
 
 def rows_of_groups(
@@ -133,27 +136,31 @@ def rows_of_groups(
         DamagedError: the archives have no members.
     """
     # The dict is keyed by `id(header)`: headers are few, and hashing all their tensor names takes long.
-    headers = {id(m.header): m.header for group in groups for m in group.members}
-    net_of_header = {key: _identify(head, identify_net) for key, head in headers.items()}
-    majority = _majority_net(Counter(id(m.header) for group in groups for m in group.members), net_of_header)
-    rows, layouts, used_numbers = list[dict[str, Any]](), dict[str, Layout](), set[int]()
-    shared_columns = {key: _shared_columns(net, majority, layouts) for key, net in net_of_header.items()}
+    header_of_id = {id(member_range.header): member_range.header for group in groups for member_range in group.members}
+    net_of_header = {header_id: _identify(header, identify_net) for header_id, header in header_of_id.items()}
+    majority_network = _majority_net(
+        Counter(id(member_range.header) for group in groups for member_range in group.members), net_of_header
+    )
+    rows, layouts, used_ids = list[dict[str, Any]](), dict[str, Layout](), set[int]()
+    shared_values_of_header = {
+        header_id: _shared_columns(net, majority_network, layouts) for header_id, net in net_of_header.items()
+    }
     for group in groups:
-        names = [*(m.name for m in group.members), *(name for name, _ in group.damaged)]
-        numbers = list(group.numbers) or numbers_from_file_names(names)
-        if used_numbers & set(numbers):
-            number_shift = max(used_numbers) + 1 - min(numbers)
-            numbers = [number + number_shift for number in numbers]
-        used_numbers |= set(numbers)
+        file_names = [*(member_range.name for member_range in group.members), *(name for name, _ in group.damaged)]
+        member_ids = list(group.numbers) or numbers_from_file_names(file_names)
+        if used_ids & set(member_ids):
+            id_shift = max(used_ids) + 1 - min(member_ids)
+            member_ids = [member_id + id_shift for member_id in member_ids]
+        used_ids |= set(member_ids)
         # The numbers of the damaged members come after the other members' numbers.
-        for member, number in zip(group.members, numbers[: len(group.members)], strict=True):
-            row = _new_row(number) | shared_columns[id(member.header)]
+        for member, member_id in zip(group.members, member_ids[: len(group.members)], strict=True):
+            row = _new_row(member_id) | shared_values_of_header[id(member.header)]
             if row["status"] == "ok":
                 row |= {"path": member.path, "offset": member.offset}
             rows.append(row)
-        for (_, why), number in zip(group.damaged, numbers[len(group.members) :], strict=True):
-            rows.append(_new_row(number) | {"status": "failed", "reason": why})
-    return rows, layouts, {"architecture": majority.architecture, "arguments": majority.arguments}
+        for (_, reason), member_id in zip(group.damaged, member_ids[len(group.members) :], strict=True):
+            rows.append(_new_row(member_id) | {"status": "failed", "reason": reason})
+    return rows, layouts, {"architecture": majority_network.architecture, "arguments": majority_network.arguments}
 
 
 def _identify(header: MemberHeader, identify_net: IdentifyNet) -> tuple[RecognisedNetwork, Layout] | LayoutError:
@@ -164,16 +171,24 @@ def _identify(header: MemberHeader, identify_net: IdentifyNet) -> tuple[Recognis
 
 
 def _shared_columns(
-    net: tuple[RecognisedNetwork, Layout] | LayoutError, majority: RecognisedNetwork, layouts: dict[str, Layout]
+    network_and_layout: tuple[RecognisedNetwork, Layout] | LayoutError,
+    majority_network: RecognisedNetwork,
+    layouts: dict[str, Layout],
 ) -> dict[str, Any]:
     """Return the manifest values that all members with one header share; add the header's layout to `layouts`."""
-    if isinstance(net, LayoutError):
-        return {"status": "excluded", "reason": str(net)}
-    if (net[0].architecture, net[0].arguments) != (majority.architecture, majority.arguments):
-        return {"status": "excluded", "reason": f"a {net[0].architecture} with {net[0].arguments}"}
-    key = layout_key(majority.architecture, net[1])
-    layouts[key] = net[1]
-    return {"nbytes": net[1].nbytes, "layout": key, "dtype": net[1].dtype}
+    if isinstance(network_and_layout, LayoutError):
+        return {"status": "excluded", "reason": str(network_and_layout)}
+    if (network_and_layout[0].architecture, network_and_layout[0].arguments) != (
+        majority_network.architecture,
+        majority_network.arguments,
+    ):
+        return {
+            "status": "excluded",
+            "reason": f"a {network_and_layout[0].architecture} with {network_and_layout[0].arguments}",
+        }
+    key = layout_key(majority_network.architecture, network_and_layout[1])
+    layouts[key] = network_and_layout[1]
+    return {"nbytes": network_and_layout[1].nbytes, "layout": key, "dtype": network_and_layout[1].dtype}
 
 
 def _new_row(member: int) -> dict[str, Any]:
@@ -181,26 +196,36 @@ def _new_row(member: int) -> dict[str, Any]:
 
 
 def _majority_net(
-    member_counts: Mapping[int, int], net_of_header: Mapping[int, tuple[RecognisedNetwork, Layout] | LayoutError]
+    member_count_of_header: Mapping[int, int],
+    net_of_header: Mapping[int, tuple[RecognisedNetwork, Layout] | LayoutError],
 ) -> RecognisedNetwork:
     """Return the network that most members have, given the number of members of each header."""
-    if not member_counts:
+    if not member_count_of_header:
         raise DamagedError("archives or folder", expected="members", found="none")
-    votes: dict[str, tuple[int, RecognisedNetwork]] = {}
-    for header_id, count in member_counts.items():
-        net = net_of_header[header_id]
-        if not isinstance(net, LayoutError):
-            key = json.dumps([net[0].architecture, net[0].arguments], sort_keys=True)
-            votes[key] = votes.get(key, (0, net[0]))[0] + count, net[0]
-    if not votes:
-        raise next(net for net in net_of_header.values() if isinstance(net, LayoutError))
-    return max(votes.values(), key=lambda vote: vote[0])[1]
+    count_and_network: dict[str, tuple[int, RecognisedNetwork]] = {}
+    for header_id, member_count in member_count_of_header.items():
+        network_and_layout = net_of_header[header_id]
+        if not isinstance(network_and_layout, LayoutError):
+            network_key = json.dumps(
+                [network_and_layout[0].architecture, network_and_layout[0].arguments], sort_keys=True
+            )
+            count_and_network[network_key] = (
+                count_and_network.get(network_key, (0, network_and_layout[0]))[0] + member_count,
+                network_and_layout[0],
+            )
+    if not count_and_network:
+        raise next(
+            network_and_layout
+            for network_and_layout in net_of_header.values()
+            if isinstance(network_and_layout, LayoutError)
+        )
+    return max(count_and_network.values(), key=lambda vote: vote[0])[1]
 
 
 def layout_key(architecture: str, layout: Layout) -> str:
     """Return the key of a layout: the name of the architecture and a hash."""
-    text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
-    return f"{architecture}-{hashlib.sha256(text).hexdigest()[:8]}"
+    layout_json = json.dumps(layout.to_json(), separators=(",", ":")).encode()
+    return f"{architecture}-{hashlib.sha256(layout_json).hexdigest()[:8]}"
 
 
 def source_of_archive(
@@ -221,15 +246,15 @@ def source_of_archive(
         raise UsageError("archives", expected="one path or more", found="none")
     base_folder = (archive_paths[0].parent if root is None else root).resolve()
     indexes = {path.resolve().relative_to(base_folder).as_posix(): index_file(path) for path in archive_paths}
-    rows, layouts, net = rows_of_archives(indexes)
+    rows, layouts, network_fields = rows_of_archives(indexes)
     fields: dict[str, Any] = {
         "name": archive_paths[0].name.lower().split(".")[0], "title": "", "dataset": "", "classes": (),
-        "preprocessing": {}, "licence": "", "citation": "", **net, "layouts": layouts,
+        "preprocessing": {}, "licence": "", "citation": "", **network_fields, "layouts": layouts,
     }  # fmt: skip
     description = Description(**fields | dict(description_fields or {}))
-    table = manifest.build_manifest(rows)
-    manifest.check_rows(table, description, archive_paths[0])
-    return description, table
+    manifest_table = manifest.build_manifest(rows)
+    manifest.check_rows(manifest_table, description, archive_paths[0])
+    return description, manifest_table
 
 
 def index_file(archive_path: Path) -> Index:
@@ -248,11 +273,11 @@ def index_file(archive_path: Path) -> Index:
                 bytes_left -= len(piece)
             return b"".join(pieces)
 
-        size = archive_path.stat().st_size
-        index = walking.index_archive(read_range, size, str(archive_path), threads=1)
+        archive_nbytes = archive_path.stat().st_size
+        index = walking.index_archive(read_range, archive_nbytes, str(archive_path), threads=1)
         # Reading all headers of a local file is cheap, so no index is predicted.
         return (
             index
             if all(e.verified for e in index.entries)
-            else walking.walk_archive(read_range, size, str(archive_path), threads=1)
+            else walking.walk_archive(read_range, archive_nbytes, str(archive_path), threads=1)
         )

@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import DamagedError
 BLOCK_BYTES = 512
 LARGEST_EXTRA_BYTES = 2**20  # Largest number of bytes of pax records and long names before one file.
 LARGEST_RECORD_COUNT = 8  # Largest number of pax records and long names before one file.
-LARGEST_SIZE = 2**62
+LARGEST_FILE_NBYTES = 2**62
 
 # Function (offset, length) -> exactly `length` bytes of the archive.
 ReadExactly = Callable[[int, int], bytes]
@@ -81,68 +81,71 @@ def header_at(read_exactly: ReadExactly, offset: int, archive_nbytes: int, archi
     Args:
         read_exactly: function (offset, length) -> bytes that reads the archive.
         offset: offset of the file's first block in the archive.
-        archive_nbytes: size of the archive in bytes; `LARGEST_SIZE` if it is unknown.
+        archive_nbytes: size of the archive in bytes; `LARGEST_FILE_NBYTES` if it is unknown.
         archive: name of the archive in error texts.
 
     Raises:
         DamagedError: there is no header at the offset, the header is inconsistent, or the file exceeds the archive.
     """
-    block_start, extra_bytes, long_name, pax = offset, 0, "", dict[str, str]()
+    block_start, extra_nbytes, long_name, pax_records = offset, 0, "", dict[str, str]()
     for _ in range(LARGEST_RECORD_COUNT + 1):
         block = read_exactly(block_start, BLOCK_BYTES)
         if block_start == offset and not block.rstrip(b"\0"):
             return None
         if not is_header(block):
             raise damage_error(archive, block_start, "the header of a file", "none, by its checksum")
-        kind, count = block[156:157].decode("latin-1"), _parse_number(block[124:136], block_start, archive)
-        if kind not in "xXgLK":
+        type_flag, content_nbytes = (
+            block[156:157].decode("latin-1"),
+            _parse_number(block[124:136], block_start, archive),
+        )
+        if type_flag not in "xXgLK":
             return _build_header(
                 block,
-                kind,
-                count,
-                TarHeader(pax.get("path", long_name), offset, block_start, 0, ""),
+                type_flag,
+                content_nbytes,
+                TarHeader(pax_records.get("path", long_name), offset, block_start, 0, ""),
                 archive_nbytes,
                 archive,
-                pax,
+                pax_records,
             )
-        extra_bytes += count
-        if extra_bytes > LARGEST_EXTRA_BYTES:
+        extra_nbytes += content_nbytes
+        if extra_nbytes > LARGEST_EXTRA_BYTES:
             raise damage_error(
                 archive,
                 block_start,
                 f"at most {LARGEST_EXTRA_BYTES:,} bytes of records before a file",
-                f"{extra_bytes:,}",
+                f"{extra_nbytes:,}",
             )
-        raw = read_exactly(block_start + BLOCK_BYTES, count)
-        if kind in "xXg":
-            records = _parse_pax(raw, block_start, archive)
-            if kind == "g" and records.keys() & {"path", "size"}:
+        record_bytes = read_exactly(block_start + BLOCK_BYTES, content_nbytes)
+        if type_flag in "xXg":
+            new_records = _parse_pax(record_bytes, block_start, archive)
+            if type_flag == "g" and new_records.keys() & {"path", "size"}:
                 raise damage_error(archive, block_start, "a path and a size for one file", "one for all files")
-            pax |= records if kind != "g" else {}
-        elif kind == "L":
-            long_name = _decode_text(raw)
-        block_start += BLOCK_BYTES + padded_size(count)
+            pax_records |= new_records if type_flag != "g" else {}
+        elif type_flag == "L":
+            long_name = _decode_text(record_bytes)
+        block_start += BLOCK_BYTES + padded_size(content_nbytes)
     raise damage_error(archive, offset, f"at most {LARGEST_RECORD_COUNT} records before a file", "more")
 
 
 def _build_header(
     block: bytes,
-    kind: str,
+    type_flag: str,
     content_nbytes: int,
     partial_header: TarHeader,
     archive_nbytes: int,
     archive: str,
-    pax: dict[str, str],
+    pax_records: dict[str, str],
 ) -> TarHeader:
     """Combine the header block of a file with the pax records and long names before the block; return the header."""
     header_start, name = partial_header.data_offset, partial_header.name or _decode_text(block[:100])
     if not partial_header.name and block[257:263] == b"ustar\0" and (prefix := _decode_text(block[345:500])):
         name = f"{prefix}/{name}"
-    if "size" in pax:
-        if not re.fullmatch("[0-9]{1,18}", pax["size"]):
-            raise damage_error(archive, header_start, "a size in the pax records", repr(pax["size"][:40]))
-        content_nbytes = int(pax["size"])
-    if kind == "S" or any(key.startswith("GNU.sparse") for key in pax):
+    if "size" in pax_records:
+        if not re.fullmatch("[0-9]{1,18}", pax_records["size"]):
+            raise damage_error(archive, header_start, "a size in the pax records", repr(pax_records["size"][:40]))
+        content_nbytes = int(pax_records["size"])
+    if type_flag == "S" or any(key.startswith("GNU.sparse") for key in pax_records):
         raise damage_error(
             archive,
             header_start,
@@ -150,22 +153,22 @@ def _build_header(
             f"a sparse one, {name[:200]!r}",
             "Unpack it and give the files' folder",
         )
-    kind_text = "" if kind in "0\0007" else OTHER_KINDS.get(kind, f"of the unknown kind {kind!r}")
-    if kind == "\0" and name.endswith("/"):
-        kind_text = OTHER_KINDS["5"]
-    data = header_start + BLOCK_BYTES
+    kind = "" if type_flag in "0\0007" else OTHER_KINDS.get(type_flag, f"of the unknown kind {type_flag!r}")
+    if type_flag == "\0" and name.endswith("/"):
+        kind = OTHER_KINDS["5"]
+    data_offset = header_start + BLOCK_BYTES
     # Headers of links and folders may state a size, but no contents follow.
-    content_nbytes = 0 if kind_text and kind in "123456\0" else content_nbytes
-    if data + content_nbytes > archive_nbytes:
+    content_nbytes = 0 if kind and type_flag in "123456\0" else content_nbytes
+    if data_offset + content_nbytes > archive_nbytes:
         expected = f"the {content_nbytes:,} bytes of {name[:200]!r} within the archive's {archive_nbytes:,}"
         raise damage_error(archive, header_start, expected, "an archive that is cut, or a wrong size")
-    return TarHeader(tidy_name(name), partial_header.start, data, content_nbytes, kind_text)
+    return TarHeader(tidy_name(name), partial_header.start, data_offset, content_nbytes, kind)
 
 
 def tidy_name(file_name: str) -> str:
     """Remove "./" and doubled slashes from a file's name; return the name."""
-    parts = "/".join(part for part in file_name.split("/") if part not in ("", "."))
-    return f"/{parts}" if file_name.startswith("/") else parts
+    tidied_name = "/".join(part for part in file_name.split("/") if part not in ("", "."))
+    return f"/{tidied_name}" if file_name.startswith("/") else tidied_name
 
 
 def leads_out(file_name: str) -> bool:
@@ -177,31 +180,39 @@ def _decode_text(field_bytes: bytes) -> str:
     return field_bytes.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-def _parse_number(field: bytes, offset: int, archive: str) -> int:
+def _parse_number(field_bytes: bytes, offset: int, archive: str) -> int:
     """Parse a size field, which is an octal number, or a number in base 256 for large sizes; return the size."""
-    if field[0] in (0x80, 0xFF):
-        value = int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+    if field_bytes[0] in (0x80, 0xFF):
+        value = int.from_bytes(field_bytes[1:], "big") - (
+            256 ** (len(field_bytes) - 1) if field_bytes[0] == 0xFF else 0
+        )
     else:
-        digits = field.partition(b"\0")[0].strip(b" ")
+        digits = field_bytes.partition(b"\0")[0].strip(b" ")
         if not re.fullmatch(rb"[0-7]*", digits):
-            raise damage_error(archive, offset, "a size in octal digits", repr(field))
+            raise damage_error(archive, offset, "a size in octal digits", repr(field_bytes))
         value = int(digits or b"0", 8)
-    if not 0 <= value < LARGEST_SIZE:
+    if not 0 <= value < LARGEST_FILE_NBYTES:
         raise damage_error(archive, offset, "a size that a file can have", f"{value:,}")
     return value
 
 
 def _parse_pax(pax_bytes: bytes, offset: int, archive: str) -> dict[str, str]:
     """Parse pax records, "LENGTH KEY=VALUE\\n" each; return the values by key."""
-    records, record_start = {}, 0
+    value_of_key, record_start = {}, 0
     while record_start < len(pax_bytes) and pax_bytes[record_start:].strip(b"\0"):
         match = _PAX_LENGTH.match(pax_bytes, record_start)
-        end = record_start + int(match[1]) if match else 0
-        key, equals, value = pax_bytes[match.end() : end - 1].partition(b"=") if match else (b"", b"", b"")
-        if not match or end > len(pax_bytes) or end <= match.end() or pax_bytes[end - 1 : end] != b"\n" or not equals:
+        record_end = record_start + int(match[1]) if match else 0
+        key, equals_sign, value = pax_bytes[match.end() : record_end - 1].partition(b"=") if match else (b"", b"", b"")
+        if (
+            not match
+            or record_end > len(pax_bytes)
+            or record_end <= match.end()
+            or pax_bytes[record_end - 1 : record_end] != b"\n"
+            or not equals_sign
+        ):
             raise damage_error(
                 archive, offset, "pax records of the stated length", repr(pax_bytes[record_start : record_start + 40])
             )
-        records[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
-        record_start = end
-    return records
+        value_of_key[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
+        record_start = record_end
+    return value_of_key

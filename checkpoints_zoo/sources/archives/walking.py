@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from checkpoints_zoo.errors import DamagedError
 from checkpoints_zoo.formats.shard_files import guess_kind
-from checkpoints_zoo.sources.archives.contents import LARGEST_HEADER, Contents, Entry, Index, predict_file_names
+from checkpoints_zoo.sources.archives.contents import LARGEST_HEADER_NBYTES, Contents, Entry, Index, predict_file_names
 from checkpoints_zoo.sources.archives.tar import (
     BLOCK_BYTES,
     LARGEST_EXTRA_BYTES,
@@ -27,7 +27,7 @@ FIRST_READ_BYTES = 2**16  # Number of bytes of the first read of an archive.
 SMALL_MEMBER_BYTES = 2**18  # If members are smaller than this number of bytes, PIECE_BYTES bytes are read at once.
 PIECE_BYTES = 2**20
 SMALLEST_READ_BYTES = 2**14
-SAMPLED_MEMBERS = 27
+SAMPLED_MEMBER_COUNT = 27
 LARGEST_FILE_COUNT = 2**20
 
 
@@ -81,35 +81,35 @@ def walk_archive(read: ReadRange, archive_nbytes: int, archive: str, threads: in
     return _index_by_walking(_BufferedReader(read, archive_nbytes, archive, threads, {}))
 
 
-def is_as_predicted(window: bytes, entry: Entry, index: Index) -> bool:
+def is_as_predicted(entry_bytes: bytes, entry: Entry, index: Index) -> bool:
     """Say whether the headers in front of a member's tensors agree with the index.
 
     Args:
-        window: bytes of the archive from `entry.start` to the member's first tensor, or further.
+        entry_bytes: bytes of the archive from `entry.start` to the member's first tensor, or further.
         entry: entry of the member in the index.
         index: the index of the archive.
     """
     contents = Contents(index.name)
     try:
-        read_exactly = _reader_of_piece(window, entry.start, index.name)
+        read_exactly = _reader_of_piece(entry_bytes, entry.start, index.name)
         file = header_at(read_exactly, entry.start, index.size, index.name)
-        member = file and contents.add(file, read_exactly)
+        found_entry = file and contents.add(file, read_exactly)
     except DamagedError:
         return False
     expected_header = index.headers[entry.header_number]
     return bool(
-        member
-        and (member.name, member.data_offset) == (entry.name, entry.data_offset)
+        found_entry
+        and (found_entry.name, found_entry.data_offset) == (entry.name, entry.data_offset)
         and contents.headers == [expected_header]
     )
 
 
-def _reader_of_piece(piece: bytes, piece_offset: int, archive: str) -> ReadExactly:
+def _reader_of_piece(archive_piece: bytes, piece_offset: int, archive: str) -> ReadExactly:
     """Return a function (offset, length) -> bytes of an archive that reads from one piece in memory; the piece starts
     at offset `piece_offset` of the archive."""
 
     def read_from_piece(offset: int, length: int) -> bytes:
-        piece_bytes = piece[offset - piece_offset :][:length]
+        piece_bytes = archive_piece[offset - piece_offset :][:length]
         if len(piece_bytes) < length:
             raise damage_error(archive, offset, f"{length:,} bytes", f"{len(piece_bytes):,}")
         return piece_bytes
@@ -144,28 +144,32 @@ class _BufferedReader:
 
     def move_to(self, offset: int) -> None:
         """Move the reader to the file that begins at an offset of the archive."""
-        needed = min(offset + self.largest_header_nbytes, self.size)
-        if self.piece_start <= offset and needed <= self.piece_start + len(self.piece):
+        needed_end = min(offset + self.largest_header_nbytes, self.size)
+        if self.piece_start <= offset and needed_end <= self.piece_start + len(self.piece):
             return
         if offset not in self.piece_at_offset and offset not in self.pieces_ahead:
             self.pieces_to_read_ahead = 1 if self.pieces_ahead else self.pieces_to_read_ahead
             self._read_from(offset)
-        piece = self.piece_at_offset.get(offset)
-        self.piece_start, self.piece = offset, self.pieces_ahead.pop(offset) if piece is None else piece
+        known_piece = self.piece_at_offset.get(offset)
+        self.piece_start, self.piece = offset, self.pieces_ahead.pop(offset) if known_piece is None else known_piece
 
     def _read_from(self, offset: int) -> None:
         """Read a piece at an offset; if file sizes repeat, also read the pieces at the next files, in parallel."""
         piece_count = 0
-        sizes_repeat = (
+        distances_repeat = (
             len(self.file_distances) == 2 and self.file_distances[0] == self.file_distances[1] > self.read_nbytes
         )
-        if sizes_repeat and self.threads > 1:
+        if distances_repeat and self.threads > 1:
             piece_count = max(0, min(self.pieces_to_read_ahead, self.spare_reads))
             self.pieces_to_read_ahead = min(2 * self.pieces_to_read_ahead, 32)
         offsets = [offset, *(offset + i * self.file_distances[0] for i in range(1, piece_count + 1))]
-        starts = [at for at in offsets if at < self.size and at not in self.piece_at_offset]
-        self.spare_reads -= len(starts) - 1
-        self.pieces_ahead = dict(zip(starts, self.read_pieces(starts, self.read_nbytes), strict=True))
+        new_offsets = [
+            piece_offset
+            for piece_offset in offsets
+            if piece_offset < self.size and piece_offset not in self.piece_at_offset
+        ]
+        self.spare_reads -= len(new_offsets) - 1
+        self.pieces_ahead = dict(zip(new_offsets, self.read_pieces(new_offsets, self.read_nbytes), strict=True))
 
     def read_pieces(self, starts: list[int], length: int) -> list[bytes]:
         """Read pieces of the same length at several offsets of the archive in parallel; return the pieces."""
@@ -179,23 +183,23 @@ class _BufferedReader:
             return list(pool.map(read_piece, starts))
 
     def _read_exactly(self, offset: int, length: int) -> bytes:
-        raw = self.read(offset, length)
-        if len(raw) != length:
-            raise damage_error(self.name, offset, f"{length:,} bytes", f"{len(raw):,}")
-        return raw
+        read_bytes = self.read(offset, length)
+        if len(read_bytes) != length:
+            raise damage_error(self.name, offset, f"{length:,} bytes", f"{len(read_bytes):,}")
+        return read_bytes
 
     def read_exactly(self, offset: int, length: int) -> bytes:
         """Return bytes of the archive at the current file; bytes that are not in a buffer are read."""
-        offset_in_piece, available = offset - self.piece_start, len(self.piece)
+        offset_in_piece, piece_nbytes = offset - self.piece_start, len(self.piece)
         if offset + length > self.size:
             raise damage_error(
                 self.name, offset, f"{length:,} bytes more", f"{max(0, self.size - offset):,}: it is cut"
             )
-        if offset_in_piece + length > available:
+        if offset_in_piece + length > piece_nbytes:
             # Pax records and the tensor header have limited sizes: if few reads are left, one read gets both.
-            extra_bytes = FIRST_READ_BYTES if self.spare_reads > 0 else LARGEST_EXTRA_BYTES + LARGEST_HEADER
-            read_end = min(offset_in_piece + length + extra_bytes, self.size - self.piece_start)
-            self.piece += self._read_exactly(self.piece_start + available, read_end - available)
+            extra_nbytes = FIRST_READ_BYTES if self.spare_reads > 0 else LARGEST_EXTRA_BYTES + LARGEST_HEADER_NBYTES
+            read_end = min(offset_in_piece + length + extra_nbytes, self.size - self.piece_start)
+            self.piece += self._read_exactly(self.piece_start + piece_nbytes, read_end - piece_nbytes)
             self.spare_reads -= 1
         return self.piece[offset_in_piece : offset_in_piece + length]
 
@@ -221,8 +225,8 @@ def _read_next_file(stream_reader: _BufferedReader, file_offset: int, contents: 
     file = header_at(stream_reader.read_exactly, file_offset, stream_reader.size, stream_reader.name)
     if file is None:
         return None
-    member = contents.add(file, stream_reader.read_exactly)
-    header_nbytes = contents.headers[member.header_number].header_nbytes if member else 0
+    entry = contents.add(file, stream_reader.read_exactly)
+    header_nbytes = contents.headers[entry.header_number].header_nbytes if entry else 0
     stream_reader.update_after_file(file_offset, file.end, file.data_offset + header_nbytes)
     return file.end
 
@@ -255,43 +259,59 @@ def _predict_index(stream_reader: _BufferedReader) -> Index | None:
             break
     else:
         return None
-    first, second = contents.entries
-    distance, bytes_before_data = second.start - first.start, second.data_offset - second.start
-    is_regular = (
-        next_start - second.start == distance
-        and first.header_number == second.header_number
-        and first.data_offset - first.start == bytes_before_data
+    first_entry, second_entry = contents.entries
+    entry_distance, prefix_nbytes = (
+        second_entry.start - first_entry.start,
+        second_entry.data_offset - second_entry.start,
     )
-    count, bytes_left = divmod(stream_reader.size - first.start, distance)
-    if not is_regular or distance < SMALL_MEMBER_BYTES or bytes_left < BLOCK_BYTES or count < 2:
+    is_regular = (
+        next_start - second_entry.start == entry_distance
+        and first_entry.header_number == second_entry.header_number
+        and first_entry.data_offset - first_entry.start == prefix_nbytes
+    )
+    member_count, rest_nbytes = divmod(stream_reader.size - first_entry.start, entry_distance)
+    if not is_regular or entry_distance < SMALL_MEMBER_BYTES or rest_nbytes < BLOCK_BYTES or member_count < 2:
         return None
     sampled_positions = sorted(
-        {round(i * (count - 1) / (SAMPLED_MEMBERS - 1)) for i in range(SAMPLED_MEMBERS)} - {0, 1}
+        {round(i * (member_count - 1) / (SAMPLED_MEMBER_COUNT - 1)) for i in range(SAMPLED_MEMBER_COUNT)} - {0, 1}
     )
-    pieces = stream_reader.read_pieces(
-        [first.start + count * distance, *(first.start + k * distance for k in sampled_positions)],
-        bytes_before_data + contents.headers[0].header_nbytes,
+    sampled_pieces = stream_reader.read_pieces(
+        [
+            first_entry.start + member_count * entry_distance,
+            *(first_entry.start + position * entry_distance for position in sampled_positions),
+        ],
+        prefix_nbytes + contents.headers[0].header_nbytes,
     )
     stream_reader.piece_at_offset |= {stream_reader.piece_start: stream_reader.piece}
     stream_reader.piece_at_offset |= {
-        first.start + k * distance: piece for k, piece in zip(sampled_positions, pieces[1:], strict=True)
+        first_entry.start + position * entry_distance: piece
+        for position, piece in zip(sampled_positions, sampled_pieces[1:], strict=True)
     }
-    if pieces[0].strip(b"\0"):
+    if sampled_pieces[0].strip(b"\0"):
         return None
-    for k, piece in zip(sampled_positions, pieces[1:], strict=True):
+    for position, piece in zip(sampled_positions, sampled_pieces[1:], strict=True):
         if not _resembles_first(
-            contents, stream_reader, piece, first.start + k * distance, bytes_before_data, first.header_number
+            contents,
+            stream_reader,
+            piece,
+            first_entry.start + position * entry_distance,
+            prefix_nbytes,
+            first_entry.header_number,
         ):
             return None
     sampled_names = dict(zip((0, 1, *sampled_positions), (e.name for e in contents.entries), strict=True))
-    names = predict_file_names(sampled_names, count, stream_reader.name)
-    if names is None:
+    predicted_names = predict_file_names(sampled_names, member_count, stream_reader.name)
+    if predicted_names is None:
         return None
     entries = tuple(
         Entry(
-            name, first.start + k * distance, first.data_offset + k * distance, first.header_number, k in sampled_names
+            name,
+            first_entry.start + position * entry_distance,
+            first_entry.data_offset + position * entry_distance,
+            first_entry.header_number,
+            position in sampled_names,
         )
-        for k, name in enumerate(names)
+        for position, name in enumerate(predicted_names)
     )
     return Index(
         stream_reader.name, stream_reader.size, "tar", tuple(contents.headers), entries, tuple(contents.others)
@@ -303,7 +323,7 @@ def _resembles_first(
     stream_reader: _BufferedReader,
     piece: bytes,
     piece_offset: int,
-    header_bytes: int,
+    tar_header_nbytes: int,
     header_number: int,
 ) -> bool:
     """Say whether a sampled piece of an archive starts with a member that has the same header as the first member."""
@@ -315,7 +335,7 @@ def _resembles_first(
         return False
     return bool(
         entry
-        and entry.data_offset - piece_offset == header_bytes
+        and entry.data_offset - piece_offset == tar_header_nbytes
         and entry.header_number == header_number
         and len(contents.headers) == 1
     )

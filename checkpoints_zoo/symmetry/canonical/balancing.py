@@ -21,7 +21,7 @@ from checkpoints_zoo.symmetry.canonical.monomials import Block, Monomials, Power
 _FEW_SCALES, _SMALL_MATRIX = 4, 1 << 15
 _MOST_SWEEPS_WITHOUT_NEWTON = 12  # Number of sweeps up to which sweeps without Newton steps are faster.
 _FIRST_SWEEPS = 2  # Number of first sweeps, which may remove nearly all of the mass.
-_ADDED_TO_ZEROS = 1e-300  # Number added to a unit's growing and shrinking mass, so that two zeros count as balanced.
+_ADDED_TO_ZEROS = 1e-300  # Number added to both masses of a unit, so that two zeros count as balanced.
 _MOST_NEWTON_STEPS, _MOST_HALVINGS = 4, 20  # Largest numbers of Newton steps, and of halvings of one step.
 _LEAST_NEWTON_GAIN = 1e-3  # Newton's method ends after a step that removes less than this share of the mass.
 _LARGEST_NEWTON_STEP = 4.0  # Largest change of the logarithm of a factor in one Newton step.

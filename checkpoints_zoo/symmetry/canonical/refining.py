@@ -312,7 +312,8 @@ def _values_to_compare(member: Members, params: Mapping[str, Tensor]) -> list[Te
 
 
 def _add_swaps(member: Members, colours: Colours, group: str, pairs: list[tuple[int, int]], swaps: Orders) -> None:
-    """Add to `swaps` the permutations that swap pairs of units of a group, and the units inside them."""
+    """Set a group's order in `swaps` to one that swaps the two units of each pair; set the orders of the groups
+    inside its units in the same way."""
     swaps[group] = torch.arange(member.table.groups[group].size, device=member.device)
     for unit, other_unit in pairs:
         swaps[group][[unit, other_unit]] = swaps[group][[other_unit, unit]]

@@ -39,7 +39,7 @@ class UnitNorm(NamedTuple):
 def unit_norm(table: Table, params: Mapping[str, Tensor], *, approximate: bool = False) -> UnitNorm:
     """Scale each unit so that the row of its first writer has L2 norm 1; return the tensors and the scales.
 
-    The first writer of a scale is a kernel, or the gain of a norm, which becomes 1 or -1. All weights that share a
+    The first writer of a scale is a kernel or a norm's gain. Such a gain becomes 1 or -1. All weights that share a
     factor count as one row. The network's function stays the same: a running variance v becomes (v + eps) λ² - eps.
 
     Args:

@@ -89,7 +89,8 @@ def _deciding_tensors(
 
 
 def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, value_count: int) -> Tensor:
-    """Return for each value of a sign the sign that makes its entries positive, (member, value); 0: undecided."""
+    """Return the sign, (member, value), that makes the largest entry of each value's row positive. The sums of the
+    entries and of their cubes decide if several entries are the largest; the sign is 0 if nothing decides."""
     part = tensor.narrow(power.axis + 1, power.offset, power.length).movedim(power.axis + 1, 1).double()
     rows = part.reshape(len(tensor), value_count, prod(part.shape[1:]) // value_count)
     magnitudes = rows.abs()
