@@ -251,10 +251,12 @@ def measure_rows(count: int, before: Path | None) -> dict[str, float]:
         write_source(small, SMALL_ROWS)
         print(f"{count:,} rows in {path.stat().st_size / 1e6:.0f} MB", flush=True)
         context = multiprocessing.get_context("spawn")
-        for function, arguments in {compare_with_duckdb: (str(large),), time_errors: (str(large), count)}.items():
-            with context.Pool(1) as pool:
-                figures |= pool.apply(function, arguments)
-            print(json.dumps(figures), flush=True)
+        with context.Pool(1) as pool:
+            figures |= pool.apply(compare_with_duckdb, (str(large),))
+        print(json.dumps(figures), flush=True)
+        with context.Pool(1) as pool:
+            figures |= pool.apply(time_errors, (str(large), count))
+        print(json.dumps(figures), flush=True)
         figures |= measure_memory(str(large))
         figures["hub_bytes_share"], figures["hub_requests"] = select_from_hub(str(large), FREQUENT_CONDITION)
         figures["scattered_bytes_share"], figures["scattered_requests"] = select_from_hub(str(large), CONDITION)
