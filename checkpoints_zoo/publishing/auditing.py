@@ -24,6 +24,7 @@ from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.archives.indexing import ARCHIVE_SUFFIXES
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_header, leads_out
 from checkpoints_zoo.sources.hub import translated_errors
 from checkpoints_zoo.sources.ranges import RemoteFile
@@ -34,7 +35,6 @@ SAFETENSORS_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle")
 WEIGHT_SUFFIXES = (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, ".npy", ".npz", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack")
 GZIP_SUFFIXES = (".tgz", ".tar.gz")
-ARCHIVE_SUFFIXES = (*GZIP_SUFFIXES, ".tar")
 # First bytes of formats that run no code when loaded: a file with a pickle's suffix may have one of them.
 HARMLESS_FIRST_BYTES = (b"GGUF", b"\x93NUMPY", b"\x89HDF\r\n\x1a\n")
 KindAndText = tuple[str, str]  # kind and text of a finding
