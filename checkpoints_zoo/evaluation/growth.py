@@ -29,7 +29,7 @@ _NORMAL_QUANTILE = 1.959964  # Quantile of the normal distribution for two-sided
 EXACT_FIGURES = ("brier",)  # Figures whose mean over ensembles of k members is exactly a + b/k.
 # Figures that are smooth functions of the mean probabilities.
 SMOOTH_FIGURES = ("nll", "brier", "mi_id", "mi_ood", "temperature")
-CONSTANT_FIGURES = ("disagreement",)  # Figures that are means over pairs of members, and so the same for every size.
+CONSTANT_FIGURES = ("disagreement",)  # Figures that are means over pairs: equal at all ensemble sizes.
 # Figures that a few members decide, if these few are much worse than all other members.
 SENSITIVE_FIGURES = (*SMOOTH_FIGURES, *CONSTANT_FIGURES)
 

@@ -248,19 +248,19 @@ class DataSetLogits:
             disagreement += metrics.disagreement_of_votes(votes, classes) * (votes.shape[1] / inputs)
         return disagreement
 
-    def log_probs(self, member_positions: Tensor, probs: Tensor) -> Tensor:
+    def log_mean_probs(self, member_positions: Tensor, mean_probs: Tensor) -> Tensor:
         """Return the log of some members' mean probabilities, (input, class), exact for a label that underflows.
 
         Another class's probability that is 0 in this dtype counts as the smallest normal number of the dtype.
 
         Args:
             member_positions: positions of the members of the subset.
-            probs: mean probabilities of these members, (input, class).
+            mean_probs: mean probabilities of these members, (input, class).
         """
         if len(member_positions) == 1:
             return self.logits.one(int(member_positions)).to(self.dtype).log_softmax(-1)
-        smallest_normal = torch.finfo(probs.dtype).tiny
-        log_probs = probs.clamp_min(smallest_normal).log_()
+        smallest_normal = torch.finfo(mean_probs.dtype).tiny
+        log_probs = mean_probs.clamp_min(smallest_normal).log_()
         if self.labels is None:
             return log_probs
         labels = self.labels.unsqueeze(-1)
@@ -271,7 +271,7 @@ class DataSetLogits:
         # Replace a label's probability only where the probability underflows: elsewhere the exact value is rounded
         # differently, which could break a tie between the label and another class.
         return log_probs.scatter_(
-            -1, labels, torch.where(probs.gather(-1, labels) < smallest_normal, exact_log_probs, rounded_log_probs)
+            -1, labels, torch.where(mean_probs.gather(-1, labels) < smallest_normal, exact_log_probs, rounded_log_probs)
         )
 
 
@@ -360,7 +360,7 @@ class Population:
             probs = held_out.mean_probs_of_subsets(membership[i : i + size])
             for j, subset in enumerate(subsets[i : i + size]):
                 temperatures[i + j] = metrics.temperature(
-                    held_out.log_probs(subset, probs[j]), held_out.labels, check=False
+                    held_out.log_mean_probs(subset, probs[j]), held_out.labels, check=False
                 )
             del probs
         return temperatures
@@ -390,7 +390,7 @@ class Population:
             figures["mi_ood"] = (ood.entropy[ood_row].double() - self.ood.entropy[subset].mean()).clamp(min=0)
         row = [figures[n] for n in self.names]
         if temperature is not None:
-            unscaled_log_probs = test.log_probs(subset, probs)
+            unscaled_log_probs = test.log_mean_probs(subset, probs)
             log_probs = metrics.tempered(unscaled_log_probs, temperature.to(probs.dtype))
             # The formula is the same as for inputs out of distribution, so that equal inputs of both data sets get
             # equal values.
@@ -433,7 +433,7 @@ class Population:
         probs = self.test.mean_probs
         values = _reliability_bars("reliability", probs, self.labels)
         if temperature is not None:
-            log_probs = self.test.log_probs(torch.arange(self.members), probs)
+            log_probs = self.test.log_mean_probs(torch.arange(self.members), probs)
             values |= _reliability_bars(
                 "scaled_reliability", metrics.tempered(log_probs, temperature).exp(), self.labels
             )

@@ -357,7 +357,7 @@ def _positions_of_repo_classes(
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Look up the repo's class names in this package; return the position of each name in this package's order,
     (class,)."""
-    corrections = {repo_name: name for name, repo_name in hub_set.repo_class_names.items()}
+    corrections = {repo_class_name: name for name, repo_class_name in hub_set.repo_class_names.items()}
     corrected_names = tuple(corrections.get(name, name) for name in repo_class_names)
     if corrected_names in hub_set.possible_orders():
         return np.array([hub_set.classes.index(name) for name in corrected_names], np.int64)

@@ -114,10 +114,12 @@ def ensemble(drawn: Any, members: Collection | Ensemble) -> Ensemble:
     module = start_members[0]
     expected_parameters, buffers = _split_stack(module, start_members.stacked)
     for name in sorted({*expected_parameters, *parameters.keys()}):
-        expected_shape = tuple(expected_parameters[name].shape) if name in expected_parameters else "none"
+        expected_stacked_shape = tuple(expected_parameters[name].shape) if name in expected_parameters else "none"
         shape = tuple(parameters[name].shape) if name in parameters.keys() else "none"  # noqa: SIM118 (not a dict)
-        if expected_shape != shape:
-            raise LayoutError(f"drawn parameters {name!r}", expected=str(expected_shape), found=str(shape), tensor=name)
+        if expected_stacked_shape != shape:
+            raise LayoutError(
+                f"drawn parameters {name!r}", expected=str(expected_stacked_shape), found=str(shape), tensor=name
+            )
     tensors = {**buffers, **{name: parameters[name].detach() for name in expected_parameters}}
     tensors |= {
         name: tensors[last_name]

@@ -190,7 +190,7 @@ def compare_logits(
             _mean_probabilities(logits, w, at, min(inputs, at + size))
             for logits, w in zip(logits_of_sets, memberships, strict=True)
         ]
-        # The first row of each set's subsets has all its members.
+        # Row 0 of a set's means is the mean over all members of the set.
         for figure_sums, subset_probs, other_ensemble_probs in zip(
             sums, means, (means[1][0], means[0][0]), strict=True
         ):

@@ -434,7 +434,7 @@ def collection_texts(section: Section) -> dict[str, Markup]:
         "alternative": f"Histograms of the test figures of the members of {section.name}",
         "picture": picture_path(section.name) if has_accuracy else "",
         "members": _members_sentence(section),
-        "stored": _stored_sentence(section),
+        "stored": _network_and_storage_sentences(section),
         "place": _place_sentence(section),
         "unmeasured": "" if has_accuracy else _unmeasured_sentence(section),
         "figures": "\n".join(_figure_rows(section)),
@@ -467,7 +467,7 @@ def _members_sentence(section: Section) -> str:
     return f"{members_text}, by method: {summarize_values(section.members['method'])}{runs_text}."
 
 
-def _stored_sentence(section: Section) -> str:
+def _network_and_storage_sentences(section: Section) -> str:
     """Return sentences on the network, the images, and the values that are stored for a member."""
     arguments = section.description.arguments
     arguments_text = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""

@@ -52,7 +52,7 @@ from checkpoints_zoo.sources.source import open_source
 LARGEST_COMMIT_NBYTES = 20_000_000_000
 LARGEST_COMMIT_FILE_COUNT = 100
 _COMMIT = re.compile("[0-9a-f]{7,64}")
-_YAML_HEAD = re.compile(r"\A---\r?\n(.*?\r?\n)?---\r?\n?(.*)", re.DOTALL)
+_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?\r?\n)?---\r?\n?(.*)", re.DOTALL)
 _TAG = re.compile(r"(?!.*(?:\.\.|//|\.lock(?:/|$)|[./]$))[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
 
 
@@ -314,7 +314,7 @@ def _readme_by_hand(folder: Folder, remote: Remote, branch: Branch) -> list[File
             return [File.of(path, folder.source.local_path(path)) for path in (README, *picture_paths)]
     if README in branch.tree:
         readme_text = fetch_file(Repo(remote.id, branch.head), README).read_text(encoding="utf-8", errors="replace")
-        yaml_match = _YAML_HEAD.match(readme_text)
+        yaml_match = _FRONT_MATTER.match(readme_text)
         if not is_generated(readme_text) and (yaml_match[2] if yaml_match else readme_text).strip():
             raise UsageError(
                 f"{README} of {remote.label}",
@@ -330,7 +330,7 @@ def _check_configs(readme: str, collections: Sequence[str], path: Path) -> None:
     """Check that a README's YAML names every manifest; the Hub's viewer and `datasets.load_dataset` need the names."""
     known_configs, problem_text = set(), ""
     try:
-        yaml_match = _YAML_HEAD.match(readme)
+        yaml_match = _FRONT_MATTER.match(readme)
         configs = (yaml.safe_load((yaml_match[1] if yaml_match else "") or "") or {}).get("configs") or []
         known_configs = {(c["config_name"], file) for c in configs for file in _data_file_paths(c.get("data_files"))}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:

@@ -209,12 +209,12 @@ def _parse_address(address: str) -> tuple[str, str]:
     )
 
 
-def _record_revision(id: str, revision: str, commit: str) -> None:
+def _record_revision(repo_id: str, revision: str, commit: str) -> None:
     """Record the commit of a revision in the client's cache, as the client does; offline mode uses the record."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    ref_path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=id, repo_type="dataset"), "refs", revision)
+    ref_path = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="dataset"), "refs", revision)
     if ".." in ref_path.parts:
         return
     try:

@@ -146,17 +146,17 @@ class PartialFile:
                 file.flush()
                 os.fsync(file.fileno())
 
-        present = self._present()
+        present_ranges = self._present()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not present:
+            if not present_ranges:
                 with self.path.open("wb") as file:
                     file.truncate(self.size)
             with ThreadPoolExecutor(fetching.CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool:
                 futures = [pool.submit(fetch_range, bounds) for bounds in missing]
             arrived = [bounds for bounds, future in zip(missing, futures, strict=True) if future.exception() is None]
             with disk.replace_file(self._record_path) as record:
-                record.write(json.dumps(_join([*present, *arrived], 0)))
+                record.write(json.dumps(_join([*present_ranges, *arrived], 0)))
             for future in futures:
                 future.result()
         except OSError as error:
@@ -176,11 +176,11 @@ def _join(ranges: Iterable[Range], largest_gap: int) -> list[Range]:
     return joined
 
 
-def _without(ranges: Iterable[Range], present: Sequence[Range]) -> list[Range]:
+def _without(ranges: Iterable[Range], present_ranges: Sequence[Range]) -> list[Range]:
     """Return what of some ranges is not in present ranges, which are in order and do not touch each other."""
-    missing, present_ends = [], [end for _, end in present]
+    missing, present_ends = [], [end for _, end in present_ranges]
     for start, end in _join(ranges, 0):
-        for present_start, present_end in present[bisect_right(present_ends, start) :]:
+        for present_start, present_end in present_ranges[bisect_right(present_ends, start) :]:
             if present_start >= end:
                 break
             if present_start > start:

@@ -251,13 +251,13 @@ def _split_stack(
     recipe: Recipe, stack: tuple[int, ...], state: StackState, seconds_per_member: float, data: images.ImageData
 ) -> list[TrainedMember]:
     """Split a stack into members; mark those whose loss or weights were not finite as failed."""
-    trained_name_of = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
+    trained_name_of_stored = first_names(recipe.skeleton())  # Name in the stored file -> name of the trained tensor.
     final_tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, data)
     trained = []
     for position, member in enumerate(stack):
-        tensors, reason = _member_tensors(trained_name_of, final_tensors, position), ""
+        tensors, reason = _member_tensors(trained_name_of_stored, final_tensors, position), ""
         snapshots = {
-            epoch: _member_tensors(trained_name_of, tensors_of_epoch, position)
+            epoch: _member_tensors(trained_name_of_stored, tensors_of_epoch, position)
             for epoch, tensors_of_epoch in state.snapshots.items()
         }
         step = int(state.failed_step[position])
@@ -295,11 +295,13 @@ def _is_finite_when_stored(recipe: Recipe, tensor_name: str, tensor: Tensor) -> 
     return bool((tensor.to(STORAGE_DTYPES[recipe.storage]) if is_cast else tensor).isfinite().all())
 
 
-def _member_tensors(trained_name_of: Mapping[str, str], stacked_tensors: Tensors, position: int) -> dict[str, Tensor]:
+def _member_tensors(
+    trained_name_of_stored: Mapping[str, str], stacked_tensors: Tensors, position: int
+) -> dict[str, Tensor]:
     """Return copies on the CPU of a member's tensors in a stack, except counters."""
     return {
         name: stacked_tensors[trained_name][position].detach().cpu().contiguous().clone()
-        for name, trained_name in trained_name_of.items()
+        for name, trained_name in trained_name_of_stored.items()
         if name.rpartition(".")[2] != "num_batches_tracked"
     }
 

@@ -156,8 +156,8 @@ def _check_arguments(probs: Tensor, labels: Tensor, bins: int) -> None:
 
 
 def _equal_mass_errors(probabilities: Tensor, outcomes: Tensor, bins: int) -> Tensor:
-    """Add up |sum of outcomes - probabilities in the bin| over bins of equal mass, and divide by the number of inputs;
-    return (column,) float64.
+    """Return the calibration error with bins of equal mass, (column,) float64: the sum over bins of
+    |sum of (outcome - probability)|, divided by the number of inputs.
 
     Args:
         probabilities: (column, input) probabilities.

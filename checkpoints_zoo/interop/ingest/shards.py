@@ -29,7 +29,8 @@ class MemberReader:
     """Reads members of an origin.
 
     Args:
-        origin, description: origin and description of the members.
+        origin: files that hold the members.
+        description: description of the collection that the members go into.
         find_file: function that returns the file on this disk for the path in a row.
         state_dict_place: place of the state dict in files of torch.save; None for other files.
     """

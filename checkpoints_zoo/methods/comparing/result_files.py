@@ -37,7 +37,7 @@ class CellTask:
     """The measurement of one cell.
 
     Args:
-        method: name of the draws.
+        method: name of the method, or of the user's own draws.
         mode: the draws, grouped into the ensembles of one mode.
         run: position of the run that is measured alone, in mode "one"; None for all draws of the mode together.
         measured: kind of measurement: "closeness" (MMD and NS), "uncertainty" (figures of `zoo.evaluate`) or

@@ -188,7 +188,7 @@ def compare(
             earlier search on this collection, or their defaults.
         workers: number of worker processes; None for one per core.
         device: device to fit and measure on.
-        seed: seed of fits, permutations and subsets.
+        seed: seed of the methods' fits, of the test's permutations and of the random subsets.
         say: function that is called with lines of text on the progress.
 
     Raises:

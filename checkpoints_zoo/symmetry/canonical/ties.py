@@ -178,7 +178,7 @@ def _select_distinguishable(unordered_slices: list[Slices], group: Group, cells:
 
 
 def _has_different_slices(all_slices: list[Slices], cells: Cells) -> Tensor:
-    """Return for each unit whether its cell has units with different slices, (unit)."""
+    """Return for each unit whether its cell contains units whose slices differ, (unit) bool."""
     first_units, is_different = cells.first_in_cell(), torch.zeros_like(cells.cell, dtype=torch.bool)
     for slices in all_slices:
         is_different |= slices.differ(cells.member, cells.unit, cells.unit[first_units])
