@@ -410,7 +410,7 @@ def test_a_tie_of_the_label_and_a_class_stays_a_tie() -> None:
     logits[:, 0] = torch.tensor([-300.0, -300.0, 0.0])  # where both underflow the label's is still exact
     side = subsets.DataSetLogits(logits, torch.arange(40) % 2)
     at = torch.arange(5)
-    found = side.log_probs(at, logits.softmax(-1).mean(0))
+    found = side.log_mean_probs(at, logits.softmax(-1).mean(0))
     assert torch.equal(found[1:, 0], found[1:, 1])
     assert found[0, 0].item() == pytest.approx(-300.0, rel=1e-6)
 
