@@ -3,8 +3,8 @@ ends.
 
 The same jobs give the same results on every engine. Workers only compute; the caller writes the files.
 
-Processes are not those of `concurrent.futures`: there, one dead worker breaks the pool, and the jobs of all other workers
-are lost with it.
+The processes are not those of `concurrent.futures`: there, one dead worker breaks the pool, and the jobs of all other
+workers are lost.
 """
 
 from __future__ import annotations
