@@ -7,7 +7,6 @@ one place and runs one command that asks for this answer, with empty caches. It 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import os
@@ -44,6 +43,7 @@ from tests.hostile_strings import (  # noqa: E402
     commands,
     json_places,
     make_digit_table,
+    make_parser,
     quiet,
     use,
 )
@@ -246,10 +246,7 @@ def run_cases(
 
 def run() -> int:
     """Run cases, and print what came of them; return 1 if one failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hostile_hub", description=__doc__)
-    parser.add_argument("--strings", type=int, default=200, help="hostile strings")
-    parser.add_argument("--share", type=float, default=1.0, help="share of all cases to run")
-    parser.add_argument("--seed", type=int, default=0)
+    parser = make_parser("tests.hostile_hub", __doc__)
     parser.add_argument("--only", nargs="*", default=[], help="commands; all by default")
     options = parser.parse_args()
     report = Report()

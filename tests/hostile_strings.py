@@ -405,13 +405,18 @@ def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int,
             shutil.rmtree(out)
 
 
-def run() -> int:
-    """Run cases, and print what came of them; return 1 if one failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hostile_strings", description=__doc__)
+def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that choose cases."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--strings", type=int, default=200, help="hostile strings")
     parser.add_argument("--share", type=float, default=1.0, help="share of all cases to run")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    return parser
+
+
+def run() -> int:
+    """Run cases, and print what came of them; return 1 if one failed."""
+    options = make_parser("tests.hostile_strings", __doc__).parse_args()
     report = Report()
     with case_folders() as (folder, home):
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")

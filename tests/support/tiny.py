@@ -30,7 +30,6 @@ PRELOADED = [
     "sklearn.datasets",
     "timm.models.resnet",
     "checkpoints_zoo.training.merge",
-    "torchmetrics",
 ]
 TWO_A_SHARD = 2 * len(layout_of(TINY).tensors)  # for writing.MOST_TENSORS
 
