@@ -123,9 +123,9 @@ def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
     vectors = _empty(shape, dtype, torch.device("cpu"))
     for group, rows in _groups_with_rows(locations):
         joined_specs = _join_adjacent(_stored_specs(group[0].layout, specs))
-        columns = vectors[rows].split([spec.shape[0] for spec in joined_specs], dim=1)
+        columns = torch.split(vectors[rows], [spec.shape[0] for spec in joined_specs], dim=1)
         if not _copy_group(group, list(zip(joined_specs, columns, strict=True))):
-            tensors = vectors[rows].split(widths, dim=1)
+            tensors = torch.split(vectors[rows], widths, dim=1)
             check_finite({spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)}, group)
     return vectors
 
