@@ -141,7 +141,7 @@ def same_machine(rows: list[dict[str, object]]) -> bool:
     ],
 )
 def test_the_command_makes_what_ships(name: str, members: str, epoch: int, tmp_path: Path) -> None:
-    """The real command, killed once on its way, gives the embedded source: whole collections bit for bit where they were
+    """The real command, killed once on its way, gives the embedded source: all of it bit for bit where it was
     trained, a member by its accuracy anywhere."""
     shipped = zoo.load(name, members=members)
     whole = len(shipped) == len(zoo.load(name))
