@@ -62,6 +62,7 @@ def test_close_to_the_cpus(name: str) -> None:
         torch.testing.assert_close(here.params[key].cpu(), tensor, rtol=0.0, atol=bound, msg=key)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, steps = RECIPES[name], list[int]()
@@ -86,6 +87,7 @@ def test_no_step_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps == [0, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch 2.11's own
 def test_compiled() -> None:
     recipe = dataclasses.replace(SMALL, stack_width=1, compile=True)
     plain = dataclasses.replace(recipe, compile=False)
