@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from checkpoints_zoo.collection.reading import check_finite, stack
+from checkpoints_zoo.collection.reading import check_finite, read_vectors
 from checkpoints_zoo.collection.views import Key, View
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.shard_files import Location
@@ -97,15 +97,16 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         """Return several members' vectors and labels, read together (DataLoader calls this)."""
         locations = [self.locations[i] for i in positions]
         if self._table is None:
-            stacked = stack(locations, dtype=self.dtype)
+            vectors = read_vectors(locations, self.dtype)
         else:
             member_keys = [self._snapshot_keys[i] for i in positions]
             stacked = self._view.stack(self._table, member_keys, locations, torch.device("cpu"), self.dtype)
-        flat_tensors = {
-            n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()
-        }
-        check_finite(flat_tensors, locations)  # Running statistics may be too large for the dtype of the vector.
-        vectors = torch.cat(list(flat_tensors.values()), dim=1)
+            flat_tensors = {
+                n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()
+            }
+            # Running statistics may be too large for the dtype of the vector.
+            check_finite({n: t for n, t in flat_tensors.items() if stacked[n].dtype != self.dtype}, locations)
+            vectors = torch.cat(list(flat_tensors.values()), dim=1)
         return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
 
     def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ Axes of stacked tensors are (member, …), where … stands for the axes of one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats.layout import TensorSpec, is_counter
+from checkpoints_zoo.formats.layout import Layout, TensorSpec, is_counter
 from checkpoints_zoo.formats.shard_files import (
     BUFFER_BYTES,
     Location,
@@ -28,10 +29,11 @@ from checkpoints_zoo.formats.shard_files import (
     read_into,
     reused_buffer,
 )
-from checkpoints_zoo.networks.device import check_device, check_memory
+from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, check_memory, one_thread
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
 GROUP_BYTES = 2**24  # Number of bytes of members that are read into one buffer and converted together.
+NUMPY_LARGE_PAGES_BYTES = 2**22  # Number of bytes from which numpy requests large pages for an array.
 READER_THREADS = 2  # Number of threads that read large members; more threads are not faster.
 
 
@@ -93,15 +95,39 @@ def stack(
             check_finite(stacked, locations)
         return stacked
     stacked = empty_stack(locations, stacked_dtype_of_name, device)
-    first_row = 0
-    for group in _group_by_layout(locations):
-        stacked_rows = {n: tensor[first_row : first_row + len(group)] for n, tensor in stacked.items()}
-        if group[0].layout.nbytes <= BUFFER_BYTES:
-            _copy_members(group, specs, stacked_rows)
-        else:
-            _copy_tensors(group[0], specs, stacked_rows)
-        first_row += len(group)
+    for group, rows in _groups_with_rows(locations):
+        stacked_rows = {name: tensor[rows] for name, tensor in stacked.items()}
+        if not _copy_group(group, [(spec, stacked_rows[spec.name]) for spec in _stored_specs(group[0].layout, specs)]):
+            check_finite(stacked_rows, group)
     return stacked
+
+
+def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
+    """Read members into flat vectors, in the order of the first member's layout, and check the values; return the
+    vectors (member, weight).
+
+    Tensors that follow each other in a file are converted together.
+
+    Args:
+        locations, dtype: the same arguments as in `stack`; running statistics have this dtype too.
+
+    Raises:
+        DamagedError, LayoutError, TooLargeError: for the same reasons as in `stack`.
+    """
+    specs = _common_specs(locations, None)
+    check_against_files(locations)
+    _dtypes(specs, locations, dtype)
+    widths = [math.prod(spec.shape) for spec in specs]
+    shape = len(locations), sum(widths)
+    check_memory({"": shape}, {"": dtype}, torch.device("cpu"))
+    vectors = _empty(shape, dtype, torch.device("cpu"))
+    for group, rows in _groups_with_rows(locations):
+        joined_specs = _join_adjacent(_stored_specs(group[0].layout, specs))
+        columns = torch.split(vectors[rows], [spec.shape[0] for spec in joined_specs], dim=1)
+        if not _copy_group(group, list(zip(joined_specs, columns, strict=True))):
+            tensors = torch.split(vectors[rows], widths, dim=1)
+            check_finite({spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True)}, group)
+    return vectors
 
 
 def read_ahead(read_result: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
@@ -133,7 +159,16 @@ def empty_stack(
     """
     shapes = {name: (len(locations), *locations[0].layout.shapes[name]) for name in dtypes}
     check_memory(shapes, dtypes, device)
-    return {name: torch.empty(shape, dtype=dtypes[name], device=device) for name, shape in shapes.items()}
+    return {name: _empty(shape, dtypes[name], device) for name, shape in shapes.items()}
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate a tensor without values. numpy requests large memory pages, whose first use takes a third of the
+    time."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or nbytes < NUMPY_LARGE_PAGES_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.empty(nbytes, np.uint8)).view(dtype).view(shape)
 
 
 def even_spacing(locations: Sequence[Location]) -> int:
@@ -191,7 +226,7 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
     distance = -(-member_nbytes // 8) * 8
     # numpy requests large memory pages, whose first use is faster.
     memory = np.empty(distance * len(locations), np.uint8)
-    float_runs = _float_runs(specs)
+    joined_specs = _join_adjacent(specs)
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-read") as read_executor:
         member_buffers = [memory[i * distance : i * distance + member_nbytes].data for i in range(len(locations))]
         for i, raw in enumerate(
@@ -199,28 +234,42 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
                 lambda location, part: read_into(location, location.offset, part), locations, member_buffers
             )
         ):
-            for run_dtype, run_start, element_count in float_runs:
-                values = torch.frombuffer(raw, dtype=run_dtype, count=element_count, offset=run_start)
-                if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
-                    storage = torch.from_numpy(memory).untyped_storage()
-                    check_finite(tensor_views(storage, i * distance, specs, 1, distance), [locations[i]])
+            if not _are_finite(
+                torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype], count=spec.shape[0], offset=spec.offset)
+                for spec in joined_specs
+            ):
+                storage = torch.from_numpy(memory).untyped_storage()
+                check_finite(tensor_views(storage, i * distance, specs, 1, distance), [locations[i]])
     return tensor_views(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), distance)
 
 
-def _float_runs(specs: Sequence[TensorSpec]) -> list[tuple[torch.dtype, int, int]]:
-    """Join floating tensors of one dtype that follow each other into runs; return (dtype, offset in the member, number
-    of elements) of each run."""
-    runs: list[tuple[torch.dtype, int, int]] = []
+def _stored_specs(layout: Layout, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs of the same tensors in another layout."""
+    spec_of_name = {spec.name: spec for spec in layout.tensors}
+    return [spec_of_name[spec.name] for spec in specs]
+
+
+def _join_adjacent(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Join tensors of one dtype that follow each other, in the list and in the member's bytes; return the specs of the
+    joined tensors, which have one axis. Tensors without elements are left out."""
+    joined_specs: list[TensorSpec] = []
     for spec in specs:
-        run_dtype = TORCH_DTYPES[spec.dtype]
-        if not run_dtype.is_floating_point or not spec.nbytes:
-            continue
-        if runs and runs[-1][0] == run_dtype and runs[-1][1] + runs[-1][2] * run_dtype.itemsize == spec.offset:
-            run_dtype, run_start, element_count = runs.pop()
-        else:
-            run_start, element_count = spec.offset, 0
-        runs.append((run_dtype, run_start, element_count + spec.nbytes // run_dtype.itemsize))
-    return runs
+        if spec.nbytes:
+            start, length = spec.offset, math.prod(spec.shape)
+            last = joined_specs[-1] if joined_specs else None
+            if last is not None and last.dtype == spec.dtype and last.offset + last.nbytes == spec.offset:
+                start, length = last.offset, last.shape[0] + length
+                joined_specs.pop()
+            joined_specs.append(TensorSpec("", spec.dtype, (length,), start))
+    return joined_specs
+
+
+def _groups_with_rows(locations: Sequence[Location]) -> Iterator[tuple[list[Location], slice]]:
+    """Yield groups of members of one layout, and their rows among all members."""
+    first_row = 0
+    for group in _group_by_layout(locations):
+        yield group, slice(first_row, first_row + len(group))
+        first_row += len(group)
 
 
 def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
@@ -237,8 +286,24 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
         yield group
 
 
-def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
-    """Read members of one layout into one buffer, and convert each tensor for all these members at once."""
+def _copy_group(group: Sequence[Location], targets: Iterable[tuple[TensorSpec, Tensor]]) -> bool:
+    """Read members of one layout and convert their tensors; return whether all values are finite.
+
+    Args:
+        group: small members, which are read into one buffer and converted together, or one large member, which is read
+            piece by piece.
+        targets: description of a stored tensor, and the rows (member, …) that it is converted into.
+    """
+    copied_tensors = (
+        _copy_members(group, targets) if group[0].layout.nbytes <= BUFFER_BYTES else _copy_pieces(group[0], targets)
+    )
+    with one_thread(group[0].layout.nbytes < SMALL_MEMBER_BYTES):
+        return _are_finite(copied_tensors)
+
+
+def _copy_members(group: Sequence[Location], targets: Iterable[tuple[TensorSpec, Tensor]]) -> Iterator[Tensor]:
+    """Read members into one buffer, and convert each tensor for all these members at once; yield the converted
+    tensors."""
     layout = group[0].layout
     if not layout.nbytes:
         return
@@ -254,34 +319,23 @@ def _copy_members(group: Sequence[Location], specs: Sequence[TensorSpec], stacke
         )
         first_row += len(adjacent_members)
     raw_bytes = torch.frombuffer(buffer, dtype=torch.uint8)
-    stored_spec_of_name = {stored_spec.name: stored_spec for stored_spec in layout.tensors}
-    for spec in specs:
-        stored_spec = stored_spec_of_name[spec.name]
-        if stored_spec.nbytes:
-            _copy_converted(
-                transfer.strided_view(raw_bytes, stored_spec, len(group), distance), stacked_rows[stored_spec.name]
-            )
-            check_finite({stored_spec.name: stacked_rows[stored_spec.name]}, group)
+    for spec, rows in targets:
+        if spec.nbytes:
+            _copy_converted(transfer.strided_view(raw_bytes, spec, len(group), distance), rows)
+            yield rows
 
 
-def _copy_tensors(location: Location, specs: Sequence[TensorSpec], stacked_rows: Mapping[str, Tensor]) -> None:
-    """Read a large member piece by piece and convert each piece into the stacked tensors."""
-    stored_spec_of_name = {stored_spec.name: stored_spec for stored_spec in location.layout.tensors}
+def _copy_pieces(location: Location, targets: Iterable[tuple[TensorSpec, Tensor]]) -> Iterator[Tensor]:
+    """Read a large member piece by piece and convert each piece; yield the converted pieces."""
     with location.path.open("rb", buffering=0) as file:
-        for spec in specs:
-            stored_spec = stored_spec_of_name[spec.name]
-            dtype = TORCH_DTYPES[stored_spec.dtype]
+        for spec, rows in targets:
+            dtype = TORCH_DTYPES[spec.dtype]
             piece_length = BUFFER_BYTES // dtype.itemsize
-            for target_piece in (
-                torch.split(stacked_rows[stored_spec.name].view(-1), piece_length) if stored_spec.nbytes else ()
-            ):
-                element_start = int(target_piece.storage_offset() - stacked_rows[stored_spec.name].storage_offset())
-                raw_bytes = reused_buffer(target_piece.numel() * dtype.itemsize)
-                read_at(
-                    file, location, location.offset + stored_spec.offset + element_start * dtype.itemsize, raw_bytes
-                )
-                _copy_converted(torch.frombuffer(raw_bytes, dtype=dtype), target_piece)
-                check_finite({stored_spec.name: target_piece[None]}, [location])
+            for i, piece in enumerate(torch.split(rows.view(-1), piece_length) if spec.nbytes else ()):
+                raw_bytes = reused_buffer(piece.numel() * dtype.itemsize)
+                read_at(file, location, location.offset + spec.offset + i * piece_length * dtype.itemsize, raw_bytes)
+                _copy_converted(torch.frombuffer(raw_bytes, dtype=dtype), piece)
+                yield piece
 
 
 def _copy_converted(stored_values: Tensor, target_values: Tensor) -> None:
@@ -338,28 +392,35 @@ def _wider_dtype(tensor_name: str, dtype: torch.dtype, other_dtype: torch.dtype)
     return torch.promote_types(dtype, other_dtype)
 
 
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Say whether all values of all floating tensors are finite.
+
+    One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN. If
+    `tensors` converts tensor after tensor, each is checked while the processor's cache has it.
+    """
+    extremes = [x for t in tensors if t.is_floating_point() and t.numel() for x in torch.aminmax(t)]
+    return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
+
+
 def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:
     """Check that all values are finite.
 
     Raises:
         DamagedError: a value is not finite; the error names the first member and tensor with this value.
     """
+    if _are_finite(stacked.values()):
+        return
     for name, tensor in stacked.items():
-        if not tensor.is_floating_point() or not tensor.numel():
+        if _are_finite([tensor]):
             continue
-        # One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN.
-        if torch.isfinite(torch.stack(torch.aminmax(tensor))).all():
-            continue
-        flat_values = tensor.reshape(len(tensor), -1)
-        is_not_finite = ~torch.isfinite(flat_values)
-        if is_not_finite.any():
-            position = int(is_not_finite.any(1).nonzero()[0])
-            raise DamagedError(
-                f"tensor {name!r} of member {locations[position].member}",
-                expected="finite weights",
-                found=f"{int(is_not_finite[position].sum())} that are not, as {tensor.dtype}",
-                do="Leave the member out, or ask its producer",
-                member=locations[position].member,
-                tensor=name,
-                path=locations[position].path,
-            )
+        is_not_finite = ~torch.isfinite(tensor.reshape(len(tensor), -1))
+        position = int(is_not_finite.any(1).nonzero()[0])
+        raise DamagedError(
+            f"tensor {name!r} of member {locations[position].member}",
+            expected="finite weights",
+            found=f"{int(is_not_finite[position].sum())} that are not, as {tensor.dtype}",
+            do="Leave the member out, or ask its producer",
+            member=locations[position].member,
+            tensor=name,
+            path=locations[position].path,
+        )

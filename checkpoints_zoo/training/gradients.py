@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 Gradient = Callable[[int, Tensors, Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensor, Tensors]]
 
 
-def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device) -> Gradient:
+def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device, seeds_steps: bool = True) -> Gradient:
     """Return the function that computes the gradients of a step.
 
     The function takes the step's number; parameters, buffers and loss scaling by name; images and labels. The function
@@ -36,6 +36,8 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         recipe: the recipe of the members.
         members: the members' ids, in the order of the stack.
         device: the device of the stacked members.
+        seeds_steps: whether torch's generators are seeded for each step of a single member. A step that is captured as
+            a CUDA graph can't seed them, so the network must draw no random numbers.
     """
     module = recipe.skeleton()
 
@@ -51,7 +53,7 @@ def stack_gradient(recipe: Recipe, members: Sequence[int], device: torch.device)
         return torch.compile(function) if recipe.compile else function
 
     if recipe.stack_width == 1:
-        return _single_gradient(compile_if_requested(member_loss), recipe, members[0], device)
+        return _single_gradient(compile_if_requested(member_loss), recipe, members[0], device, seeds_steps)
     if recipe.precision != "float32":
         for norm in (layer for layer in module.modules() if isinstance(layer, _BatchNorm)):
             norm.register_forward_pre_hook(_convert_to_float32)  # Under vmap the inputs need the weights' dtype.
@@ -120,7 +122,11 @@ def _gradient_by_summed_backward(mapped_loss: Callable[..., tuple[Tensor, Any]])
 
 
 def _single_gradient(
-    member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]], recipe: Recipe, member: int, device: torch.device
+    member_loss: Callable[..., tuple[Tensor, tuple[Tensor, Tensors]]],
+    recipe: Recipe,
+    member: int,
+    device: torch.device,
+    seeds_steps: bool,
 ) -> Gradient:
     """Return the gradient function of a stack of one member; the function updates the buffers in place and returns
     them."""
@@ -133,7 +139,7 @@ def _single_gradient(
         weights, scale = weight_views.views_of(params), {name: tensor[0] for name, tensor in loss_scaling.items()}
         pixels = images[0].contiguous(memory_format=torch.channels_last) if channels_last else images[0]
         # Dropout draws from torch's own generator.
-        with seed_torch(derive_seed(member, f"noise {step}"), device):
+        with seed_torch(derive_seed(member, f"noise {step}"), device) if seeds_steps else nullcontext():
             scaled_loss, (loss, _) = member_loss(weights, buffer_views.views_of(buffers), scale, pixels, labels[0])
             gradient_list = torch.autograd.grad(
                 scaled_loss, list(weights.values()), allow_unused=True, materialize_grads=True
@@ -168,6 +174,21 @@ class _SingleMemberViews:
             self.stacked = dict(stacked_tensors)
             self.views = {n: t.detach()[0].requires_grad_(self.requires_grad) for n, t in stacked_tensors.items()}
         return self.views
+
+
+def draws_random_numbers(recipe: Recipe) -> bool:
+    """Return whether a recipe's network draws from torch's random generator in a training step, as dropout does.
+
+    A stack of several members draws none, because torch.vmap refuses networks that do.
+    """
+    if recipe.stack_width > 1:
+        return False
+    shape = (min(2, recipe.batch_size), recipe.preprocess.channels, *recipe.preprocess.size)
+    module = recipe.skeleton()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        first_state = torch.default_generator.get_state()
+        module(recipe.preprocess(torch.zeros(shape, dtype=torch.uint8)))
+        return not torch.equal(torch.default_generator.get_state(), first_state)
 
 
 def uses_channels_last(recipe: Recipe, device: torch.device) -> bool:

@@ -4,6 +4,9 @@ A member's bits depend on its seed, the stack width, the build of torch, the kin
 networks on a processor, the number of threads. A member's bits do not depend on the other members of the stack or on
 the position in the stack. cuDNN is set to deterministic algorithms; all other operations are deterministic.
 
+On a GPU a whole step is one CUDA graph, which gives the same bits as its operations one by one. Networks that draw
+random numbers, and steps with gradients of a method's own, run without a graph.
+
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +28,16 @@ from checkpoints_zoo.networks.device import SMALL_LAYER_FLOPS, flops_per_layer
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import permute, random_transpositions, symmetries
 from checkpoints_zoo.training.augment import AUGMENTATIONS
-from checkpoints_zoo.training.gradients import Gradient, Tensors, stack_gradient, uses_channels_last
+from checkpoints_zoo.training.captured_step import CapturedStep
+from checkpoints_zoo.training.gradients import (
+    Gradient,
+    Tensors,
+    draws_random_numbers,
+    stack_gradient,
+    uses_channels_last,
+)
 from checkpoints_zoo.training.optimizers import (
+    Rate,
     first_adam_state,
     first_scaling,
     learning_rate,
@@ -70,6 +82,11 @@ class StackState:
             tensors.update({name: tensor.to(device) for name, tensor in tensors.items()})
         self.loss, self.failed_step = self.loss.to(device), self.failed_step.to(device)
         return self
+
+    def changed_tensors(self) -> list[Tensor]:
+        """Return the tensors that a step changes in place."""
+        tensors_by_name = (self.params, self.momentum, self.buffers, self.scaling, self.adam)
+        return [*(tensor for tensors in tensors_by_name for tensor in tensors.values()), self.loss, self.failed_step]
 
 
 def initial_state(recipe: Recipe, members: Sequence[int]) -> StackState:
@@ -137,47 +154,60 @@ def train_epochs(
         )
     pixels, labels = data.images.to(device), data.labels.to(device)
     augmentation, normalise = AUGMENTATIONS[recipe.augmentation], recipe.preprocess.on(device)
-    gradient = stack_gradient(recipe, members, device) if gradient is None else gradient
+    # A captured step does not run its Python code again, which would have to seed each step's random numbers.
+    can_capture = device.type == "cuda" and gradient is None and not draws_random_numbers(recipe)
+    step_gradient = stack_gradient(recipe, members, device, not can_capture) if gradient is None else gradient
     if uses_channels_last(recipe, device):
         for tensors in (state.params, state.momentum, state.adam):
             tensors.update({n: _to_channels_last(tensor) for n, tensor in tensors.items()})
     steps_per_epoch = image_count // batch
     steps = steps_per_epoch * recipe.epochs
+
+    def take_step(step: int, indices: Tensor, view_numbers: Tensor, rate: Rate, step_number: int | Tensor) -> None:
+        images = augmentation(pixels[indices].flatten(0, 1), view_numbers.flatten())
+        inputs = normalise(images).view(*indices.shape, *images.shape[1:])
+        gradients, loss, new_buffers = step_gradient(
+            step, state.params, state.buffers, state.scaling, inputs, labels[indices]
+        )
+        for name, buffer in new_buffers.items():
+            if buffer is not state.buffers[name]:
+                state.buffers[name].copy_(buffer)
+        if state.scaling:
+            scaled_step(recipe, rate, state.params, state.momentum, state.adam, gradients, state.scaling)
+        else:
+            optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
+        state.loss += loss / steps_per_epoch
+        fails_now = (state.failed_step < 0) & ~loss.isfinite()
+        state.failed_step.copy_(torch.where(fails_now, step_number, state.failed_step))
+
+    captured_step = CapturedStep(partial(take_step, 0), state.changed_tensors()) if can_capture else None
     if state.epoch == 0 and 0 in recipe.snapshots:
         state.snapshots[0] = _copy_stored_tensors(recipe, state, data)
 
     with ThreadPoolExecutor(1) as executor:
         draws_future = executor.submit(
-            _draw_orders_and_views, members, state.epoch, image_count, augmentation.view_count
+            _draw_orders_and_views, members, state.epoch, image_count, augmentation.view_count, batch
         )
         while state.epoch < recipe.epochs and bool((state.failed_step < 0).any()):
-            order, view_numbers = (draws.to(device) for draws in draws_future.result())
+            step_numbers = range(state.epoch * steps_per_epoch, (state.epoch + 1) * steps_per_epoch)
+            rates = [learning_rate(recipe, step, steps) for step in step_numbers]
+            inputs_of_steps = _send_step_inputs(*draws_future.result(), rates, step_numbers, device)
             if state.epoch + 1 < recipe.epochs:
                 draws_future = executor.submit(
-                    _draw_orders_and_views, members, state.epoch + 1, image_count, augmentation.view_count
+                    _draw_orders_and_views, members, state.epoch + 1, image_count, augmentation.view_count, batch
                 )
-            state.loss = torch.zeros_like(state.loss)
+            state.loss.zero_()
 
             # No operation in a step waits for the GPU: steps are queued while it computes.
             with deterministic(device):
-                for epoch_step in range(steps_per_epoch):
-                    step = state.epoch * steps_per_epoch + epoch_step
-                    batch_slice = slice(epoch_step * batch, (epoch_step + 1) * batch)
-                    indices = order[:, batch_slice]
-                    images = augmentation(pixels[indices].flatten(0, 1), view_numbers[:, batch_slice].flatten())
-                    inputs = normalise(images).view(*indices.shape, *images.shape[1:])
-                    gradients, loss, state.buffers = gradient(
-                        step, state.params, state.buffers, state.scaling, inputs, labels[indices]
-                    )
-                    rate = learning_rate(recipe, step, steps)
-                    if state.scaling:
-                        scaled_step(recipe, rate, state.params, state.momentum, state.adam, gradients, state.scaling)
+                if captured_step is not None:
+                    captured_step.start_epoch(*inputs_of_steps)
+                for epoch_step, step in enumerate(step_numbers):
+                    if captured_step is not None:
+                        captured_step()
                     else:
-                        optimizer_step(recipe, rate, state.params, state.momentum, state.adam, gradients)
+                        take_step(step, *(inputs[epoch_step] for inputs in inputs_of_steps))
                     update_averages(recipe, step, steps_per_epoch, state.params, state.buffers, state.averages)
-                    state.loss += loss / steps_per_epoch
-                    fails_now = (state.failed_step < 0) & ~loss.isfinite()
-                    state.failed_step = torch.where(fails_now, step, state.failed_step)
 
             state.epoch += 1
             if state.epoch in recipe.snapshots:
@@ -186,16 +216,39 @@ def train_epochs(
 
 
 def _draw_orders_and_views(
-    members: Sequence[int], epoch: int, image_count: int, view_count: int
+    members: Sequence[int], epoch: int, image_count: int, view_count: int, batch_size: int
 ) -> tuple[Tensor, Tensor]:
     """Draw the order of the images and their views for an epoch, on the CPU, whose generator is the same everywhere.
 
     Returns:
-        Order and views of the images in an epoch, both (member, input). If many members are trained on a GPU, drawing
-        orders and views takes as long as training an epoch, so a second thread draws both.
+        Order and views of the images in each step of an epoch, both (step, member, batch). If many members are trained
+        on a GPU, drawing orders and views takes as long as training an epoch, so a second thread draws both.
     """
     order = torch.stack([epoch_order(member, epoch, image_count) for member in members])
-    return order, torch.stack([epoch_views(member, epoch, image_count, view_count) for member in members])
+    view_numbers = torch.stack([epoch_views(member, epoch, image_count, view_count) for member in members])
+    steps = image_count // batch_size
+    order, view_numbers = (
+        draws[:, : steps * batch_size].view(len(members), steps, batch_size).transpose(0, 1)
+        for draws in (order, view_numbers)
+    )
+    return order, view_numbers
+
+
+def _send_step_inputs(
+    order: Tensor, view_numbers: Tensor, rates: Sequence[float], step_numbers: range, device: torch.device
+) -> tuple[Any, ...]:
+    """Send the inputs of the steps of an epoch to a device; return them, each of which has one value a step.
+
+    Learning rates and step numbers become tensors on a GPU, where a captured step reads them.
+    """
+    sent_draws = order.to(device), view_numbers.to(device)
+    if device.type != "cuda":
+        return *sent_draws, rates, step_numbers
+    return (
+        *sent_draws,
+        torch.tensor(rates, dtype=torch.float64, device=device),
+        torch.arange(step_numbers.start, step_numbers.stop, device=device),
+    )
 
 
 def _to_channels_last(tensor: Tensor) -> Tensor:
@@ -226,10 +279,11 @@ def measure_accuracies(recipe: Recipe, state: StackState, training_images: Image
     tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, training_images)
     members, device = len(state.loss), state.loss.device
     ensemble = Ensemble(recipe.skeleton().eval(), tensors, range(members))
+    normalise = recipe.preprocess.on(device)
     correct = torch.zeros(members, device=device)
     with deterministic(device), torch.inference_mode():
         for start in range(0, len(test_images), 500):
-            logits = ensemble(recipe.preprocess(test_images.images[start : start + 500].to(device)))
+            logits = ensemble(normalise(test_images.images[start : start + 500].to(device)))
             correct += (logits.argmax(-1) == test_images.labels[start : start + 500].to(device)).sum(1)
     return correct / len(test_images)
 

@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.collection import reading
-from checkpoints_zoo.collection.reading import stack
-from checkpoints_zoo.errors import LayoutError, TooLargeError, UsageError
+from checkpoints_zoo.collection.reading import read_vectors, stack
+from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, hash_members
 from checkpoints_zoo.networks import device as devices
@@ -96,6 +97,47 @@ def test_unevenly_spaced_members_are_copies(tmp_path: Path, net: str, case: str,
     assert all(t.is_contiguous() for t in stacked.values())
 
 
+@pytest.mark.parametrize("dtype", [None, FULL])
+@pytest.mark.parametrize("large_pages", [1, 2**22])
+def test_groups_of_scattered_members_against_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None, large_pages: int
+) -> None:
+    """Members are read in groups of three; a group has members of several shards."""
+    built = build(tmp_path, "resnet8", range(14), weights=HALF, per_shard=5)
+    monkeypatch.setattr(reading, "GROUP_BYTES", 3 * built.rows[0]["nbytes"])
+    monkeypatch.setattr(reading, "NUMPY_LARGE_PAGES_BYTES", large_pages)
+    members = [12, 3, 0, 9, 6, 7, 8, 13]
+    files = {path: safetensors.torch.load_file(built.root / path) for path in {row["path"] for row in built.rows}}
+    path_of = {row["member"]: row["path"] for row in built.rows}
+    states = [
+        {n.removeprefix(f"{m:06d}/"): t for n, t in files[path_of[m]].items() if n.startswith(f"{m:06d}/")}
+        for m in members
+    ]
+    found = stack(located(built, members), dtype=dtype)
+    vectors = read_vectors(located(built, members), FULL)
+    for row, state in enumerate(states):
+        for name, tensor in found.items():
+            wanted = state[name] if dtype is None or "running" in name else state[name].to(dtype)
+            assert (tensor.dtype, raw(tensor[row])) == (wanted.dtype, raw(wanted)), name
+        assert raw(vectors[row]) == raw(torch.cat([state[name].float().flatten() for name in found]))
+
+
+def test_one_tensor_that_is_not_finite_in_a_group(tmp_path: Path) -> None:
+    def spoil(member: int, state: State) -> None:
+        if member in (4, 6):
+            state["fc.bias"][-2:] = float("inf")
+
+    built = build(tmp_path, "resnet8", range(8), weights=HALF, per_shard=3, change=spoil)
+    for read in (lambda x: stack(x, dtype=FULL), lambda x: read_vectors(x, FULL)):
+        with pytest.raises(DamagedError) as caught:
+            read(located(built, [1, 6, 4, 0]))
+        assert str(caught.value) == (
+            "tensor 'fc.bias' of member 6: expected finite weights; found 2 that are not, as torch.float32. Leave the"
+            " member out, or ask its producer."
+        )
+        assert len(read(located(built, [7, 1, 0]))) > 0
+
+
 @pytest.mark.parametrize("weights", [HALF, FULL, BRAIN, WIDE])
 @pytest.mark.parametrize("dtype", [HALF, FULL, BRAIN, WIDE])
 def test_dtypes(tmp_path: Path, weights: torch.dtype, dtype: torch.dtype) -> None:
@@ -153,6 +195,8 @@ def test_several_layouts(tmp_path: Path) -> None:
     found = stack(located(built, order))
     assert {n: raw(t) for n, t in found.items()} == {n: raw(t) for n, t in wanted.items()}
     assert hash_members(located(built)) == [hash_of(built.states[m, 40]) for m in (0, 1, 2, 3)]
+    vectors = torch.cat([t.flatten(1) for t in wanted.values()], 1)
+    assert raw(read_vectors(located(built, order), FULL)) == raw(vectors)
 
 
 @pytest.mark.parametrize("buffer_bytes", [8, 100, 5_000, 30_000])
@@ -163,6 +207,8 @@ def test_members_larger_than_the_buffer(
     monkeypatch.setattr(reading, "BUFFER_BYTES", buffer_bytes)
     built = build(tmp_path, "mlp", range(5), weights=HALF, per_shard=3)
     assert_same(stack(located(built, [4, 0, 1, 2]), dtype=dtype), looped(built, [4, 0, 1, 2], dtype))
+    vectors = [torch.cat([t.to(WIDE).flatten() for t in built.states[m, 40].values()]) for m in (4, 0, 1, 2)]
+    assert raw(read_vectors(located(built, [4, 0, 1, 2]), WIDE)) == raw(torch.stack(vectors))
 
 
 def test_a_member_of_several_megabytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every entry point on simulated cards: the first card's results are the CPU's up to rounding, the second's the first's.
+"""Every entry point on two cards: the results of the first are the CPU's up to rounding, and those of the second.
 
 Two executions of a network differ by rounding only, in float32 by less than 1e-5 of the largest logit (what `Ensemble`
 promises), so log-probabilities differ by less than twice that; the largest logit of these members is below 64.
@@ -112,7 +112,7 @@ def canonicalize(device: str, folder: Path) -> Found:
     found: Found = {}
     for options in (
         {"permute": "first"}, {"permute": "max"}, {"permute": "norm"}, {"scale": "unit-norm"},
-        {"scale": "unit-norm", "permute": "norm"},
+        {"scale": "unit-norm", "permute": "max"},
     ):  # fmt: skip
         stacked = convnets(2).canonicalize(**options).stack(device, torch.float32)  # type: ignore[arg-type]
         found |= {f"{options} {name}": tensor for name, tensor in stacked.items()}

@@ -172,10 +172,10 @@ def test_a_generator_may_not_be_asked_in_a_capture() -> None:
 
 
 def test_a_graph_does_not_keep_what_it_reads() -> None:
-    x, y = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
-    graph, _ = captured(lambda: x + y)
+    x, held = torch.ones(3, device="cuda"), [torch.ones(3, device="cuda")]
+    graph, _ = captured(lambda: x + held[0])
     graph.replay()
-    del y
+    held.clear()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         graph.replay()
     [failure] = cards.GRAPHS.failures
