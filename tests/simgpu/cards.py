@@ -261,24 +261,32 @@ def synchronisation_count() -> int:
 
 def install() -> None:
     """Run all operations on cards by the simulation from now on, in all threads of the process."""
-    torch.cuda.init()
+    any_torch: Any = torch
+    any_torch.cuda.init()
     hook_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_ulonglong)
-    hook = hook_type(GRAPHS.on_event)
-    runtime().sim_set_hook(hook)
-    atexit.register(lambda: runtime().sim_set_hook(hook_type()) if hook else None)  # and so the hook lives till then
-    run_thread = threading.Thread.run
+    hooks = [hook_type(GRAPHS.on_event)]  # They live until the end: C holds their address.
+    runtime().sim_set_hook(hooks[0])
+
+    def forget_hook() -> None:
+        runtime().sim_set_hook(hook_type())
+        hooks.clear()
+
+    atexit.register(forget_hook)
+    mode: Any = SimulatedCards
+    thread_type: Any = threading.Thread
+    run_thread = thread_type.run
 
     def run_simulated(thread: threading.Thread) -> None:
-        with SimulatedCards():
+        with mode():
             run_thread(thread)
 
-    threading.Thread.run = run_simulated  # type: ignore[method-assign]
-    text_of = torch._tensor_str._str
+    text_of = any_torch._tensor_str._str
 
-    def text_of_copy(tensor: Tensor, **options: Any) -> str:  # torch prints without any dispatch mode
-        if tensor.device.type != "cuda":
+    def text_of_copy(tensor: Tensor, **options: Any) -> Any:  # torch prints without any dispatch mode
+        if not tensor.is_cuda:
             return text_of(tensor, **options)
         return f"{text_of(tensor.cpu(), **options)[:-1]}, device='{tensor.device}')"
 
-    torch._tensor_str._str = text_of_copy
-    SimulatedCards().__enter__()
+    thread_type.run = run_simulated
+    any_torch._tensor_str._str = text_of_copy
+    mode().__enter__()

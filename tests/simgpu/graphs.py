@@ -28,6 +28,9 @@ from tests.simgpu.rules import place_in_code
 Compute = Callable[[OpOverload[..., Any], Any, Any, int, Precision], Any]
 
 
+WEAK_REFERENCE: Any = StorageWeakRef  # of memory: it says whether the memory has been freed
+
+
 @dataclass
 class CapturedCall:
     """One captured operation.
@@ -45,7 +48,7 @@ class CapturedCall:
     args: Any
     kwargs: Any
     results: list[Tensor | None]
-    reads: list[StorageWeakRef]
+    reads: list[Any]
     launches: int
     read: int
     written: int
@@ -97,7 +100,7 @@ class Capture:
         """Add an operation: its arguments, the results that it made, and its launches, bytes read and written."""
         tensors = tensors_in((args, kwargs))
         reads = [
-            StorageWeakRef(t.untyped_storage())
+            WEAK_REFERENCE(t.untyped_storage())
             for t in tensors
             if t.untyped_storage().nbytes()
             and (t.is_cuda or t.is_pinned())

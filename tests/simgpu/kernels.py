@@ -5,7 +5,7 @@ Where the flags allow TF32, operands of convolutions and products in float32 are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ def _softmax_backward(func: Any, gradient: Any, output: Any, axis: Any, dtype: A
     return func(gradient, output, axis, gradient.dtype).to(dtype)
 
 
-SPECIAL = {
+SPECIAL: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": _cudnn_convolution,
     "cudnn_convolution_relu": _convolution_relu,
     "cudnn_convolution_add_relu": _convolution_add_relu,
