@@ -18,7 +18,7 @@ PARTS = {
     "gpu": (1, ["gpu/test_gpu.py", "gpu/test_gpu_training.py", "gpu/test_gpu_memory.py"]),
     "simulator": (
         2,
-        ["simgpu/test_simulator.py", "simgpu/test_memory_errors.py", "simgpu/test_counts.py", "gpu/test_gpu_graphs.py"],
+        ["simgpu/test_simulator.py", "simgpu/test_memory_errors.py", "gpu/test_gpu_graphs.py"],
     ),
     "entry-points": (2, ["simgpu/test_entry_points.py"]),
     "methods": (2, ["simgpu/test_methods_and_training.py"]),

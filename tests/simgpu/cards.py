@@ -195,7 +195,7 @@ def _draw(func: OpOverload[..., Any], args: Any, kwargs: Any, seed: int) -> Any:
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
-        return compute(func, args, {name: value for name, value in kwargs.items() if name != "generator"})
+        return compute(func, args, {**kwargs, "generator": None} if "generator" in kwargs else kwargs)
     finally:
         torch.default_generator.set_state(state)
 

@@ -14,7 +14,6 @@ OUT_OF_MEMORY: dict[str, Callable[[], BaseException]] = {
     "runtime": lambda: RuntimeError("CUDA error: out of memory"),
     "cudnn": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     "cudnn-internal": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-    "cudnn-execution": lambda: RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     "cublas": lambda: RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 }
 

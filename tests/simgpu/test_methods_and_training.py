@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +16,15 @@ from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.loop import initial_state, measure_accuracies, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.workers import Processes
+from checkpoints_zoo.workers import choose_engine
 from tests.methods.test_fitting import BRIEF
 from tests.support.few_digits import some
 
 pytestmark = [pytest.mark.simgpu, pytest.mark.filterwarnings("ignore:.*:FutureWarning")]
 FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
+DEVICES = ("cuda:0", "cuda:1")
+# The libraries behind these methods draw noise on the device.
+DRAWN_ON_THE_CARD = {"vi", "laplace", "laplace-last-layer", "sgld", "sghmc", "csghmc"}
 CONVNET = dataclasses.replace(convnet_digits(), name="brief", epochs=1, batch_size=250, stack_width=2)
 RESNET = dataclasses.replace(resnet8_digits(), name="brief", epochs=1, batch_size=32, arguments={"widths": (4, 4, 4)})
 RECIPES = {
@@ -47,40 +49,32 @@ def test_training_is_the_same_on_each_card(name: str) -> None:
     assert all(torch.equal(t.cpu(), second[n].cpu()) for n, t in first.items())
 
 
-@pytest.mark.parametrize("kind", ["predict", "train"])
-def test_workers_on_two_cards_give_what_one_card_gives(kind: str, tmp_path: Path) -> None:
-    """In processes of their own, one for each card."""
-    devices = ("cuda:0", "cuda:1")
-    if kind == "predict":
-        members = zoo.load("convnet-digits", n=4)
-        both = members.predict(some("test", 40), tmp_path / "two", devices=devices)
-        one = members.predict(some("test", 40), tmp_path / "one", device="cuda:0")
-        assert torch.equal(both.logits(), one.logits())
-        return
-    sources: list[dict[str, Tensor]] = []
-    for engine in (Processes(2, devices), None):
-        folder = tmp_path / ("one" if engine is None else "two")
-        arguments: dict[str, Any] = {} if engine is None else {"engine": engine}
-        if engine is None:
-            arguments["engine"] = zoo_engine("cuda:0")
-        assert train_into(CONVNET, [0, 1, 2, 3], folder, **arguments, say=lambda text: None) == 4
+def test_workers_on_two_cards_predict_what_one_card_predicts(tmp_path: Path) -> None:
+    """In processes of their own, one for each card; logits are stored in float16, each rounded by 1/2048."""
+    members = zoo.load("convnet-digits", n=4)
+    both = members.predict(some("test", 40), tmp_path / "two", devices=DEVICES).logits()
+    one = members.predict(some("test", 40), tmp_path / "one", device=DEVICES[0]).logits()
+    assert (both - one).abs().max() <= one.abs().max() / 1024
+
+
+def test_workers_on_two_cards_train_what_one_card_trains(tmp_path: Path) -> None:
+    sources = []
+    for devices in (DEVICES, DEVICES[:1]):
+        folder = tmp_path / str(len(devices))
+        assert train_into(CONVNET, [0, 1, 2, 3], folder, choose_engine(devices=devices)) == 4
         sources.append(zoo.load("brief", source=folder).stack())
     assert all(torch.equal(t, sources[1][name]) for name, t in sources[0].items())
 
 
-def zoo_engine(device: str) -> Any:
-    from checkpoints_zoo.workers import choose_engine
-
-    return choose_engine(devices=[device])
-
-
 @pytest.mark.parametrize("name", BRIEF)
 def test_a_method_draws_close_to_the_cpus(name: str, tmp_path: Path) -> None:
-    """The draws of both cards are equal; those of the CPU differ by rounding alone, as noise is drawn on the CPU."""
+    """Both cards give equal draws; the CPU's differ by rounding alone where its generator draws the noise."""
     first, second, on_cpu = (draws(BRIEF[name], str(device), tmp_path) for device in (FIRST, SECOND, "cpu"))
     for tensor_name, tensor in first.items():
         assert tensor.isfinite().all(), tensor_name
         assert torch.equal(tensor, second[tensor_name]), tensor_name
+        if name in DRAWN_ON_THE_CARD:
+            continue
         largest = float(on_cpu[tensor_name].abs().max())
         difference = float((tensor - on_cpu[tensor_name]).abs().max())
         assert difference <= 1e-3 * max(1.0, largest), f"{tensor_name}: {difference:.3g} of {largest:.3g}"
