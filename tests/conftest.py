@@ -29,6 +29,9 @@ LIVE = os.environ.get("ZOO_LIVE") == "1"
 # Each is read once, when its package is imported. Assigned, so that the caller's own settings can't leak in.
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["OMP_NUM_THREADS"] = "1"  # the nets are small: on a busy machine a second thread costs more than it gives
+# The tests start many processes, and each would compile again what it imports, for longer than it then runs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 if not LIVE:
     hub_home = tempfile.mkdtemp(prefix="zoo-tests-")

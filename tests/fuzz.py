@@ -546,6 +546,7 @@ def run_case(report: Report, watch: Watch, label: str, kind: str, use: Callable[
 def case_folders() -> Iterator[tuple[Path, Path]]:
     """Make an empty folder for cases, and choose one for the caches of the Hub; yield both."""
     torch.set_num_threads(1)
+    sys.dont_write_bytecode = True  # a module that a case is the first to import would be written outside its folder
     with tempfile.TemporaryDirectory(prefix="zoo-fuzz-") as temporary:
         folder = Path(temporary).resolve()
         home = Path(os.environ.get("HF_HOME", folder / "home"))

@@ -201,11 +201,19 @@ def fold_masks(state: Mapping[str, Tensor], layers: Sequence[MaskedLayer], masks
 
 def draw_masks(layers: Sequence[MaskedLayer], rate: float, mask_count: int, seed: int) -> Tensors:
     """Draw masks on the CPU; return layer's name -> mask (draw, unit) with the values 0 and 1/(1 - rate)."""
-    unit_counts = [layer.units for layer in layers]
-    is_kept = torch.rand(mask_count, sum(unit_counts), generator=seeded_generator(seed)) >= rate
-    return dict(
-        zip([layer.name for layer in layers], torch.split(is_kept / (1 - rate), unit_counts, dim=1), strict=True)
-    )
+    return _split_by_layer(_draw_joint_masks(layers, rate, mask_count, seed), layers)
+
+
+def _draw_joint_masks(layers: Sequence[MaskedLayer], rate: float, mask_count: int, seed: int) -> Tensor:
+    """Draw the masks of all layers on the CPU; return them as one tensor, (draw, unit of any layer)."""
+    unit_count = sum(layer.units for layer in layers)
+    return (torch.rand(mask_count, unit_count, generator=seeded_generator(seed)) >= rate) / (1 - rate)
+
+
+def _split_by_layer(joint_masks: Tensor, layers: Sequence[MaskedLayer]) -> Tensors:
+    """Split joint masks (…, unit of any layer); return layer's name -> masks (…, unit)."""
+    masks = torch.split(joint_masks, [layer.units for layer in layers], dim=-1)
+    return {layer.name: mask for layer, mask in zip(layers, masks, strict=True)}
 
 
 def _add_masks(network: nn.Module, layers: Sequence[MaskedLayer]) -> nn.Module:
@@ -235,7 +243,7 @@ def _make_gradient(
 ) -> Gradient:
     """Make the function that computes a step's gradients with dropout; return the function.
 
-    Masks depend on the member's id and on the step.
+    Masks depend on the member's id and on the step. They are drawn on the CPU, whose generator is the same everywhere.
     """
 
     def build(**arguments: Any) -> nn.Module:
@@ -246,12 +254,16 @@ def _make_gradient(
     def gradient(
         step: int, params: Tensors, buffers: Tensors, scaling: Tensors, images: Tensor, labels: Tensor
     ) -> tuple[Tensors, Tensor, Tensors]:
-        masks_of_members = [
-            draw_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}")) for member in member_ids
-        ]
+        joint_masks = torch.stack(
+            [
+                _draw_joint_masks(layers, rate, images.shape[1], derive_seed(member, f"dropout {step}"))
+                for member in member_ids
+            ]
+        )
+        if device.type == "cuda":  # A copy from pinned memory does not wait for the GPU.
+            joint_masks = joint_masks.pin_memory().to(device, non_blocking=True)
         mask_buffers = {
-            f"{n}.{_MASK_BUFFER}": torch.stack([masks[n] for masks in masks_of_members]).to(device)
-            for n in masks_of_members[0]
+            f"{name}.{_MASK_BUFFER}": masks.contiguous() for name, masks in _split_by_layer(joint_masks, layers).items()
         }
         gradients, loss, new_buffers = base_gradient(step, params, {**buffers, **mask_buffers}, scaling, images, labels)
         return gradients, loss, {name: new_buffers[name] for name in buffers}

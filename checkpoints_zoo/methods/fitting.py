@@ -27,7 +27,7 @@ from checkpoints_zoo.methods.dropout import Dropout
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method, Run, version_of
-from checkpoints_zoo.methods.modes import Tensors
+from checkpoints_zoo.methods.modes import Tensors, gpu_name
 from checkpoints_zoo.methods.problem import FORWARD_BATCH, Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.snapshot import Snapshot
@@ -118,6 +118,7 @@ class FitRecord:
         versions: versions of this package, of torch, and of the packages that the method needs.
         method_version: version of the method, see `version_of`; records by version 0.1 of this package have no
             `method_version`.
+        device: name of the GPU; "" for a processor, and in records by version 0.1 of this package.
     """
 
     collection: str
@@ -133,12 +134,13 @@ class FitRecord:
     facts: Sequence[Mapping[str, float]]
     versions: Mapping[str, str]
     method_version: int = 1
+    device: str = ""
 
     @property
     def key(self) -> str:
         """Hash of everything that decides the draws."""
         return fit_key(self.method, self.settings, self.recipe_hash, self.data_fingerprint, self.runs, self.draws,
-                       self.seed, self.method_version)  # fmt: skip
+                       self.seed, self.method_version, self.device)  # fmt: skip
 
 
 def fit_key(
@@ -150,13 +152,16 @@ def fit_key(
     draws: int,
     seed: int,
     version: int,
+    device: str = "",
 ) -> str:
     """Return 16 hex digits of the sha256 over everything that decides a method's draws.
 
-    Version 1 is left out of the hashed text, so that keys of records without a version stay the same.
+    Version 1 and an empty name of the GPU are left out of the hashed text, so that keys of records without them stay
+    the same.
     """
     hashed_values: list[Any] = [method, dict(settings), recipe_hash, fingerprint, runs, draws, seed]
     hashed_values += [version] if version > 1 else []
+    hashed_values += [device] if device else []
     return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -212,7 +217,8 @@ def fit(
     name = draws_name(recipe, chosen_method.name, 1 if chosen_method.independent else runs)
     settings, version = asdict(chosen_method), version_of(chosen_method)
     fingerprint = recipe.split("train").fingerprint
-    key = fit_key(chosen_method.name, settings, recipe.hash, fingerprint, runs, draws, seed, version)
+    gpu = gpu_name(device)
+    key = fit_key(chosen_method.name, settings, recipe.hash, fingerprint, runs, draws, seed, version, gpu)
     architecture = recipe.skeleton if recipe.build is not None else None
     stored_fit = read_fit_record(root, name)
     if FolderSource(root, root.as_uri()).manifest_path(name).is_file():
@@ -222,8 +228,9 @@ def fit(
         if stored_fit is not None and not chosen_method.independent:
             raise UsageError(
                 f"collection {name} in folder {root}",
-                expected=f"none, or draws of {chosen_method.name} with settings {_settings_text(settings, version)}",
-                found=f"settings {_settings_text(stored_fit.settings, stored_fit.method_version)}",
+                expected=f"none, or draws of {chosen_method.name} with settings "
+                f"{_settings_text(settings, version, gpu)}",
+                found=f"settings {_settings_text(stored_fit.settings, stored_fit.method_version, stored_fit.device)}",
                 do=f"Give another folder, or delete manifests/{name}.parquet there",
                 collection=name,
             )
@@ -240,15 +247,19 @@ def fit(
         facts = [dict(run.facts) for run in finished_runs]
     seconds = time.monotonic() - start_time
     record = FitRecord(name, chosen_method.name, settings, recipe.name, recipe.hash, fingerprint, runs, draws, seed,
-                       seconds, facts, _package_versions(chosen_method), version)  # fmt: skip
+                       seconds, facts, _package_versions(chosen_method), version, gpu)  # fmt: skip
     with replace_file(_record_path(root, name)) as file:
         file.write(json.dumps(asdict(record), indent=1))
     say(f"{name}: done in {seconds:.0f} s")
     return load(name, source=root, architecture=architecture)
 
 
-def _settings_text(settings: Mapping[str, Any], version: int) -> str:
-    return json.dumps(dict(settings)) + (f" and version {version}" if version > 1 else "")
+def _settings_text(settings: Mapping[str, Any], version: int, device: str) -> str:
+    return (
+        json.dumps(dict(settings))
+        + (f" and version {version}" if version > 1 else "")
+        + (f" on {device}" if device else "")
+    )
 
 
 def read_fit_record(root: Path, collection: str) -> FitRecord | None:

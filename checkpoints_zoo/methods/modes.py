@@ -21,6 +21,7 @@ from checkpoints_zoo.networks.modules import first_names
 from checkpoints_zoo.training.gradients import Gradient
 from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.optimizers import stored_tensors
+from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.seeds import seed_torch
 
@@ -78,6 +79,15 @@ def train_modes(
         final_tensors = stored_tensors(recipe, state.params, state.buffers, state.averages, images)
         stacks.append({name: final_tensors[name].detach().cpu() for name in (*state.params, *state.buffers)})
     return {name: torch.cat([stack[name] for stack in stacks]).contiguous() for name in stacks[0]}
+
+
+def gpu_name(device: torch.device | str) -> str:
+    """Return the name of a GPU, which is a part of keys because bits depend on it; "" for a processor.
+
+    The name of a processor is no part of keys, so that a folder may be moved to another machine.
+    """
+    device = torch.device(device)
+    return "" if device.type == "cpu" else device_name(device)
 
 
 def tied_names(network: nn.Module) -> dict[str, str]:

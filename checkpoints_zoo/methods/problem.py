@@ -30,7 +30,14 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.methods.modes import Tensors, find_random_buffer, read_modes, tied_names, train_modes
+from checkpoints_zoo.methods.modes import (
+    Tensors,
+    find_random_buffer,
+    gpu_name,
+    read_modes,
+    tied_names,
+    train_modes,
+)
 from checkpoints_zoo.populations.statistics import has_statistics, reestimate_statistics
 from checkpoints_zoo.training.augment import AUGMENTATIONS
 from checkpoints_zoo.training.loop import StackState
@@ -215,12 +222,12 @@ class Problem:
             image_order = torch.stack([torch.randperm(self.count, generator=g) for g in generators]).to(self.device)
             view_numbers = torch.stack(
                 [torch.randint(augmentation.view_count, (self.count,), generator=g) for g in generators]
-            )
+            ).to(self.device)
             for first in range(0, self.count - batch_size + 1, batch_size):
                 batch_positions = image_order[:, first : first + batch_size]
                 images = augmentation(
                     pixels[batch_positions].flatten(0, 1),
-                    view_numbers[:, first : first + batch_size].flatten().to(self.device),
+                    view_numbers[:, first : first + batch_size].flatten(),
                 )
                 yield normalise(images).view(*batch_positions.shape, *images.shape[1:]), labels[batch_positions]
             epoch += 1
@@ -266,6 +273,7 @@ class Problem:
 
     def _modes_key(self, runs: int) -> str:
         hashed_values = [self.recipe.hash, self.images.fingerprint, runs, torch.__version__]
+        hashed_values += [name] if (name := gpu_name(self.device)) else []
         return hashlib.sha256(json.dumps(hashed_values).encode()).hexdigest()[:12]
 
     def _split_states(self, stacked_tensors: Tensors) -> tuple[Tensors, Tensors]:

@@ -24,7 +24,7 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.selection import parse_citation
-from checkpoints_zoo.networks.device import check_device
+from checkpoints_zoo.networks.device import check_device, free_bytes
 from checkpoints_zoo.networks.modules import superseded_names
 from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
 from checkpoints_zoo.populations.kernels import (
@@ -51,6 +51,7 @@ FIGURE_WIDTH, ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = (
     2.2,
     14.0,
 )  # In inches; LEAST_HEIGHT and MOST_HEIGHT bound the figure's height.
+MEMORY = 1 << 30  # Bytes of members that are in memory at once, unless they are on a GPU.
 TEST_LEVEL = 0.05  # Level of the test, marked in the picture.
 
 TensorGroups = str | Mapping[str, Sequence[str]]  # "layer", "tensor", or name -> names of tensors
@@ -224,7 +225,7 @@ def mmd(
     grid: BandwidthGrid = "pooled",
     widths: Mapping[str, Sequence[float]] | None = None,
     device: str | torch.device = "cpu",
-    memory: int = 1 << 30,
+    memory: int | None = None,
     seed: int = 0,
 ) -> MMD:
     """Compare the weights of two sets of members; return MMD² and p-values of each group of tensors and of all weights.
@@ -251,8 +252,9 @@ def mmd(
             alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
         device: torch device for the computation; it needs float64.
-        memory: bytes of members in memory at once; 16 (m + n)² bytes per group of tensors are needed beside them. If
-            `memory` is too small for all members, the members are read several times.
+        memory: bytes of members in memory at once; None for 1 GiB, or on a GPU for half of its free memory. Beside
+            them 16 (m + n)² bytes per group of tensors are needed. If `memory` is too small for all members, the
+            members are read several times.
         seed: seed of the permutations, and of the choice of draws that are compared.
 
     Raises:
@@ -288,7 +290,7 @@ def ns(
     permutations: int = 999,
     grid: BandwidthGrid = "pooled",
     device: str | torch.device = "cpu",
-    memory: int = 1 << 30,
+    memory: int | None = None,
     seed: int = 0,
 ) -> NS:
     """Compare the weights of two sets of members before and after removing symmetries; return both results.
@@ -317,7 +319,7 @@ def distances_between_sets(
     *,
     groups: TensorGroups = "layer",
     device: str | torch.device = "cpu",
-    memory: int = 1 << 30,
+    memory: int | None = None,
 ) -> dict[str, Distances]:
     """Measure the distances between all members of two sets; return the distances for each group of tensors and for all
     tensors.
@@ -366,9 +368,16 @@ def _parameter_names(skeleton: nn.Module) -> list[str]:
 
 
 def _read_in_blocks(
-    first: Collection, second: Collection, tensor_names: Sequence[str], device: str | torch.device, memory: int
+    first: Collection,
+    second: Collection,
+    tensor_names: Sequence[str],
+    device: str | torch.device,
+    memory: int | None,
 ) -> Blocks:
     """Return a function that reads the members of both sets in blocks, starting at a position."""
+    if memory is None:
+        gpu = check_device(device)
+        memory = (free_bytes(gpu) or 0) // 2 if gpu.type == "cuda" else MEMORY
     size = max(1, memory // (4 * max(c._member_nbytes for c in (first, second))))
 
     def read_blocks(first_position: int) -> Iterator[StackedTensors]:

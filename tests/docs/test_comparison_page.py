@@ -222,7 +222,7 @@ def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     scope["SMALL"], (scope["INSIDE"], scope["OUTSIDE"]) = replace(convnet_digits(), epochs=2), few_images()
     for at, code in enumerate(blocks):
         text = code.replace("recipe = convnet_digits()\n", "recipe = SMALL\n").replace("n=16", "n=8")
-        text = text.replace("permutations=99", "permutations=9, data=INSIDE, ood=OUTSIDE")
+        text = text.replace("permutations=99", "permutations=9, workers=1, data=INSIDE, ood=OUTSIDE")
         assert "INSIDE" in text
         exec(compile(text, f"comparison.md, block {at}", "exec"), scope)
     assert isinstance(scope["found"], Comparison)

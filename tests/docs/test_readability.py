@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from docs.make import readability
+from docs.make.readability import ROOT
 
 FILE = '''"""A short module.
 
@@ -54,7 +56,10 @@ def test_a_name_stands_in_its_whole_statement(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_a_seed_draws_the_same_lines_again() -> None:
+def test_a_seed_draws_the_same_lines_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a room: the whole package takes seconds for each name."""
+    shutil.copytree(ROOT / "checkpoints_zoo" / "predictions", tmp_path / "checkpoints_zoo" / "predictions")
+    monkeypatch.setattr(readability, "ROOT", tmp_path)
+    monkeypatch.setattr(readability, "everything", readability.everything.__wrapped__)
     assert readability.draw(20, seed=0) == readability.draw(20, seed=0)
     assert readability.draw(20, seed=0) != readability.draw(20, seed=1)

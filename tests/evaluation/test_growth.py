@@ -84,6 +84,7 @@ def test_limit_of_gaussian_logits_of_two_classes() -> None:
         plans = {k: metrics.band_plan(members, k, seed, 30) for k in (2, 4, 8, 16, 32)}
         plans[members] = metrics.jackknife_plan(members, seed, 30)
         population = Population(logits, labels, None)
+        population.names = ["nll", "brier"]
         singles = population.measure([torch.tensor([i]) for i in range(members)])
         measured = {k: (plan, population.measure(plan.chosen)) for k, plan in plans.items()}
         for name, true in (("nll", limit), ("brier", brier)):

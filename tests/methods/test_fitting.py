@@ -22,6 +22,7 @@ from checkpoints_zoo.methods.fitting import CHOSEN_SETTINGS, METHODS, method_by_
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.laplace import Laplace, LaplaceLastLayer
 from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
@@ -161,6 +162,27 @@ def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
     for change, text in cases:
         with pytest.raises(UsageError, match=text):
             fitting.fit(Snapshot(), RECIPE, out=tmp_path, **change)
+
+
+def test_a_gpu_enters_the_key_and_a_processor_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of fits on processors are those of package version 0.1."""
+    facts = ["snapshot", {"lr": 0.05, "cycle": 1}, "recipe", "images", 1, 2, 0]
+    arguments = ("snapshot", {"cycle": 1, "lr": 0.05}, "recipe", "images", 1, 2, 0, 1)
+    for name, more in (("", []), ("Some GPU", ["Some GPU"])):
+        key = hashlib.sha256(json.dumps(facts + more, sort_keys=True).encode()).hexdigest()[:16]
+        assert fitting.fit_key(*arguments, name) == key
+    problem = Problem.of(RECIPE)
+    values = [RECIPE.hash, problem.images.fingerprint, 2, torch.__version__]
+    assert problem._modes_key(2) == hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
+
+    fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
+    processor_key, processor_folder = problem._modes_key(2), MethodFits(RECIPE, tmp_path, 1, 2, 0).folder(Snapshot())
+    for module in ("fitting", "problem", "comparing.draws"):
+        monkeypatch.setattr(f"checkpoints_zoo.methods.{module}.gpu_name", lambda device: "Some GPU")
+    assert problem._modes_key(2) != processor_key
+    assert MethodFits(RECIPE, tmp_path, 1, 2, 0).folder(Snapshot()) != processor_folder
+    with pytest.raises(UsageError, match=r'"cycle": 1\} on Some GPU; found settings \{"lr": 0.05, "cycle": 1\}\. Give'):
+        fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
 
 
 def test_a_method_of_a_new_version_is_fitted_again(tmp_path: Path) -> None:

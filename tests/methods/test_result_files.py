@@ -15,6 +15,7 @@ from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.result_files import CellMeasurer
 from checkpoints_zoo.methods.comparing.study import prepare_comparison
 from tests.support.few_draws import PERMUTATIONS, RUNS, asked, draws, few_images, members  # noqa: F401 (fixtures)
+from tests.support.kills import forked_workers  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,7 @@ def test_a_run_that_is_cut_off_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_several_processes_give_the_same(
     found: Comparison, members: zoo.Collection, few: dict[str, Any], tmp_path: Path
 ) -> None:

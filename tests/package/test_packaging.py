@@ -31,6 +31,7 @@ SHIPPED_WITH_THE_SOURCE = {
 TIES = {
     *("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH"),
     *("UV_PROJECT_ENVIRONMENT", "UV_RUN_RECURSION_DEPTH", "UV_SYSTEM_PYTHON", "UV_NO_CACHE"),
+    "UV_COMPILE_BYTECODE",  # all there is in an environment
 }
 
 # The package as an installer sees it, found without importing it.
@@ -140,15 +141,27 @@ def test_the_wheels_of_both_roads_hold_the_same_bytes(built: dict[str, Path]) ->
 
 @pytest.fixture(scope="module")
 def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into an empty environment; return its `zoo-cli`."""
-    folder = tmp_path_factory.mktemp("installed")
+    """Install the wheel into an environment that has what its metadata requires, and no more; return its `zoo-cli`.
+
+    What it requires is linked from this environment: copies would be compiled anew, which takes a minute.
+    """
+    folder, wheel = tmp_path_factory.mktemp("installed"), built["wheel from the sdist"]
     # The versions already here: nothing new is fetched. Without local parts (+cpu), which no registry has.
     here = {found.name: found.version.partition("+")[0] for found in metadata.distributions()}
-    constraints = folder / "constraints.txt"
-    constraints.write_text("".join(f"{name}=={version}\n" for name, version in here.items()))
+    (folder / "constraints.txt").write_text("".join(f"{name}=={version}\n" for name, version in here.items()))
+    (folder / "wheel.txt").write_text(f"{PACKAGE} @ {wheel.as_uri()}\n")
     python = new_environment(folder / "environment")
-    install = ("pip", "install", "--python", python, "--constraints", constraints, "--link-mode", "symlink")
-    uv(*install, built["wheel from the sdist"], cwd=folder)
+    asked = ("pip", "compile", "--quiet", "--python", python, "--no-annotate", "--no-header")
+    resolved = uv(*asked, "--constraints", "constraints.txt", "wheel.txt", cwd=folder)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    required = [line.partition("==")[0] for line in resolved.splitlines() if "==" in line]
+    assert {"torch", "timm", "duckdb"} <= set(required)
+    for distribution in map(metadata.distribution, required):
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            if not (site / top).exists():  # two packages may share a folder
+                (site / top).symlink_to(distribution.locate_file(top))
+    uv("pip", "install", "--no-deps", "--python", python, wheel, cwd=folder)
     return python.with_name("zoo-cli")
 
 

@@ -126,13 +126,12 @@ def test_no_text_covers_another(members: int, ood: bool) -> None:
         hidden |= {t.label1 for t in ticks if not least <= t.get_loc() <= most}
         hidden |= {t.label2 for t in ticks if not least <= t.get_loc() <= most}
     texts = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible() and t not in hidden]
-    for a, b in itertools.combinations(texts, 2):
-        one, other = a.get_window_extent(), b.get_window_extent()
+    boxes = [text.get_window_extent() for text in texts]
+    for (a, one), (b, other) in itertools.combinations(zip(texts, boxes, strict=True), 2):
         across = min(one.x1, other.x1) - max(one.x0, other.x0)
         along = min(one.y1, other.y1) - max(one.y0, other.y0)
         assert min(across, along) < 3, (a.get_text(), b.get_text())
-    for text in texts:
-        box = text.get_window_extent()
+    for text, box in zip(texts, boxes, strict=True):
         assert 0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
         assert 0 <= box.y0 < box.y1 <= figure.bbox.y1, text.get_text()
 

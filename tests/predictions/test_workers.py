@@ -12,6 +12,7 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.predictions.storing import PredictionRun, _describe_set, _weight_hashes
+from tests.support.kills import forked_workers  # noqa: F401 (a fixture)
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -19,6 +20,7 @@ def files(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_several_processes_store_the_same_bytes(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=7)
     predict(members, "digits", tmp_path / "one")

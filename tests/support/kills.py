@@ -15,11 +15,14 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
+
+from checkpoints_zoo import workers
 from tests.hub import WRITER, Hub
 from tests.hub.log import Exchange
 from tests.support.tiny import PRELOADED
@@ -55,6 +58,13 @@ def forks() -> Any:
         else:
             os.environ["PYTHONPATH"] = before
     return context
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers that `workers=2` asks for from the server of `forks`; started anew, each imports for seconds."""
+    forks()
+    monkeypatch.setattr(workers, "Processes", partial(workers.Processes, start="forkserver"))
 
 
 @dataclass(frozen=True)

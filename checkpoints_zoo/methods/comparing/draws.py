@@ -20,6 +20,7 @@ from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.text import finite_or_null
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method, version_of
+from checkpoints_zoo.methods.modes import gpu_name
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
@@ -166,7 +167,7 @@ class MethodFits:
         settings = asdict(method)
         return fitting.fit_key(
             method.name, settings, self.recipe.hash, self._fingerprint, self.runs, self.draws, self.seed,
-            version_of(method),
+            version_of(method), gpu_name(self.device),
         )  # fmt: skip
 
     def _draws_folder(self, method: Method) -> Path:
