@@ -1,0 +1,50 @@
+"""The CUDA code, on simulated cards: each part runs in a process of its own, whose torch sees them (tests/simgpu)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CI
+from tests.simgpu.build import environment, missing_part
+
+ROOT = Path(__file__).parents[2]
+# part -> (number of cards, files)
+PARTS = {
+    "gpu": (1, ["gpu/test_gpu.py", "gpu/test_gpu_training.py", "gpu/test_gpu_memory.py"]),
+    "simulator": (
+        2,
+        ["simgpu/test_simulator.py", "simgpu/test_memory_errors.py", "gpu/test_gpu_graphs.py"],
+    ),
+    "entry-points": (2, ["simgpu/test_entry_points.py"]),
+    "methods": (2, ["simgpu/test_methods_and_training.py"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_on_simulated_cards(part: str) -> None:
+    if missing := missing_part():
+        text = f"simulated cards need {missing}"
+        if CI:
+            pytest.fail(text)
+        pytest.skip(text)
+    devices, files = PARTS[part]
+    own = {name: value for name, value in environment(devices).items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.simgpu.plugin", "-n", "0", "-q", "--tb=short"]
+    run = subprocess.run(
+        [*command, "-m", "gpu or simgpu", *(f"tests/{file}" for file in files)],
+        cwd=ROOT, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if run.returncode:
+        pytest.fail(f"{' '.join(command)}\n{run.stdout}", pytrace=False)
+
+
+def test_every_file_has_a_part() -> None:
+    files = {path.relative_to(ROOT / "tests").as_posix() for room in ("gpu", "simgpu") for path in (ROOT / "tests" / room).glob("test_*.py")}  # fmt: skip  # noqa: E501
+    assert files == {file for _, files in PARTS.values() for file in files}
+    assert "SIM_DEVICES" not in os.environ

@@ -1,0 +1,85 @@
+"""Training and all methods on simulated cards: the same bits on each card and in each worker, close to the CPU's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import checkpoints_zoo as zoo
+from checkpoints_zoo.methods import fitting
+from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.training.export import train_into
+from checkpoints_zoo.training.loop import initial_state, measure_accuracies, train_epochs
+from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
+from checkpoints_zoo.workers import choose_engine
+from tests.methods.test_fitting import BRIEF
+from tests.support.few_digits import some
+
+pytestmark = [pytest.mark.simgpu, pytest.mark.filterwarnings("ignore:.*:FutureWarning")]
+FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
+DEVICES = ("cuda:0", "cuda:1")
+# The libraries behind these methods draw noise on the device.
+DRAWN_ON_THE_CARD = {"vi", "laplace", "laplace-last-layer", "sgld", "sghmc", "csghmc"}
+CONVNET = dataclasses.replace(convnet_digits(), name="brief", epochs=1, batch_size=250, stack_width=2)
+RESNET = dataclasses.replace(resnet8_digits(), name="brief", epochs=1, batch_size=32, arguments={"widths": (4, 4, 4)})
+RECIPES = {
+    "alone": dataclasses.replace(RESNET, stack_width=1, channels_last=True, precision="bfloat16"),
+    "stacked": dataclasses.replace(RESNET, stack_width=2, augmentation="crop4-flip", averaging="swa"),
+}
+
+
+def trained(recipe: Recipe, device: torch.device) -> dict[str, Tensor]:
+    """Train two steps; return the weights and the accuracies."""
+    ids = list(range(recipe.stack_width))
+    state = initial_state(recipe, ids).to(device)
+    assert list(train_epochs(recipe, ids, state, some("train", 64))) == [1]
+    accuracies = measure_accuracies(recipe, state, some("train", 64), some("test", 50))
+    return {**state.params, **state.buffers, "accuracies": accuracies, "loss": state.loss}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_training_is_the_same_on_each_card(name: str) -> None:
+    first, second = (trained(RECIPES[name], device) for device in (FIRST, SECOND))
+    assert {t.device for t in second.values()} == {SECOND}
+    assert all(torch.equal(t.cpu(), second[n].cpu()) for n, t in first.items())
+
+
+def test_workers_on_two_cards_predict_what_one_card_predicts(tmp_path: Path) -> None:
+    """In processes of their own, one for each card; logits are stored in float16, each rounded by 1/2048."""
+    members = zoo.load("convnet-digits", n=4)
+    both = members.predict(some("test", 40), tmp_path / "two", devices=DEVICES).logits()
+    one = members.predict(some("test", 40), tmp_path / "one", device=DEVICES[0]).logits()
+    assert (both - one).abs().max() <= one.abs().max() / 1024
+
+
+def test_workers_on_two_cards_train_what_one_card_trains(tmp_path: Path) -> None:
+    sources = []
+    for devices in (DEVICES, DEVICES[:1]):
+        folder = tmp_path / str(len(devices))
+        assert train_into(CONVNET, [0, 1, 2, 3], folder, choose_engine(devices=devices)) == 4
+        sources.append(zoo.load("brief", source=folder).stack())
+    assert all(torch.equal(t, sources[1][name]) for name, t in sources[0].items())
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_a_method_draws_close_to_the_cpus(name: str, tmp_path: Path) -> None:
+    """Both cards give equal draws; the CPU's differ by rounding alone where its generator draws the noise."""
+    first, second, on_cpu = (draws(BRIEF[name], str(device), tmp_path) for device in (FIRST, SECOND, "cpu"))
+    for tensor_name, tensor in first.items():
+        assert tensor.isfinite().all(), tensor_name
+        assert torch.equal(tensor, second[tensor_name]), tensor_name
+        if name in DRAWN_ON_THE_CARD:
+            continue
+        largest = float(on_cpu[tensor_name].abs().max())
+        difference = float((tensor - on_cpu[tensor_name]).abs().max())
+        assert difference <= 1e-3 * max(1.0, largest), f"{tensor_name}: {difference:.3g} of {largest:.3g}"
+
+
+def draws(method: Method, device: str, folder: Path) -> dict[str, Tensor]:
+    out = folder / device.replace(":", "-")
+    return fitting.fit(method, CONVNET, out=out, runs=2, draws=2, device=device).stack(dtype=torch.float32)
