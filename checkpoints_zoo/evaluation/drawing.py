@@ -145,15 +145,14 @@ def svg_element(draw_panel: Callable[[Axes], None], panel_name: str, panel_size:
         if axes.get_legend() is None and handles:
             figure.legend(handles, labels, loc="outside upper left", ncols=2, handlelength=1.6, columnspacing=1.4)
         _rasterize_dense_marks(figure)
-        layout = figure.get_layout_engine()
-        assert layout is not None
-        layout.execute(_make_texts_printable(figure))
-        # The final layout must not choose other ticks, which could have wider labels.
+        # The layout must not choose other ticks, which could have wider labels.
         for axis in (axes.xaxis, axes.yaxis):
             if isinstance(axis.get_major_locator(), MaxNLocator):
                 axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         text = io.StringIO()
-        _lay_out(figure).savefig(text, format="svg", backend="svg", transparent=True, metadata={"Date": None})
+        _lay_out(_make_texts_printable(figure)).savefig(
+            text, format="svg", backend="svg", transparent=True, metadata={"Date": None}
+        )
     return _inline_element(text.getvalue(), panel_name)
 
 

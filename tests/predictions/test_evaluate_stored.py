@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import json
 import math
-import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,6 +24,7 @@ from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.populations.divergence import compare_pairs
 from checkpoints_zoo.predictions import Predictions, predict, predictions_of
 from tests.support.commands import run, values
+from tests.support.kills import forks
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = 8
@@ -260,7 +260,7 @@ def growth_of_a_large_evaluation(root: Path) -> float | None:
 @pytest.mark.slow
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     # A process of its own: what other tests have left in this one takes room by chance.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, forks()) as pool:
         most = pool.submit(growth_of_a_large_evaluation, tmp_path).result()
     if most is None:
         pytest.skip("this machine can't reset a process's peak memory")

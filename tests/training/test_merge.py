@@ -28,7 +28,15 @@ from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import RUN_COLUMNS, merge
 from tests.support import commands, tiny
 from tests.support.commands import values
-from tests.support.tiny import MEMBERS, TINY, contents, no_waiting_for_the_disk, stored, two_a_shard  # noqa: F401 (fixtures)
+from tests.support.tiny import (
+    LOCK,
+    MEMBERS,
+    TINY,
+    contents,
+    no_waiting_for_the_disk,  # noqa: F401 (a fixture)
+    stored,
+    two_a_shard,  # noqa: F401 (a fixture)
+)
 
 pytestmark = pytest.mark.usefixtures("two_a_shard", "no_waiting_for_the_disk")
 pieces = st.lists(st.sets(st.sampled_from(MEMBERS), min_size=1), min_size=1, max_size=4)
@@ -210,12 +218,8 @@ def test_folders_without_members_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_that_is_being_trained_into_is_refused(tmp_path: Path) -> None:
     a = stored([0], tmp_path / "a")
-    code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
-        "with training_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(a)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOCK, str(a)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"

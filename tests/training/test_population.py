@@ -17,6 +17,7 @@ from checkpoints_zoo.training.population import Progress, TrainedMember, train_m
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import resnet8_digits
 from checkpoints_zoo.training.state import training_lock
+from tests.support.tiny import LOCK
 from tests.training.test_training import SMALL, assert_identical
 
 SMALL_RESNET = dataclasses.replace(
@@ -200,12 +201,8 @@ def test_changed_recipe_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_second_process_is_refused(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from checkpoints_zoo.training.state import training_lock\n"
-        "with training_lock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
