@@ -234,10 +234,11 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
                 lambda location, part: read_into(location, location.offset, part), locations, member_buffers
             )
         ):
-            if not _are_finite(
+            values = (
                 torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype], count=spec.shape[0], offset=spec.offset)
                 for spec in joined_specs
-            ):
+            )
+            if not _are_finite(values, locations[i].layout):
                 storage = torch.from_numpy(memory).untyped_storage()
                 check_finite(tensor_views(storage, i * distance, specs, 1, distance), [locations[i]])
     return tensor_views(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), distance)
@@ -277,8 +278,7 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
     group: list[Location] = []
     for location in locations:
         layout = location.layout
-        largest_nbytes = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
-        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > largest_nbytes):
+        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > GROUP_BYTES):
             yield group
             group = []
         group.append(location)
@@ -295,10 +295,9 @@ def _copy_group(group: Sequence[Location], targets: Iterable[tuple[TensorSpec, T
         targets: description of a stored tensor, and the rows (member, …) that it is converted into.
     """
     copied_tensors = (
-        _copy_members(group, targets) if group[0].layout.nbytes <= BUFFER_BYTES else _copy_pieces(group[0], targets)
+        _copy_members(group, targets) if group[0].layout.nbytes <= GROUP_BYTES else _copy_pieces(group[0], targets)
     )
-    with one_thread(group[0].layout.nbytes < SMALL_MEMBER_BYTES):
-        return _are_finite(copied_tensors)
+    return _are_finite(copied_tensors, group[0].layout)
 
 
 def _copy_members(group: Sequence[Location], targets: Iterable[tuple[TensorSpec, Tensor]]) -> Iterator[Tensor]:
@@ -392,14 +391,15 @@ def _wider_dtype(tensor_name: str, dtype: torch.dtype, other_dtype: torch.dtype)
     return torch.promote_types(dtype, other_dtype)
 
 
-def _are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Say whether all values of all floating tensors are finite.
+def _are_finite(tensors: Iterable[Tensor], layout: Layout) -> bool:
+    """Say whether all values of all floating tensors are finite; members of a small layout are checked on one thread.
 
     One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN. If
     `tensors` converts tensor after tensor, each is checked while the processor's cache has it.
     """
-    extremes = [x for t in tensors if t.is_floating_point() and t.numel() for x in torch.aminmax(t)]
-    return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
+    with one_thread(layout.nbytes < SMALL_MEMBER_BYTES):
+        extremes = [x for t in tensors if t.is_floating_point() and t.numel() for x in torch.aminmax(t)]
+        return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
 
 
 def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:
@@ -408,10 +408,11 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
     Raises:
         DamagedError: a value is not finite; the error names the first member and tensor with this value.
     """
-    if _are_finite(stacked.values()):
+    layout = locations[0].layout
+    if _are_finite(stacked.values(), layout):
         return
     for name, tensor in stacked.items():
-        if _are_finite([tensor]):
+        if _are_finite([tensor], layout):
             continue
         is_not_finite = ~torch.isfinite(tensor.reshape(len(tensor), -1))
         position = int(is_not_finite.any(1).nonzero()[0])

@@ -26,7 +26,7 @@ def sgd_step(recipe: Recipe, lr: Rate, params: Tensors, momentum: Tensors, gradi
 
     Sums and products are separate operations. A GPU kernel that fuses a sum and a product only at some positions would
     make a member's last bits depend on the member's position in the stack. A single member on a GPU has no other
-    position, so its step is one fused kernel, which reads and writes the weights 5 times instead of 16 times.
+    position, so its step is one fused kernel, which reads and writes the weights 5 times instead of 15 times.
     """
     weights, velocities = list(params.values()), [momentum[name] for name in params]
     gradient_list = [gradients[name] for name in params]

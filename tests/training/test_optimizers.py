@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler as torchs
 from torch.optim.lr_scheduler import LRScheduler
 
-from checkpoints_zoo.training.optimizers import learning_rate
+from checkpoints_zoo.training.optimizers import first_adam_state, learning_rate, optimizer_step
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits
 
@@ -133,3 +133,21 @@ def test_rates_of_recipes_by_epoch(name: str) -> None:
 def test_a_short_run_may_end_in_its_warm_up() -> None:
     recipe = dataclasses.replace(RECIPES["resnet20-frn-silu-cifar10"](), epochs=1)
     assert [learning_rate(recipe, step, 4) for step in range(4)] == pytest.approx([0.1 * n / 20 for n in (1, 2, 3, 4)])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_rate_in_a_tensor_gives_the_bits_of_a_number(optimizer: str) -> None:
+    """A captured step reads its rate from a float64 tensor; the rates here are no float32 numbers."""
+    recipe = dataclasses.replace(BASE, optimizer=optimizer, nesterov=optimizer == "sgd", weight_decay=0.013)
+    states = []
+    for as_rate in (float, lambda rate: torch.tensor(rate, dtype=torch.float64)):
+        generator = torch.Generator().manual_seed(0)
+        params = {"w": torch.randn(3, 500, generator=generator), "b": torch.randn(3, 1, generator=generator)}
+        momentum = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        adam = first_adam_state(recipe, params)
+        for step in range(5):
+            gradients = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in params.items()}
+            optimizer_step(recipe, as_rate(0.1 / (3 + step)), params, momentum, adam, gradients)
+        states.append({**params, **{f"momentum/{name}": tensor for name, tensor in momentum.items()}, **adam})
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
