@@ -20,7 +20,10 @@ PARTS = {
         ["simgpu/test_simulator.py", "simgpu/test_memory_errors.py", "simgpu/test_counts.py", "gpu/test_gpu_graphs.py"],
     ),
     "entry-points": (2, ["simgpu/test_entry_points.py"]),
-    "methods": (2, ["simgpu/test_methods_and_training.py"]),
+    "methods": (
+        2,
+        ["simgpu/test_methods_and_training.py", "gpu/test_gpu_training.py::test_a_second_gpu_trains_the_same_members"],
+    ),
 }
 
 
