@@ -25,9 +25,7 @@ from tests.support import scenarios
 from tests.support.few_digits import some
 
 pytestmark = [pytest.mark.simgpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")]
-KNOWN_BUG = pytest.mark.xfail(
-    reason="the engine before it packs members, fuses residual blocks and checks runs of values", strict=False
-)
+KNOWN_BUG = pytest.mark.xfail(reason="the engine neither packs members nor fuses blocks", strict=False)
 
 
 def narrow() -> nn.Module:

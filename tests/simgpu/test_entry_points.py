@@ -43,7 +43,7 @@ def case(tolerance: float) -> Callable[[Callable[[str, Path], Found]], Callable[
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep float32 convolutions from TF32, and the fastest execution from depending on the time of day: all take 0 s."""
+    """Keep float32 convolutions from TF32, and the choice among executions from the time that they take."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(executions, "clock", lambda: 0.0, raising=False)
 
