@@ -12,6 +12,7 @@ from tests.conftest import CI
 from tests.simgpu.build import environment, missing_part
 
 ROOT = Path(__file__).parents[2]
+TRAINING = "gpu/test_gpu_training.py"
 # part -> (number of cards, folders and files)
 PARTS = {
     "gpu": (1, ["gpu"]),
@@ -20,7 +21,10 @@ PARTS = {
         ["simgpu/test_simulator.py", "simgpu/test_memory_errors.py", "simgpu/test_counts.py", "gpu/test_gpu_graphs.py"],
     ),
     "entry-points": (2, ["simgpu/test_entry_points.py"]),
-    "methods": (2, ["simgpu/test_methods_and_training.py"]),
+    "methods": (
+        2,
+        ["simgpu/test_methods_and_training.py", f"{TRAINING}::test_a_second_gpu_trains_the_same_members"],
+    ),
 }
 
 
