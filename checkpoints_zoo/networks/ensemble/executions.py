@@ -159,7 +159,7 @@ class Runner:
         choice = choose_execution(
             self.device.type, self.weights, min(self.member_count, self.max_at_once), batch_bytes, self.requested
         )
-        if program is not None and self.can_time_choices(choice, inputs):
+        if program is not None and self.can_time_choices(inputs):
             candidates = candidate_choices(choice, self.member_count, self.weights, batch_bytes)
             fastest = self.trials.fastest_choice(candidates, self, program, inputs)
             return replace(fastest, members_at_once=min(fastest.members_at_once, self.max_at_once)), program
@@ -194,12 +194,11 @@ class Runner:
                 choice = Choice("loop")
         return choice, program
 
-    def can_time_choices(self, choice: Choice, inputs: Tensor) -> bool:
-        """Say whether the fastest execution is found by timing: on a GPU, unless the caller has requested one."""
-        return (
-            self.device.type == "cuda" and self.requested is None and not self.compiled
-            and not self.wants_gradients(inputs)
-        )  # fmt: skip
+    def can_time_choices(self, inputs: Tensor) -> bool:
+        """Say whether the fastest execution is found by timing: on a GPU, unless the caller has requested an execution,
+        or has asked cuDNN for the same bits each time."""
+        is_free = self.requested is None and not self.compiled and not torch.backends.cudnn.deterministic
+        return self.device.type == "cuda" and is_free and not self.wants_gradients(inputs)
 
     def seconds_per_member(self, choice: Choice, program: Program, inputs: Tensor) -> float:
         """Time a choice on as many members as it runs together; return infinity if memory runs out."""
