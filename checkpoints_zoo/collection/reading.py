@@ -29,7 +29,13 @@ from checkpoints_zoo.formats.shard_files import (
     read_into,
     reused_buffer,
 )
-from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, check_memory, one_thread
+from checkpoints_zoo.networks.device import (
+    SMALL_MEMBER_BYTES,
+    check_device,
+    check_memory,
+    on_current_stream,
+    one_thread,
+)
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
 GROUP_BYTES = 2**24  # Number of bytes of members that are read into one buffer and converted together.
@@ -122,7 +128,7 @@ def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
     check_memory({"": shape}, {"": dtype}, torch.device("cpu"))
     vectors = _empty(shape, dtype, torch.device("cpu"))
     for group, rows in _groups_with_rows(locations):
-        joined_specs = _join_adjacent(_stored_specs(group[0].layout, specs))
+        joined_specs = transfer.join_adjacent(_stored_specs(group[0].layout, specs))
         columns = torch.split(vectors[rows], [spec.shape[0] for spec in joined_specs], dim=1)
         if not _copy_group(group, list(zip(joined_specs, columns, strict=True))):
             tensors = torch.split(vectors[rows], widths, dim=1)
@@ -130,9 +136,12 @@ def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
     return vectors
 
 
-def read_ahead(read_result: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
-    """Yield read(0), read(1), … up to `result_count` results; the next result is read while the caller uses the present
-    result."""
+def read_ahead(
+    read_result: Callable[[int], dict[str, Tensor]], result_count: int, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Yield read(0), read(1), … up to `result_count` results; the next result is read onto the device while the caller
+    uses the present result."""
+    read_result = on_current_stream(read_result, device)
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as read_executor:
         future = read_executor.submit(read_result, 0)
         for result_number in range(result_count):
@@ -226,7 +235,7 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
     distance = -(-member_nbytes // 8) * 8
     # numpy requests large memory pages, whose first use is faster.
     memory = np.empty(distance * len(locations), np.uint8)
-    joined_specs = _join_adjacent(specs)
+    joined_specs = transfer.join_adjacent(specs)
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-read") as read_executor:
         member_buffers = [memory[i * distance : i * distance + member_nbytes].data for i in range(len(locations))]
         for i, raw in enumerate(
@@ -234,10 +243,11 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
                 lambda location, part: read_into(location, location.offset, part), locations, member_buffers
             )
         ):
-            if not _are_finite(
+            values = (
                 torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype], count=spec.shape[0], offset=spec.offset)
                 for spec in joined_specs
-            ):
+            )
+            if not _are_finite(values, locations[i].layout):
                 storage = torch.from_numpy(memory).untyped_storage()
                 check_finite(tensor_views(storage, i * distance, specs, 1, distance), [locations[i]])
     return tensor_views(torch.from_numpy(memory).untyped_storage(), 0, specs, len(locations), distance)
@@ -247,21 +257,6 @@ def _stored_specs(layout: Layout, specs: Sequence[TensorSpec]) -> list[TensorSpe
     """Return the specs of the same tensors in another layout."""
     spec_of_name = {spec.name: spec for spec in layout.tensors}
     return [spec_of_name[spec.name] for spec in specs]
-
-
-def _join_adjacent(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Join tensors of one dtype that follow each other, in the list and in the member's bytes; return the specs of the
-    joined tensors, which have one axis. Tensors without elements are left out."""
-    joined_specs: list[TensorSpec] = []
-    for spec in specs:
-        if spec.nbytes:
-            start, length = spec.offset, math.prod(spec.shape)
-            last = joined_specs[-1] if joined_specs else None
-            if last is not None and last.dtype == spec.dtype and last.offset + last.nbytes == spec.offset:
-                start, length = last.offset, last.shape[0] + length
-                joined_specs.pop()
-            joined_specs.append(TensorSpec("", spec.dtype, (length,), start))
-    return joined_specs
 
 
 def _groups_with_rows(locations: Sequence[Location]) -> Iterator[tuple[list[Location], slice]]:
@@ -277,8 +272,7 @@ def _group_by_layout(locations: Sequence[Location]) -> Iterator[list[Location]]:
     group: list[Location] = []
     for location in locations:
         layout = location.layout
-        largest_nbytes = GROUP_BYTES if layout.nbytes <= BUFFER_BYTES else 0
-        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > largest_nbytes):
+        if group and (layout is not group[0].layout or (len(group) + 1) * layout.nbytes > GROUP_BYTES):
             yield group
             group = []
         group.append(location)
@@ -295,10 +289,9 @@ def _copy_group(group: Sequence[Location], targets: Iterable[tuple[TensorSpec, T
         targets: description of a stored tensor, and the rows (member, …) that it is converted into.
     """
     copied_tensors = (
-        _copy_members(group, targets) if group[0].layout.nbytes <= BUFFER_BYTES else _copy_pieces(group[0], targets)
+        _copy_members(group, targets) if group[0].layout.nbytes <= GROUP_BYTES else _copy_pieces(group[0], targets)
     )
-    with one_thread(group[0].layout.nbytes < SMALL_MEMBER_BYTES):
-        return _are_finite(copied_tensors)
+    return _are_finite(copied_tensors, group[0].layout)
 
 
 def _copy_members(group: Sequence[Location], targets: Iterable[tuple[TensorSpec, Tensor]]) -> Iterator[Tensor]:
@@ -392,14 +385,15 @@ def _wider_dtype(tensor_name: str, dtype: torch.dtype, other_dtype: torch.dtype)
     return torch.promote_types(dtype, other_dtype)
 
 
-def _are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Say whether all values of all floating tensors are finite.
+def _are_finite(tensors: Iterable[Tensor], layout: Layout) -> bool:
+    """Say whether all values of all floating tensors are finite; members of a small layout are checked on one thread.
 
     One pass over the values finds infinities and NaN: the minimum and maximum of values with a NaN are NaN. If
     `tensors` converts tensor after tensor, each is checked while the processor's cache has it.
     """
-    extremes = [x for t in tensors if t.is_floating_point() and t.numel() for x in torch.aminmax(t)]
-    return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
+    with one_thread(layout.nbytes < SMALL_MEMBER_BYTES):
+        extremes = [x for t in tensors if t.is_floating_point() and t.numel() for x in torch.aminmax(t)]
+        return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
 
 
 def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -> None:
@@ -408,10 +402,11 @@ def check_finite(stacked: Mapping[str, Tensor], locations: Sequence[Location]) -
     Raises:
         DamagedError: a value is not finite; the error names the first member and tensor with this value.
     """
-    if _are_finite(stacked.values()):
+    layout = locations[0].layout
+    if _are_finite(stacked.values(), layout):
         return
     for name, tensor in stacked.items():
-        if _are_finite([tensor]):
+        if _are_finite([tensor], layout):
             continue
         is_not_finite = ~torch.isfinite(tensor.reshape(len(tensor), -1))
         position = int(is_not_finite.any(1).nonzero()[0])

@@ -205,6 +205,7 @@ def test_members_larger_than_the_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int, dtype: torch.dtype | None
 ) -> None:
     monkeypatch.setattr(reading, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(reading, "GROUP_BYTES", buffer_bytes)
     built = build(tmp_path, "mlp", range(5), weights=HALF, per_shard=3)
     assert_same(stack(located(built, [4, 0, 1, 2]), dtype=dtype), looped(built, [4, 0, 1, 2], dtype))
     vectors = [torch.cat([t.to(WIDE).flatten() for t in built.states[m, 40].values()]) for m in (4, 0, 1, 2)]
