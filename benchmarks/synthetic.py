@@ -1,4 +1,4 @@
-"""Images that can be learnt, made on the device, and training timed on them: for gpu_train.py and its workers."""
+"""Random members, images that can be learnt, and training timed on them: for gpu.py and its workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from checkpoints_zoo.collection.collection import Collection, load
+from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats.catalog import Description, write_json
+from checkpoints_zoo.formats.manifest import build_manifest, write_manifest
 from checkpoints_zoo.images import ImageData, of
+from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import vary_recipe
@@ -132,3 +138,32 @@ class Side:
     def __call__(self, job: int, device: str) -> Rate:
         recipe, on = short(self.name, self.changes), torch.device(device)
         return timed(recipe, data_of(recipe, self.steps, on), on, self.seconds, self.ready, self.count)
+
+
+def random_members(folder: Path, count: int, tiny: bool) -> Collection:
+    """Write a source of random ResNet-18s in float16; return its members."""
+    name, arguments = ("resnet8", {}) if tiny else ("resnet18", {"classes": 100})
+    size = {"size": [8, 8], "channels": 1} if tiny else {"size": [32, 32], "channels": 3}
+    first = build_architecture(name, **arguments).state_dict()
+    layout = modules.layout_of(first, torch.float16)
+    members = []
+    for i in range(count):
+        torch.manual_seed(i)
+        state = {n: torch.randn(t.shape) * 0.05 if t.is_floating_point() else t for n, t in first.items()}
+        state |= {n: t.abs() + 0.5 for n, t in state.items() if n.endswith("running_var")}
+        members.append((shard_files.tensor_prefix(i), modules.pack_member(state, layout)))
+    path = shard_files.write_shard(folder / "shards" / "nets", 0, layout, members)
+    begin = shard_files.first_offset(layout, [key for key, _ in members])
+    rows = [
+        {"member": i, "epoch": 1, "final": True, "status": "ok", "path": f"shards/nets/{path.name}",
+         "offset": begin + i * layout.nbytes, "nbytes": layout.nbytes, "layout": "f16", "dtype": "F16"}
+        for i in range(count)
+    ]  # fmt: skip
+    classes = tuple(map(str, range(10 if tiny else 100)))
+    preprocessing = {**size, "mean": [0.5] * size["channels"], "std": [0.25] * size["channels"]}  # type: ignore[operator]
+    description = Description(
+        "nets", "random nets", name, arguments, "none", classes, preprocessing, {"f16": layout}, "none", "none"
+    )
+    write_json(description.to_json(), folder / "manifests" / "nets.json")
+    write_manifest(build_manifest(rows), folder / "manifests" / "nets.parquet")
+    return load("nets", source=folder)

@@ -408,7 +408,7 @@ class Collection:
 
         return zip(
             [batch_selection.ids for batch_selection in batch_selections],
-            reading.read_ahead(read_batch, len(batch_selections)),
+            reading.read_ahead(read_batch, len(batch_selections), target_device),
             strict=True,
         )
 

@@ -29,7 +29,13 @@ from checkpoints_zoo.formats.shard_files import (
     read_into,
     reused_buffer,
 )
-from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, check_memory, one_thread
+from checkpoints_zoo.networks.device import (
+    SMALL_MEMBER_BYTES,
+    check_device,
+    check_memory,
+    on_current_stream,
+    one_thread,
+)
 from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 
 GROUP_BYTES = 2**24  # Number of bytes of members that are read into one buffer and converted together.
@@ -122,7 +128,7 @@ def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
     check_memory({"": shape}, {"": dtype}, torch.device("cpu"))
     vectors = _empty(shape, dtype, torch.device("cpu"))
     for group, rows in _groups_with_rows(locations):
-        joined_specs = _join_adjacent(_stored_specs(group[0].layout, specs))
+        joined_specs = transfer.join_adjacent(_stored_specs(group[0].layout, specs))
         columns = torch.split(vectors[rows], [spec.shape[0] for spec in joined_specs], dim=1)
         if not _copy_group(group, list(zip(joined_specs, columns, strict=True))):
             tensors = torch.split(vectors[rows], widths, dim=1)
@@ -130,9 +136,12 @@ def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
     return vectors
 
 
-def read_ahead(read_result: Callable[[int], dict[str, Tensor]], result_count: int) -> Iterator[dict[str, Tensor]]:
-    """Yield read(0), read(1), … up to `result_count` results; the next result is read while the caller uses the present
-    result."""
+def read_ahead(
+    read_result: Callable[[int], dict[str, Tensor]], result_count: int, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Yield read(0), read(1), … up to `result_count` results; the next result is read onto the device while the caller
+    uses the present result."""
+    read_result = on_current_stream(read_result, device)
     with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as read_executor:
         future = read_executor.submit(read_result, 0)
         for result_number in range(result_count):
@@ -226,7 +235,7 @@ def _read_large_members(locations: Sequence[Location], specs: Sequence[TensorSpe
     distance = -(-member_nbytes // 8) * 8
     # numpy requests large memory pages, whose first use is faster.
     memory = np.empty(distance * len(locations), np.uint8)
-    joined_specs = _join_adjacent(specs)
+    joined_specs = transfer.join_adjacent(specs)
     with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="zoo-read") as read_executor:
         member_buffers = [memory[i * distance : i * distance + member_nbytes].data for i in range(len(locations))]
         for i, raw in enumerate(
@@ -248,21 +257,6 @@ def _stored_specs(layout: Layout, specs: Sequence[TensorSpec]) -> list[TensorSpe
     """Return the specs of the same tensors in another layout."""
     spec_of_name = {spec.name: spec for spec in layout.tensors}
     return [spec_of_name[spec.name] for spec in specs]
-
-
-def _join_adjacent(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Join tensors of one dtype that follow each other, in the list and in the member's bytes; return the specs of the
-    joined tensors, which have one axis. Tensors without elements are left out."""
-    joined_specs: list[TensorSpec] = []
-    for spec in specs:
-        if spec.nbytes:
-            start, length = spec.offset, math.prod(spec.shape)
-            last = joined_specs[-1] if joined_specs else None
-            if last is not None and last.dtype == spec.dtype and last.offset + last.nbytes == spec.offset:
-                start, length = last.offset, last.shape[0] + length
-                joined_specs.pop()
-            joined_specs.append(TensorSpec("", spec.dtype, (length,), start))
-    return joined_specs
 
 
 def _groups_with_rows(locations: Sequence[Location]) -> Iterator[tuple[list[Location], slice]]:

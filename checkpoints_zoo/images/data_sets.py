@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -210,8 +210,10 @@ def load(name: str, split: str = "test") -> ImageData:
     return splits[split]()
 
 
+@cache
 def digits(split: str) -> ImageData:
-    """Read scikit-learn's handwritten digits, split by the rule "digits-sha256-540"; return one of its two splits.
+    """Read scikit-learn's handwritten digits, split by the rule "digits-sha256-540"; return one of its two splits, kept
+    in memory.
 
     The rule: images are ranked by the sha256 of "digits-test|<index>"; the first 540 are the test set, the others, in
     rank order too, the training set. The rule was fixed before any network was trained.
@@ -230,9 +232,10 @@ def digits(split: str) -> ImageData:
     return ImageData("digits", split, pixels, labels, CLASSES["digits"])
 
 
+@cache
 def photo_patches() -> ImageData:
     """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 patches of each photograph, without
-    labels.
+    labels. The patches stay in memory.
 
     The patches of a photograph are numbered row by row and ranked by the sha256 of "photos|<file>|<index>".
     """

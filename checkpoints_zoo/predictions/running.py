@@ -143,14 +143,15 @@ def logits_by_group(
         raise UsageError("batch", expected="a number of images from 1", found=repr(batch)[:80])
     skeleton = members._skeleton()
     members_at_once = group_size(members, most_members)
-    is_checked = False
+    default_execution = "loop" if torch.device(device).type == "cpu" else None
+    ensemble: Ensemble | None = None
     for member_ids, stacked in members.batches(members_at_once, device, dtype):
         with torch.inference_mode():
-            if not is_checked:
+            if ensemble is None:
                 _check_first_member(members, skeleton, member_ids[0], stacked, data, dtype)
-                is_checked = True
-            default_execution = "loop" if torch.device(device).type == "cpu" else None
-            ensemble = Ensemble(skeleton, stacked, member_ids, execution=execution or default_execution)
+                ensemble = Ensemble(skeleton, stacked, member_ids, execution=execution or default_execution)
+            else:
+                ensemble = ensemble._with_members(stacked, member_ids)
             input_batches = (
                 data.inputs(image_batch, members.preprocess) for image_batch in torch.split(data.images, batch_size)
             )

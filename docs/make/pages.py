@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from docs.make import alignment, architecture, cli, columns, compact, comparison, data, faults, symmetries
+from docs.make import alignment, architecture, cli, columns, compact, comparison, data, faults, gpu, symmetries
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/alignment.md": alignment.page,
@@ -14,6 +14,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/comparison.md": comparison.page,
     "docs/data.md": data.page,
     "docs/faults.md": faults.page,
+    "docs/gpu.md": gpu.page,
     "docs/symmetries.md": symmetries.page,
     "manifests/README.md": columns.page,
 }

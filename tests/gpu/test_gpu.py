@@ -12,7 +12,6 @@ from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.errors import DamagedError, SmallerChunk
 from checkpoints_zoo.networks.ensemble import EXECUTIONS
 from checkpoints_zoo.networks.ensemble.executions import Runner
-from tests.support.known_bugs import known_bug
 from tests.support.scenarios import State, build, load, raw
 
 pytestmark = pytest.mark.gpu
@@ -25,7 +24,6 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@known_bug("captures in mode global")
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 @pytest.mark.parametrize("batch", [1, 9, 300])
 def test_executions_equal_a_loop_over_modules(name: str, batch: int) -> None:

@@ -15,7 +15,6 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.networks.ensemble.executions import Trials
 from checkpoints_zoo.predictions import running
-from tests.support.known_bugs import known_bug
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
@@ -40,7 +39,6 @@ def assert_close(found: Tensor, wanted: Tensor, share: float = 1e-5) -> None:
     assert (found.to(wanted.device) - wanted).abs().max() <= share * wanted.abs().max()
 
 
-@known_bug("captures in mode global")
 def test_members_are_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread may allocate, send and wait meanwhile, as it does when an ensemble reads its next chunk."""
     members, x, wanted = resnets()
@@ -65,7 +63,6 @@ def test_members_are_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
     assert_close(found, wanted)
 
 
-@known_bug("inference tensors in a graph's buffers")
 def test_a_graph_captured_in_inference_mode_serves_outside_it() -> None:
     members, x, wanted = resnets()
     ensemble = members.ensemble(GPU, execution="graph")
@@ -79,7 +76,6 @@ def test_a_graph_captured_in_inference_mode_serves_outside_it() -> None:
         assert_close(ensemble(x) - 1, wanted, 1e-4)
 
 
-@known_bug("a capture belongs to the current device")
 @pytest.mark.parametrize("execution", ["module", "loop", "grouped", "vmap", "graph", None])
 def test_a_card_that_is_not_the_current_one(execution: str | None) -> None:
     if torch.cuda.device_count() < 2:
@@ -104,7 +100,6 @@ def tf32() -> AbstractContextManager[Any]:
     return torch.backends.cudnn.flags(enabled=True, allow_tf32=True)
 
 
-@known_bug("graphs are kept without the way in which torch computes")
 @pytest.mark.parametrize("way", [autocast, tf32])
 def test_a_graph_is_replayed_only_as_it_was_captured(way: Callable[[], AbstractContextManager[Any]]) -> None:
     """Another precision is another graph, whichever comes first."""
@@ -137,7 +132,6 @@ class Scaled(nn.Module):
         return logits
 
 
-@known_bug("a graph reads buffers of a runner that is gone")
 def test_a_graph_keeps_what_it_reads() -> None:
     """Parts of an ensemble share graphs, though each part has buffers of its own."""
     members = zoo.load("convnet-digits", n=4)
@@ -157,7 +151,6 @@ def test_a_graph_keeps_what_it_reads() -> None:
         assert_close(ensembles[0](x), ensembles[1](x))
 
 
-@known_bug("the trial of a program under TF32")
 def test_the_fast_way_is_taken_with_tf32() -> None:
     """torch allows TF32 by default; a network's program is not found wrong for it."""
     members, x, wanted = resnets()
@@ -167,7 +160,6 @@ def test_the_fast_way_is_taken_with_tf32() -> None:
     assert_close(found, wanted, 1e-2)
 
 
-@known_bug("a cache of graphs for each group")
 def test_groups_of_members_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shapes of inputs are two graphs, however many groups of members there are."""
     members = zoo.load("resnet8-digits", n=6)

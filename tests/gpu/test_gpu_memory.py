@@ -8,13 +8,11 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.networks.device import check_device, free_bytes
-from tests.support.known_bugs import known_bug
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
 
 
-@known_bug("what the allocator keeps counts as used")
 def test_what_the_allocator_keeps_is_free() -> None:
     device = torch.device(GPU, 0)
     torch.cuda.empty_cache()
@@ -26,7 +24,6 @@ def test_what_the_allocator_keeps_is_free() -> None:
     assert free_bytes(device) == before
 
 
-@known_bug("cuda and cuda:0 have streams of their own")
 def test_a_device_has_a_number() -> None:
     """ "cuda" and "cuda:0" are one device, with one pair of streams."""
     transfer._streams_of_device.clear()

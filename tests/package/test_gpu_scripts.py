@@ -1,47 +1,32 @@
-"""The scripts for a GPU: they import, explain themselves, and take their steps on small numbers on the CPU."""
+"""The script for a GPU takes the steps of all its parts on small numbers on the CPU."""
 
 from __future__ import annotations
 
 import json
-import runpy
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-def run(name: str, *arguments: str) -> None:
-    sys.argv = [name, *arguments]
-    runpy.run_path(str(FOLDER / name), run_name="__main__")
+ROOT = Path(__file__).parents[2]
+FIGURES = {
+    "card", "torch", "load_share_of_pinned_copy", "loaded_bits_equal", "r18_hours_9216", "r20_hours_1024",
+    "exact_bits_equal", "failed",
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # torch-uncertainty's imports
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("gpu_load.py", {"pinned", "to_stored", "to_stacked", "to_canonical", "peak_mb", "overlap", "card"}),
-        ("gpu_ensemble.py", {"worst", "grid", "card"}),
-        ("gpu_train.py", {"hours", "gain", "exact", "member", "grid", "card", "peak", "gflops_an_image"}),
-    ],
-)
-def test_a_script_runs_on_small_numbers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, keys: set[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.setattr(sys, "argv", [])
-    try:
-        with pytest.raises(SystemExit) as stop:
-            run(name, "--help")
-        assert stop.value.code == 0
-        assert "--device" in capsys.readouterr().out
-        run(name, "--device", "cpu", "--tiny")
-        found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    finally:
-        for neighbour in ("ensemble", "synthetic"):
-            sys.modules.pop(neighbour, None)
-    assert keys <= set(found)
-    assert found["card"] == "cpu"
-    assert [row["failed"] for row in found["grid"] if "failed" in row] == [] if "grid" in found else True
+def test_all_parts_run_on_small_numbers(tmp_path: Path) -> None:
+    environment = os.environ | {"OUT": str(tmp_path), "PYTHON": sys.executable}
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), "--device", "cpu", "--tiny"]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    figures = json.loads(output.splitlines()[-1])
+    assert set(figures) >= FIGURES
+    assert figures["failed"] == []
+    assert figures["card"] == "cpu"
+    assert figures["loaded_bits_equal"]
+    assert figures["exact_bits_equal"]
+    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert {row["part"] for row in rows} == {"facts", "engine", "load", "step", "exact", "conv"}

@@ -94,6 +94,8 @@ class Smooth(Population):
     def __init__(self, *arguments: Tensor) -> None:
         super().__init__(*arguments)
         self.names = [name for name in self.names if name in SMOOTH_FIGURES]
+        for logits in (self.test, self.ood):
+            logits.uncertainty = lambda members, largest: largest  # no smooth figure needs it
 
 
 def simulated(kind: str, members: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

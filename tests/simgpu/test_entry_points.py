@@ -19,6 +19,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.networks.ensemble import executions
 from checkpoints_zoo.predictions import running
 from tests.support.few_digits import some
 
@@ -42,8 +43,9 @@ def case(tolerance: float) -> Callable[[Callable[[str, Path], Found]], Callable[
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep float32 convolutions from TF32."""
+    """Keep float32 convolutions from TF32, and the choice among executions from the time that they take."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(executions, "clock", lambda: 0.0, raising=False)
 
 
 def convnets(n: int = 4) -> Collection:

@@ -10,7 +10,6 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SmallerChunk, TooLargeError
 from checkpoints_zoo.networks.ensemble import executions
 from tests.simgpu.faults import OUT_OF_MEMORY, failing
-from tests.support.known_bugs import known_bug
 
 pytestmark = pytest.mark.simgpu
 CLASSES = 10
@@ -23,7 +22,6 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", OUT_OF_MEMORY)
-@known_bug("memory that runs out under a name of cuDNN's or cuBLAS's")
 def test_members_side_by_side_are_halved(name: str) -> None:
     members = zoo.load("resnet8-digits", n=8)
     x = members.preprocess(zoo.images.load("digits").images[:9]).to("cuda")
@@ -41,7 +39,6 @@ def test_members_side_by_side_are_halved(name: str) -> None:
 
 @pytest.mark.parametrize("name", OUT_OF_MEMORY)
 @pytest.mark.parametrize("execution", ["loop", "graph"])
-@known_bug("memory that runs out under a name of cuDNN's or cuBLAS's")
 def test_not_even_one_member_fits(name: str, execution: str) -> None:
     members = zoo.load("resnet8-digits", n=2)
     x = members.preprocess(zoo.images.load("digits").images[:9]).to("cuda")
@@ -58,7 +55,6 @@ def test_not_even_one_member_fits(name: str, execution: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 @pytest.mark.parametrize("name", OUT_OF_MEMORY)
-@known_bug("memory that runs out under a name of cuDNN's or cuBLAS's")
 def test_memory_that_ends_during_a_capture(name: str) -> None:
     """torch raises another error where the capture ends; the one of memory is what the caller sees."""
     members = zoo.load("resnet8-digits", n=2)
@@ -72,7 +68,6 @@ def test_memory_that_ends_during_a_capture(name: str) -> None:
         ensemble(x)
 
 
-@known_bug("memory that runs out under a name of cuDNN's or cuBLAS's")
 def test_is_out_of_memory() -> None:
     assert all(executions.is_out_of_memory(make()) for make in OUT_OF_MEMORY.values())
     for text in ("cuDNN error: CUDNN_STATUS_BAD_PARAM", "CUDA error: an illegal memory access was encountered"):

@@ -207,13 +207,15 @@ class ProgramBuilder:
         return TracedValue("parameter", self.tensors[tensor_name].dim(), name=self.names[id(self.tensors[tensor_name])])
 
     def add_parameter(
-        self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], is_kernel: bool = False
+        self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel_groups: int | None = None
     ) -> TracedValue:
         """Reserve a position in the list of values for a layer's parameter; the value of a missing parameter stays
         None."""
         require(tensor is None or id(tensor) in self.names)
         value = TracedValue("parameter", place=len(self.parameters))
-        self.parameters.append(None if tensor is None else StepParameter(self.names[id(tensor)], arrange, is_kernel))
+        self.parameters.append(
+            None if tensor is None else StepParameter(self.names[id(tensor)], arrange, kernel_groups)
+        )
         return value
 
     def repeat_if_shared(self, value: TracedValue) -> TracedValue:
@@ -253,7 +255,7 @@ class ProgramBuilder:
             layer_copies[0].inplace, layer_copies[1].inplace = False, True
             overwritten_value = x if layer.inplace else None
             return self.add_step(
-                program.call_twin_layers(layer_copies),
+                program.TwinLayers(*layer_copies),
                 (x,),
                 x.rank,
                 can_overwrite=True,
@@ -269,13 +271,11 @@ class ProgramBuilder:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
         is_input_shared = x.kind == "shared" and layer.groups == 1
         x = x if is_input_shared else self.repeat_if_shared(x)
-        weight = self.add_parameter(layer.weight, flatten_members, is_kernel=True)
+        weight = self.add_parameter(layer.weight, flatten_members, 0 if is_input_shared else layer.groups)
         bias = self.add_parameter(layer.bias, flatten_members)
         tensor_names = self.parameter_name(layer.weight), self.parameter_name(layer.bias)
         self.convolutions[node] = tensor_names, weight.place, bias.place
-        return self.add_step(
-            program.convolution(layer, is_input_shared), (x, weight, bias), x.rank, result_kind="member"
-        )
+        return self.add_step(program.convolution(layer), (x, weight, bias), x.rank, result_kind="member")
 
     def add_batch_norm(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         ranks = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}[type(layer)]
@@ -290,7 +290,7 @@ class ProgramBuilder:
             mean, variance, weight, offset = (self.parameter_name(t) for t in tensors)
             norm_names = mean, variance, weight, offset
             self.norms.append(FoldableNorm(kernel_place, bias_place, tensor_names, places, norm_names, layer.eps))
-        return self.add_step(program.batch_norm(layer.eps), (self.repeat_if_shared(x), *operands), x.rank)
+        return self.add_step(program.BatchNorm(layer.eps), (self.repeat_if_shared(x), *operands), x.rank)
 
     def parameter_name(self, tensor: Tensor | None) -> str:
         return "" if tensor is None else self.names[id(tensor)]
@@ -439,7 +439,7 @@ def _add_activation(
         )  # A boolean might be the argument `inplace`.
         shares = x if function_name in program.MAY_RETURN_INPUT else None
         return builder.add_step(
-            program.pointwise(function_name, args, options),
+            program.Pointwise(function_name, args, options),
             (x,),
             x.rank,
             shares_memory_with=shares,
@@ -495,7 +495,7 @@ def _add_binary(
     ]
     number = None if isinstance(operand_pair[1], TracedValue) else operand_pair[1]
     return builder.add_step(
-        program.binary(function_name, number),
+        program.Binary(function_name, number),
         tuple(operands),
         rank,
         can_overwrite=True,

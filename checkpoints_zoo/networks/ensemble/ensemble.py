@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,9 @@ from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError,
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.ensemble.executions import (
-    GraphCache,
-    Runner,
-    check_execution,
-    halve_members,
-    is_out_of_memory,
-)
+from checkpoints_zoo.networks.device import is_out_of_memory
+from checkpoints_zoo.networks.ensemble.executions import Runner, check_execution, halve_members
+from checkpoints_zoo.networks.ensemble.graphs import GraphCache
 
 StackedTensors = dict[str, Tensor]
 ReadMembers = Callable[[range, torch.device, torch.dtype | None], StackedTensors]
@@ -44,7 +40,8 @@ class Ensemble(nn.Module):
         ids: ids of the members, in the order of the stack.
         execution: "loop" runs members one after another, "grouped" side by side with grouped convolutions, "vmap" by
             torch.func.vmap, "graph" as a CUDA graph, "module" by the module's own code; None chooses by device and
-            sizes. Logits of two executions differ by rounding only: in float32 by less than 1e-5 of the largest logit.
+            sizes, on a GPU the fastest by timing. Logits of two executions differ by rounding only: in float32 by less
+            than 1e-5 of the largest logit, on a GPU where torch allows TF32 in convolutions (its default) by 1e-3.
         compile: whether to compile programs with torch.compile, which takes seconds to minutes at the first call.
 
     >>> import checkpoints_zoo as zoo
@@ -206,14 +203,22 @@ class Ensemble(nn.Module):
             yield from self._stream.map_chunks(self._subset)
 
     def _subset(self, positions: range, stacked: StackedTensors) -> Ensemble:
-        ids = self.ids[positions.start : positions.stop]
-        execution_options: dict[str, Any] = {
-            "execution": self._options["requested"],
-            "compile": self._options["compiled"],
-        }
-        part = Ensemble(self._skeleton[0], stacked, ids, **execution_options)
-        part._graphs = self._graphs  # CUDA graphs do not depend on the weights, so slices share them.
-        return part
+        return self._with_members(stacked, self.ids[positions.start : positions.stop])
+
+    def _with_members(self, stacked: Mapping[str, Tensor], ids: Sequence[int]) -> Ensemble:
+        """Return an ensemble of other members of the same network, which runs them in the same way and shares the
+        CUDA graphs.
+
+        Args:
+            stacked, ids: the same arguments as in `Ensemble`.
+        """
+        ensemble = Ensemble(self._skeleton[0], stacked, ids, **self._execution_options)
+        ensemble._graphs = self._graphs
+        return ensemble
+
+    @property
+    def _execution_options(self) -> dict[str, Any]:
+        return {"execution": self._options["requested"], "compile": self._options["compiled"]}
 
     def _logits(self, inputs: Tensor) -> Iterator[Tensor]:
         """Run the members; yield logits (member, batch, class) of one chunk of members at a time."""
@@ -227,24 +232,25 @@ class Ensemble(nn.Module):
         if self._stream is None:
             if self._runner is None:
                 self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
-            yield self._check_logits(self._runner(inputs), inputs)
+            logits = self._runner(inputs)
+            if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
+                self._raise_not_finite(self._runner.run_apart(inputs))
+            yield logits
         else:
             yield from self._stream.map_chunks(
                 lambda positions, stacked: next(self._subset(positions, stacked)._logits(inputs))
             )
 
-    def _check_logits(self, logits: Tensor, inputs: Tensor) -> Tensor:
-        if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
-            has_nonfinite = ~torch.isfinite(logits).flatten(1).all(1)
-            raise DamagedError(
-                f"logits of members {', '.join(str(self.ids[int(i)]) for i in has_nonfinite.nonzero()[:5])}",
-                expected="finite numbers",
-                found="infinite ones or NaN",
-                do="float16 ends at 65,504: compute in float32 or bfloat16"
-                if logits.dtype == torch.float16
-                else "`zoo-cli verify` says whether their weights are damaged",
-            )
-        return logits
+    def _raise_not_finite(self, logits: Tensor) -> NoReturn:
+        has_nonfinite = ~torch.isfinite(logits).flatten(1).all(1)
+        raise DamagedError(
+            f"logits of members {', '.join(str(self.ids[int(i)]) for i in has_nonfinite.nonzero()[:5])}",
+            expected="finite numbers",
+            found="infinite ones or NaN",
+            do="float16 ends at 65,504: compute in float32 or bfloat16"
+            if logits.dtype == torch.float16
+            else "`zoo-cli verify` says whether their weights are damaged",
+        )
 
     @overload
     def __getitem__(self, position: int) -> nn.Module: ...
@@ -278,19 +284,12 @@ class Ensemble(nn.Module):
         if not positions:
             raise SelectionError("slice of an ensemble", expected="one member or more", found="none")
         ids = [self.ids[i] for i in positions]
-        execution_options: dict[str, Any] = {
-            "execution": self._options["requested"],
-            "compile": self._options["compiled"],
-        }
         if self._stream is not None:
-            selected_stream = self._stream.select(positions)
-            return self._from_stream(self._skeleton[0], selected_stream, ids, **execution_options)
+            return self._from_stream(self._skeleton[0], self._stream.select(positions), ids, **self._execution_options)
         slice_or_positions = (
             slice(positions.start, positions.stop, positions.step) if positions.step > 0 else list(positions)
         )
-        return Ensemble(
-            self._skeleton[0], {n: t[slice_or_positions] for n, t in self.stacked.items()}, ids, **execution_options
-        )
+        return self._with_members({n: t[slice_or_positions] for n, t in self.stacked.items()}, ids)
 
     def train(self, mode: bool = True) -> Ensemble:
         """Accept only eval mode (`mode=False`); return this ensemble.
@@ -351,14 +350,15 @@ class Stream:
         If memory runs out, a warning is given and the remaining chunks are half as large.
         """
         first_position, positions = 0, self._chunk_positions(0)
+        read_chunk = devices.on_current_stream(self._read_chunk, self.device)
         with ThreadPoolExecutor(1, thread_name_prefix="zoo-read") as reader:
-            read_future = reader.submit(self._read_chunk, positions)
+            read_future = reader.submit(read_chunk, positions)
             while positions:
                 next_read_future = None
                 try:
                     stacked = read_future.result()
                     if next_positions := self._chunk_positions(positions.stop):
-                        next_read_future = reader.submit(self._read_chunk, next_positions)
+                        next_read_future = reader.submit(read_chunk, next_positions)
                     result = function_of_chunk(positions, stacked)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or len(positions) == 1:
@@ -375,7 +375,7 @@ class Stream:
                     wait([next_read_future])
                 self.chunk = halve_members(len(positions), self.device)
                 positions = self._chunk_positions(first_position)
-                read_future = reader.submit(self._read_chunk, positions)
+                read_future = reader.submit(read_chunk, positions)
 
     def _chunk_positions(self, first_position: int) -> range:
         return range(first_position, min(first_position + self.chunk, self.count))

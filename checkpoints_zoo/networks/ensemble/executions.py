@@ -1,17 +1,17 @@
 """Executions: ways to run stacked members on a batch, one after another or side by side.
 
 Every execution gives the logits of a loop over modules, up to rounding. `Runner` runs the members; EXECUTION_RULES
-choose the execution by device and sizes; `Trials` remember which executions are correct for a network; `GraphCache`
-holds CUDA graphs.
+choose the execution by device and sizes; `Trials` remember which executions are correct for a network.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -22,8 +22,15 @@ from torch.func import functional_call, vmap
 
 from checkpoints_zoo.errors import SmallerChunk, TooLargeError, UsageError
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.networks.device import fits_easily, one_thread
+from checkpoints_zoo.networks.device import exact_float32, fits_easily, free_bytes, is_out_of_memory, one_thread
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
+from checkpoints_zoo.networks.ensemble.graphs import (
+    Forward,
+    GraphCache,
+    PackedMembers,
+    arithmetic_settings,
+    pack_members,
+)
 from checkpoints_zoo.networks.ensemble.program import FoldableNorm, Program, choose_foldable_norms
 
 # The execution "module" runs each member by its module's own code: slower, but bit for bit equal to the module.
@@ -35,9 +42,12 @@ _SMALL_MEMBER_ELEMENTS = 2**18
 # A batch is cut into pieces that fit a CPU's cache: bytes of a piece, and smallest number of inputs in a piece.
 _PIECE_BYTES, _LEAST_PIECE_INPUTS = 2**21, 16
 _MOST_CACHED_TENSORS = 50_000  # Largest number of tensors that are cached between calls.
-_MOST_CACHED_GRAPHS = 4  # Largest number of cached graphs; each holds memory for a member's activations.
-_WARM_UP_RUNS = 3  # Number of runs before a CUDA graph is captured; libraries choose their kernels in them.
 _TRIAL_INPUT_COUNT = 3
+# Forms of grouped convolutions that are timed on a GPU: (channels_last, joined_channels).
+GROUPED_FORMS = ((False, 0), (True, 0), (True, 64))
+_MOST_SIDE_BY_SIDE_WEIGHTS = 2**30  # Largest number of elements of the tensors of members side by side.
+_TIMED_MEMBERS, _TIMED_RUNS = 8, 2  # Least number of members, and number of runs, by which a choice is timed.
+clock = time.perf_counter
 _TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -45,7 +55,6 @@ _TOLERANCES = {
 # This pattern matches torch's error texts on unequal dtypes.
 _DTYPE_MISMATCH = re.compile(r"dtype|scalar type|should be the same")
 _REFUSAL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError)
-Weights = list[Tensor | None]
 CountAndTensors = tuple[int, list[Tensor | None]]
 
 
@@ -102,7 +111,8 @@ class Runner:
         self.trials = Trials.of_skeleton(skeleton)
         self._cached_tensors: list[Tensor] = []
         self._cached_versions: list[int] = []
-        self._cached_groups: dict[tuple[int, bool], list[CountAndTensors]] = {}
+        self._cached_groups: dict[tuple[Choice, bool], list[CountAndTensors]] = {}
+        self._packed_members: list[PackedMembers] | None = None
         self._folded_norms: dict[tuple[int, int], tuple[FoldableNorm, ...]] = {}
         self.graphs = GraphCache() if graphs is None else graphs
         self._compiled: dict[int, Any] = {}
@@ -133,6 +143,12 @@ class Runner:
                 self._cached_groups.clear()
                 self.max_at_once = halve_members(choice.members_at_once, self.device)
 
+    def run_apart(self, inputs: Tensor) -> Tensor:
+        """Run members one after another, so that a value of one that is not finite reaches no other; return logits
+        (member, batch, …)."""
+        with one_thread(is_single_threaded(self.device.type, self.weights)):
+            return self.run(Choice("loop"), self.program(inputs), inputs)
+
     def choose(self, inputs: Tensor) -> tuple[Choice, Program | None]:
         """Choose the execution for the given inputs; return its name, and the network's program if it has a correct
         one."""
@@ -143,6 +159,10 @@ class Runner:
         choice = choose_execution(
             self.device.type, self.weights, min(self.member_count, self.max_at_once), batch_bytes, self.requested
         )
+        if program is not None and self.can_time_choices(inputs):
+            candidates = candidate_choices(choice, self.member_count, self.weights, batch_bytes)
+            fastest = self.trials.fastest_choice(candidates, self, program, inputs)
+            return replace(fastest, members_at_once=min(fastest.members_at_once, self.max_at_once)), program
         if choice.execution == "grouped" and program is None:
             if self.requested:
                 raise UsageError(
@@ -174,6 +194,29 @@ class Runner:
                 choice = Choice("loop")
         return choice, program
 
+    def can_time_choices(self, inputs: Tensor) -> bool:
+        """Say whether the fastest execution is found by timing: on a GPU, unless the caller has requested an execution,
+        or has asked cuDNN for the same bits each time."""
+        is_free = self.requested is None and not self.compiled and not torch.backends.cudnn.deterministic
+        return self.device.type == "cuda" and is_free and not self.wants_gradients(inputs)
+
+    def seconds_per_member(self, choice: Choice, program: Program, inputs: Tensor) -> float:
+        """Time a choice on as many members as it runs together; return infinity if memory runs out."""
+        member_count = min(self.member_count, max(choice.members_at_once, _TIMED_MEMBERS))
+        few = Runner(self.skeleton, {n: t[:member_count] for n, t in self.stacked.items()}, graphs=self.graphs)
+        try:
+            few.run(choice, program, inputs)
+            torch.cuda.synchronize(self.device)
+            start = clock()
+            for _ in range(_TIMED_RUNS):
+                few.run(choice, program, inputs)
+            torch.cuda.synchronize(self.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return math.inf
+        return (clock() - start) / (_TIMED_RUNS * member_count)
+
     def program(self, inputs: Tensor) -> Program | None:
         """Return the network's program; None if the network has no program, or if the program's logits differ from the
         module's."""
@@ -185,14 +228,17 @@ class Runner:
             with self.trials.lock:
                 return self.run_vmap(inputs, choice.members_at_once)
         if choice.execution == "graph":
-            return self.graphs.run(self, program, inputs)
+            channels_last = prefers_channels_last(self.device.type, len(inputs)) and inputs.dim() == 4
+            groups = self.packed_members(program, channels_last)
+            return self.graphs.run(self.member_count, groups, lambda m: self._forwards(program, m), inputs)
         if program is None:
             run = self.compile_once(0, self.run_module) if self.compiled else self.run_module
             with self.trials.lock:
                 return torch.stack([run(state, inputs) for state in self.member_states()])
         can_overwrite = not self.wants_gradients(inputs) and not self.compiled
-        channels_last = (
-            prefers_channels_last(self.device.type, len(inputs)) and choice.members_at_once == 1 and inputs.dim() == 4
+        channels_last = inputs.dim() == 4 and (
+            choice.channels_last
+            or (choice.members_at_once == 1 and prefers_channels_last(self.device.type, len(inputs)))
         )
         if channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
@@ -205,7 +251,7 @@ class Runner:
         )
         pieces = inputs.tensor_split(piece_count) if piece_count > 1 else (inputs,)
         results = []
-        for member_count, prepared_params in self.member_groups(program, choice.members_at_once, channels_last):
+        for member_count, prepared_params in self.member_groups(program, choice, channels_last):
             logits = [
                 self.run_program(program, prepared_params, piece, member_count, can_overwrite) for piece in pieces
             ]
@@ -229,43 +275,74 @@ class Runner:
             self._compiled[function_id] = _compile_or_warn(function)
         return self._compiled[function_id]
 
-    def member_groups(self, program: Program, group_size: int, channels_last: bool) -> Iterator[CountAndTensors]:
+    def member_groups(self, program: Program, choice: Choice, channels_last: bool) -> Iterator[CountAndTensors]:
         """Yield groups of members: the number of members in a group, and their tensors as the program reads them. The
         groups are cached if they need little memory."""
-        tensors = list(self.tensors.values())
-        versions = [-1 if t.is_inference() else t._version for t in tensors]
-        are_same_tensors = len(tensors) == len(self._cached_tensors) and all(
-            a is b for a, b in zip(tensors, self._cached_tensors, strict=True)
-        )
-        if (
-            not are_same_tensors or versions != self._cached_versions
-        ):  # The caller has replaced or changed some weights since the last call.
-            self._cached_groups.clear()
-            self._folded_norms.clear()
-            self._cached_tensors, self._cached_versions = tensors, versions
-        can_fold = not any(t.requires_grad for t in tensors)
-        if can_fold and (cached_groups := self._cached_groups.get((group_size, channels_last))):
+        self._drop_stale_caches()
+        can_fold = not any(t.requires_grad for t in self.tensors.values())
+        group_size = choice.members_at_once
+        if can_fold and (cached_groups := self._cached_groups.get((choice, channels_last))):
             yield from cached_groups
             return
         nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
         has_few_tensors = -(-self.member_count // group_size) * len(program.parameters) <= _MOST_CACHED_TENSORS
         can_cache = can_fold and has_few_tensors and fits_easily(nbytes, self.device)
-        self._cached_groups.clear()  # Groups of only one size and memory format are cached.
+        self._cached_groups.clear()  # The groups of only one choice are cached.
         groups = []
         for start in range(0, self.member_count, group_size):
             tensors_of_group = {n: t[start : start + group_size] for n, t in self.tensors.items()}
             if can_fold:
-                group = self._prepare_group(program, tensors_of_group, (start, group_size), channels_last and can_cache)
+                group = self._prepare_group(program, tensors_of_group, start, choice, channels_last and can_cache)
             else:
                 group = len(next(iter(tensors_of_group.values()))), program.prepare(tensors_of_group)
             groups += [group] * can_cache
             yield group
         if can_cache:
-            self._cached_groups[group_size, channels_last] = groups
+            self._cached_groups[choice, channels_last] = groups
+
+    def packed_members(self, program: Program | None, channels_last: bool) -> Iterable[PackedMembers]:
+        """Return all members prepared for CUDA graphs; they are cached if a second copy of them fits into memory."""
+        self._drop_stale_caches()
+        if self._packed_members is not None and self._packed_members[0].channels_last == channels_last:
+            return self._packed_members
+        self._packed_members = None
+        nbytes = sum(t.numel() * t.element_size() for t in self.tensors.values())
+        if fits_easily(nbytes, self.device):
+            self._packed_members = list(pack_members(program, self.tensors, 0, channels_last))
+            return self._packed_members
+        return self._pack_in_parts(program, channels_last, nbytes)
+
+    def _pack_in_parts(self, program: Program | None, channels_last: bool, nbytes: int) -> Iterator[PackedMembers]:
+        free_nbytes = free_bytes(self.device) or 0
+        members_in_part = max(1, free_nbytes * self.member_count // (8 * max(1, nbytes)))
+        for start in range(0, self.member_count, members_in_part):
+            part = {n: t[start : start + members_in_part] for n, t in self.tensors.items()}
+            yield from pack_members(program, part, start, channels_last)
+
+    def _forwards(self, program: Program | None, members: PackedMembers) -> list[Forward]:
+        """Return the functions that run a packed member, the fastest first and the surest last."""
+        if program is None:
+            return [lambda weights, inputs: self.run_module(dict(zip(self.names, weights, strict=True)), inputs)]
+        programs = [program.with_fused_relus(members.folded_norms), program]
+        return [each.run_one for each in programs]
+
+    def _drop_stale_caches(self) -> None:
+        """Forget what was prepared if the caller has replaced or changed some weights since the last call."""
+        tensors = list(self.tensors.values())
+        versions = [-1 if t.is_inference() else t._version for t in tensors]
+        are_same_tensors = len(tensors) == len(self._cached_tensors) and all(
+            a is b for a, b in zip(tensors, self._cached_tensors, strict=True)
+        )
+        if not are_same_tensors or versions != self._cached_versions:
+            self._cached_groups.clear()
+            self._folded_norms.clear()
+            self._packed_members = None
+            self._cached_tensors, self._cached_versions = tensors, versions
 
     def _prepare_group(
-        self, program: Program, stacked: Mapping[str, Tensor], start_and_size: tuple[int, int], channels_last: bool
+        self, program: Program, stacked: Mapping[str, Tensor], start: int, choice: Choice, channels_last: bool
     ) -> CountAndTensors:
+        start_and_size = start, choice.members_at_once
         # The cached tensors must not be inference tensors, since a later call with gradients may use them.
         with torch.inference_mode(False), torch.no_grad():
             if start_and_size not in self._folded_norms:
@@ -273,7 +350,7 @@ class Runner:
                 # not depend on other groups.
                 self._folded_norms[start_and_size] = choose_foldable_norms(program.norms, stacked)
             return len(next(iter(stacked.values()))), program.prepare(
-                stacked, self._folded_norms[start_and_size], channels_last
+                stacked, self._folded_norms[start_and_size], channels_last, choice.joined_channels
             )
 
     def member_states(self) -> Iterator[dict[str, Tensor]]:
@@ -368,10 +445,14 @@ class Choice:
     Args:
         execution: name of the execution, one of EXECUTIONS.
         members_at_once: the number of members side by side.
+        channels_last: whether members side by side run in the memory format channels_last.
+        joined_channels: number of input channels up to which kernels of neighbouring members are joined; 0 for none.
     """
 
     execution: str
     members_at_once: int = 1
+    channels_last: bool = False
+    joined_channels: int = 0
 
 
 # Rules are tried in this order, and the first rule that fits is used. For a network without a program, vmap replaces
@@ -419,6 +500,19 @@ def choose_execution(
     )
 
 
+def candidate_choices(choice: Choice, member_count: int, weight_count: int, batch_bytes: int) -> list[Choice]:
+    """Return the choices among which a GPU's fastest one is found by timing; the arguments are those of
+    `choose_execution`, and its choice."""
+    candidates = [Choice("graph")]
+    side_by_side_nbytes = max(rule.most_nbytes_side_by_side for rule in EXECUTION_RULES if rule.device == "cuda")
+    most_members = min(member_count, side_by_side_nbytes // max(1, batch_bytes))
+    if choice.execution == "grouped" or weight_count * most_members < _MOST_SIDE_BY_SIDE_WEIGHTS:
+        for members_at_once in sorted({most_members, min(most_members, 64), min(most_members, 16)}, reverse=True):
+            if members_at_once > 1:
+                candidates += [Choice("grouped", members_at_once, *form) for form in GROUPED_FORMS]
+    return candidates
+
+
 def prefers_channels_last(device_type: str, batch_size: int) -> bool:
     """Say whether a single member's convolutions are faster on activations in the memory format channels_last."""
     return device_type == "cuda" or (device_type == "cpu" and batch_size >= 8)
@@ -450,6 +544,7 @@ class Trials:
         self.programs: dict[int, Program | None] = {}
         self.verdicts: dict[tuple[object, ...], bool] = {}
         self.widths: dict[tuple[int, ...], int] = {}
+        self.fastest_choices: dict[tuple[object, ...], Choice] = {}
         # functional_call puts weights into the shared skeleton, so only one thread may call it at a time.
         self.lock = RLock()
 
@@ -479,6 +574,7 @@ class Trials:
                 self.lock,
                 torch.no_grad(),
                 torch.random.fork_rng([runner.device] if runner.device.type == "cuda" else []),
+                exact_float32(),
             ):
                 is_equal = self._compare_with_module(execution, runner, inputs)
             if is_equal is None:
@@ -525,6 +621,15 @@ class Trials:
         tolerance = _TOLERANCES.get(stacked_module_logits.dtype, 0.1) * stacked_module_logits.abs().max()
         return bool((trial_logits - stacked_module_logits).abs().max() <= tolerance)
 
+    def fastest_choice(self, candidates: Sequence[Choice], runner: Runner, program: Program, inputs: Tensor) -> Choice:
+        """Return the choice that takes the least time a member; each is timed once for a number of members, a shape of
+        inputs and a way in which torch computes."""
+        timing_key = runner.device, runner.member_count, inputs.shape, inputs.dtype, arithmetic_settings()
+        if timing_key not in self.fastest_choices:
+            seconds = [runner.seconds_per_member(candidate, program, inputs) for candidate in candidates]
+            self.fastest_choices[timing_key] = candidates[seconds.index(min(seconds))]
+        return self.fastest_choices[timing_key]
+
     def widest_activation_nbytes(self, runner: Runner, program: Program | None, inputs: Tensor) -> int:
         """Return the number of bytes of a member's widest activation for one input; an estimate if there is no
         program."""
@@ -538,106 +643,6 @@ class Trials:
                 program.run(prepared_params, torch.zeros_like(inputs[:1]), 1, False, element_counts)
             self.widths[shape] = max(element_counts)
         return self.widths[shape] * inputs.element_size()
-
-
-class GraphCache:
-    """A cache of the CUDA graphs of one ensemble, one graph for each shape of inputs; only the last few graphs are
-    kept."""
-
-    def __init__(self) -> None:
-        self.captured: OrderedDict[tuple[Any, ...], _CapturedGraph] = OrderedDict()
-
-    def run(self, runner: Runner, program: Program | None, inputs: Tensor) -> Tensor:
-        """Run all members of a runner, without gradients; return logits (member, batch, …)."""
-        channels_last = prefers_channels_last("cuda", len(inputs)) and inputs.dim() == 4
-        with torch.no_grad():
-            graph, results = None, []
-            for weights in _member_weights(runner, program, channels_last):
-                if graph is None:
-                    graph = self._find_or_capture_graph(runner, program, inputs, weights, channels_last)
-                    graph.inputs.copy_(inputs)
-                results.append(graph.run_member(weights).clone())
-            return torch.stack(results)
-
-    def _find_or_capture_graph(
-        self, runner: Runner, program: Program | None, inputs: Tensor, weights: Weights, channels_last: bool
-    ) -> _CapturedGraph:
-        shapes_and_strides = tuple(None if t is None else (t.shape, t.stride()) for t in weights)
-        graph_key = (tuple(inputs.shape), inputs.dtype, shapes_and_strides)
-        if graph_key not in self.captured:
-            self.captured[graph_key] = _capture_graph(runner, program, inputs, weights, channels_last)
-        self.captured.move_to_end(graph_key)
-        while len(self.captured) > _MOST_CACHED_GRAPHS:
-            self.captured.popitem(last=False)
-        return self.captured[graph_key]
-
-
-@dataclass(frozen=True)
-class _CapturedGraph:
-    """A captured CUDA graph that runs one member.
-
-    Args:
-        graph: the CUDA graph, which replays the kernels.
-        inputs, weights: the tensors that the graph reads.
-        logits: the tensor that the graph writes, (batch, …).
-    """
-
-    graph: Any
-    inputs: Tensor
-    weights: Weights
-    logits: Tensor
-
-    def run_member(self, weights: Weights) -> Tensor:
-        """Run a member by the graph; return its logits, which the next call overwrites."""
-        new_weights = [
-            (graph_weight, t)
-            for graph_weight, t in zip(self.weights, weights, strict=True)
-            if graph_weight is not None and t is not None
-        ]
-        torch._foreach_copy_([graph_weight for graph_weight, _ in new_weights], [t for _, t in new_weights])
-        self.graph.replay()
-        return self.logits
-
-
-def _member_weights(runner: Runner, program: Program | None, channels_last: bool) -> Iterator[Weights]:
-    if program is None:
-        return (list(state.values()) for state in runner.member_states())
-    return (prepared_params for _, prepared_params in runner.member_groups(program, 1, channels_last))
-
-
-def _capture_graph(
-    runner: Runner, program: Program | None, inputs: Tensor, first_weights: Weights, channels_last: bool
-) -> _CapturedGraph:
-    graph_inputs = torch.empty_like(
-        inputs, memory_format=torch.channels_last if channels_last else torch.contiguous_format
-    )
-    graph_inputs.copy_(inputs)
-    weights = [None if t is None else t.clone() for t in first_weights]
-
-    def run_once() -> Tensor:
-        if program is not None:
-            return program.run(weights, graph_inputs, 1, True)[0]
-        state = {n: t for n, t in zip(runner.tensors, weights, strict=True) if t is not None}
-        return runner.run_module(state, graph_inputs)
-
-    warm_up_stream = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
-    warm_up_stream.wait_stream(torch.cuda.current_stream(inputs.device))
-    with torch.cuda.stream(warm_up_stream):
-        for _ in range(_WARM_UP_RUNS):
-            run_once()
-    torch.cuda.current_stream(inputs.device).wait_stream(warm_up_stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = run_once()
-    return _CapturedGraph(graph, graph_inputs, weights, logits)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that memory ran out."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    words = str(error)
-    return isinstance(error, RuntimeError) and ("not enough memory" in words or "can't allocate memory" in words)
 
 
 def halve_members(member_count: int, device: torch.device) -> int:

@@ -8,7 +8,7 @@ as for one member.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ class StepParameter:
     Args:
         name: name of the tensor in the state dict.
         arrange: function that brings the stacked tensor (member, …) into the shape that the step reads.
-        kernel: whether the tensor is the kernel of a convolution.
+        kernel_groups: number of groups of a member's convolution if the tensor is its kernel; 0 if all members
+            share the convolution's inputs, None for other tensors.
     """
 
     name: str
     arrange: Callable[[Tensor], Tensor]
-    kernel: bool = False
+    kernel_groups: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,11 @@ class Program:
     norms: tuple[FoldableNorm, ...]
 
     def prepare(
-        self, stacked: Mapping[str, Tensor], folded_norms: Sequence[FoldableNorm] = (), channels_last: bool = False
+        self,
+        stacked: Mapping[str, Tensor],
+        folded_norms: Sequence[FoldableNorm] = (),
+        channels_last: bool = False,
+        joined_channels: int = 0,
     ) -> list[Tensor | None]:
         """Arrange the tensors of members for the steps; return the first part of the list of values.
 
@@ -102,6 +107,8 @@ class Program:
             stacked: tensors of the members that run side by side, name -> (member, …).
             folded_norms: batch norms to fold into the convolutions before them.
             channels_last: whether kernels get the memory format channels_last.
+            joined_channels: number of input channels up to which kernels of neighbouring members are joined into one
+                block-diagonal kernel; 0 for no joining. GPUs are slow at groups of few channels.
         """
         folded_tensor_at: dict[int, tuple[str, Tensor]] = {}
         folded_places: set[int] = set()
@@ -117,10 +124,52 @@ class Program:
                 prepared_params.append(folded_tensor_at[i][1].flatten(0, 1))
             else:
                 tensor = parameter.arrange(folded_tensor_at[i][1] if i in folded_tensor_at else stacked[parameter.name])
-                if parameter.kernel and channels_last and tensor.dim() == 4:
+                if parameter.kernel_groups and joined_channels:
+                    member_count = len(stacked[parameter.name])
+                    tensor = join_groups(tensor, parameter.kernel_groups * member_count, joined_channels)
+                if parameter.kernel_groups is not None and channels_last and tensor.dim() == 4:
                     tensor = tensor.contiguous(memory_format=torch.channels_last)
                 prepared_params.append(tensor)
         return prepared_params
+
+    def with_fused_relus(self, folded_norms: Sequence[FoldableNorm]) -> Program:
+        """Return the program with ReLUs, and the additions before them, joined to convolutions, for members that run
+        one at a time on a GPU.
+
+        A convolution is joined with the ReLU that alone reads its result, through a folded norm and an addition of an
+        activation that exists before the convolution. The steps that are joined to it return their input.
+        """
+        folded_places = {norm.places[0] for norm in folded_norms}
+        readers: dict[int, list[int]] = {}
+        for index, step in enumerate(self.steps):
+            for place in step.reads:
+                readers.setdefault(place, []).append(index)
+        steps = list(self.steps)
+        for index, step in enumerate(self.steps):
+            if not isinstance(step.compute, Convolution) or not step.compute.is_fusible:
+                continue
+            joined, added, place = list[int](), list[int](), step.place
+            while place != self.result and len(readers.get(place, ())) == 1:
+                reader = self.steps[readers[place][0]]
+                if reader.compute is return_input or (
+                    isinstance(reader.compute, BatchNorm) and reader.reads[1] in folded_places and not added
+                ):
+                    pass
+                elif reader.compute == Binary("add", None) and not added:
+                    added = [p for p in reader.reads if p != place]
+                    if not len(self.parameters) <= added[0] < step.place:
+                        break
+                elif not is_relu(reader.compute):
+                    break
+                joined.append(readers[place][0])
+                if is_relu(reader.compute):
+                    steps[index] = replace(step, compute=ConvolutionAndRelu(step.compute), reads=(*step.reads, *added))
+                    for i in joined:
+                        value = next(p for p in steps[i].reads if p not in added)
+                        steps[i] = replace(steps[i], compute=return_input, reads=(value,))
+                    break
+                place = reader.place
+        return replace(self, steps=tuple(steps))
 
     def run(
         self,
@@ -154,6 +203,31 @@ class Program:
             else logits.reshape(len(logits), member_count, -1, *logits.shape[2:]).transpose(0, 1)
         )
 
+    def run_one(self, prepared: Sequence[Tensor | None], inputs: Tensor) -> Tensor:
+        """Run one member without gradients; return logits (batch, …)."""
+        return self.run(prepared, inputs, 1, can_overwrite=True)[0]
+
+
+def join_groups(kernel: Tensor, groups: int, most_channels: int) -> Tensor:
+    """Join neighbouring groups of a grouped convolution's kernel into block-diagonal kernels; return the joined kernel,
+    (out, in·q, …) for q joined groups.
+
+    Args:
+        kernel: (out, in, …), where `in` is the number of input channels of a group.
+        groups: number of groups.
+        most_channels: largest number of input channels of a joined group.
+    """
+    out_channels, in_channels, *size = kernel.shape
+    joined_count = 1
+    while groups % (2 * joined_count) == 0 and 2 * joined_count * in_channels <= most_channels:
+        joined_count *= 2
+    if joined_count == 1:
+        return kernel
+    blocks = kernel.reshape(groups // joined_count, joined_count, out_channels // groups, in_channels, *size)
+    joined = kernel.new_zeros(*blocks.shape[:3], joined_count, in_channels, *size)
+    joined.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
+    return joined.reshape(out_channels, joined_count * in_channels, *size)
+
 
 def fold_norm(norm: FoldableNorm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Fold a batch norm into its convolution; return kernel (member, …) and bias (member, channel).
@@ -176,20 +250,26 @@ MAX_MEAN_RATIO = 64.0
 def choose_foldable_norms(norms: Sequence[FoldableNorm], stacked: Mapping[str, Tensor]) -> tuple[FoldableNorm, ...]:
     """Return the norms that can be folded without changes larger than rounding, judged by the statistics of all
     members."""
-    foldable = []
+    return tuple(norm for norm, flags in zip(norms, foldable_by_member(norms, stacked), strict=True) if all(flags))
+
+
+def foldable_by_member(norms: Sequence[FoldableNorm], stacked: Mapping[str, Tensor]) -> list[list[bool]]:
+    """Say for each norm and member whether folding changes nothing but rounding, [norm][member].
+
+    A device is waited for once, however many norms and members there are.
+    """
+    is_foldable = []
     for norm in norms:
         mean, factor, beta = _norm_coefficients(norm, stacked)
         weight = stacked[norm.names[0]]
         largest_allowed = torch.finfo(weight.dtype).max / 4
-        largest_weight = torch.stack(torch.aminmax(weight)).abs().max().double()
-        variance = stacked[norm.norm[1]].double()
-        mean_ratio = mean.abs() / (variance + norm.eps).sqrt()
-        is_in_range = (largest_weight * factor.abs() < largest_allowed).all() and (
+        largest_weight = torch.stack(torch.aminmax(weight.flatten(1), dim=1)).abs().amax(0).double()[:, None]
+        mean_ratio = mean.abs() / (stacked[norm.norm[1]].double() + norm.eps).sqrt()
+        is_in_range = (largest_weight * factor.abs() < largest_allowed) & (
             (mean * factor).abs() + beta.abs() < largest_allowed
-        ).all()
-        if bool(is_in_range) and bool((mean_ratio <= MAX_MEAN_RATIO).all()):
-            foldable.append(norm)
-    return tuple(foldable)
+        )
+        is_foldable.append((is_in_range & (mean_ratio <= MAX_MEAN_RATIO)).all(1))
+    return torch.stack(is_foldable).tolist() if is_foldable else []
 
 
 def _norm_coefficients(norm: FoldableNorm, stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -258,25 +338,63 @@ POOL_RANKS: dict[Callable[..., Any], int] = {
 }  # fmt: skip
 
 
-def convolution(layer: Any, are_inputs_shared: bool) -> Compute:
-    """Return a step function that convolves; its operands are x, kernels and biases. If all members share the inputs,
-    their kernels are joined into one large kernel."""
-    function, stride, padding = CONVOLUTIONS[type(layer)], layer.stride, layer.padding
-    dilation, groups = layer.dilation, layer.groups
+@dataclass(frozen=True)
+class Convolution:
+    """Step function that convolves; its operands are x, kernels and biases.
 
-    def compute(member_count: int, overwrite_index: int, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
-        return function(
-            x, kernel, bias, stride, padding, dilation, groups if are_inputs_shared else groups * member_count
-        )
+    Args:
+        function: torch's convolution.
+        stride, padding, dilation: arguments of the layer. The number of groups follows from the channels of x and of
+            the kernels: if all members share x, their kernels are one large kernel.
+    """
 
-    return compute
+    function: Callable[..., Tensor]
+    stride: tuple[int, ...]
+    padding: str | tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def is_fusible(self) -> bool:
+        """Whether cuDNN has a kernel of the convolution and a ReLU."""
+        return self.function is F.conv2d and not isinstance(self.padding, str)
+
+    def __call__(
+        self, member_count: int, overwrite_index: int, x: Tensor, kernel: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        groups = x.shape[1] // kernel.shape[1]
+        return self.function(x, kernel, bias, self.stride, self.padding, self.dilation, groups)
 
 
-def batch_norm(eps: float) -> Compute:
-    """Return a step function that normalises by running statistics; its operands are x, mean, variance, weight and
-    bias. The operands of a folded norm are None."""
+def convolution(layer: Any) -> Convolution:
+    return Convolution(CONVOLUTIONS[type(layer)], layer.stride, layer.padding, layer.dilation)
 
-    def compute(
+
+@dataclass(frozen=True)
+class ConvolutionAndRelu:
+    """Step function that convolves one member, adds another activation, and applies a ReLU, in one kernel of cuDNN; its
+    operands are x, kernel, bias and the added activation, if there is one."""
+
+    convolution: Convolution
+
+    def __call__(
+        self, member_count: int, overwrite_index: int, x: Tensor, kernel: Tensor, bias: Tensor | None, *added: Tensor
+    ) -> Tensor:
+        c = self.convolution
+        arguments: Any = c.stride, c.padding, c.dilation, x.shape[1] // kernel.shape[1]
+        if added:
+            return torch.cudnn_convolution_add_relu(x, kernel, added[0], 1.0, bias, *arguments)
+        return torch.cudnn_convolution_relu(x, kernel, bias, *arguments)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Step function that normalises by running statistics; its operands are x, mean, variance, weight and bias. The
+    operands of a folded norm are None."""
+
+    eps: float
+
+    def __call__(
+        self,
         member_count: int,
         overwrite_index: int,
         x: Tensor,
@@ -285,9 +403,7 @@ def batch_norm(eps: float) -> Compute:
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Tensor:
-        return x if mean is None else F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
-
-    return compute
+        return x if mean is None else F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
 
 
 def group_norm(group_count: int, eps: float) -> Compute:
@@ -353,26 +469,33 @@ def call_layer(module: nn.Module) -> Compute:
     return compute
 
 
-def call_twin_layers(layer_copies: tuple[nn.Module, nn.Module]) -> Compute:
-    """Return a step function that calls the first of two copies of a layer, or the second copy, which overwrites its
-    input."""
-    keeping_layer, overwriting_layer = layer_copies
+@dataclass(frozen=True)
+class TwinLayers:
+    """Step function that calls a layer, or a copy of the layer that overwrites its input."""
 
-    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
-        result: Tensor = (keeping_layer if overwrite_index < 0 else overwriting_layer).forward(x)
+    keeping_layer: nn.Module
+    overwriting_layer: nn.Module
+
+    def __call__(self, member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
+        result: Tensor = (self.keeping_layer if overwrite_index < 0 else self.overwriting_layer).forward(x)
         return result
 
-    return compute
+
+class Pointwise:
+    """Step function that applies a function of POINTWISE_FUNCTIONS to every element."""
+
+    def __init__(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+        self.name, self.function, self.arguments = name, POINTWISE_FUNCTIONS[name], arguments
+        self.options = [options, {**options, "inplace": True} if name in IN_PLACE_FUNCTIONS else options]
+
+    def __call__(self, member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
+        return self.function(x, *self.arguments, **self.options[overwrite_index >= 0])
 
 
-def pointwise(function_name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
-    function = POINTWISE_FUNCTIONS[function_name]
-    more = [options, {**options, "inplace": True} if function_name in IN_PLACE_FUNCTIONS else options]
-
-    def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
-        return function(x, *arguments, **more[overwrite_index >= 0])
-
-    return compute
+def is_relu(compute: Compute) -> bool:
+    if isinstance(compute, TwinLayers):
+        return type(compute.keeping_layer) is nn.ReLU
+    return isinstance(compute, Pointwise) and compute.name == "relu"
 
 
 def call_function(function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]) -> Compute:
@@ -385,20 +508,23 @@ def call_function(function: Callable[..., Any], arguments: Sequence[Any], option
     return compute
 
 
-def binary(function_name: str, number: float | None) -> Compute:
-    """Return a step function that combines two tensors, or a tensor and a number."""
-    function = BINARY_FUNCTIONS[function_name]
+@dataclass(frozen=True)
+class Binary:
+    """Step function that combines two tensors, or a tensor and a number, by a function of BINARY_FUNCTIONS."""
 
-    def compute(member_count: int, overwrite_index: int, *tensors: Tensor) -> Tensor:
-        if number is not None:
+    name: str
+    number: float | None
+
+    def __call__(self, member_count: int, overwrite_index: int, *tensors: Tensor) -> Tensor:
+        function = BINARY_FUNCTIONS[self.name]
+        if self.number is not None:
             a = tensors[0]
-            return function(a, number, out=a) if overwrite_index == 0 and a.is_floating_point() else function(a, number)
+            can_overwrite = overwrite_index == 0 and a.is_floating_point()
+            return function(a, self.number, out=a) if can_overwrite else function(a, self.number)
         a, b = tensors if member_count == 1 else _match_channels(*tensors)
         if overwrite_index >= 0 and _can_hold_result((a, b)[overwrite_index], (a, b)[1 - overwrite_index]):
             return function(a, b, out=(a, b)[overwrite_index])
         return function(a, b)
-
-    return compute
 
 
 def _match_channels(tensor: Tensor, other_tensor: Tensor) -> tuple[Tensor, Tensor]:
