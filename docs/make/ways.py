@@ -39,22 +39,22 @@ def command(*words: str) -> str:
 
 MAIN = "from checkpoints_zoo.cli.main import main\n"
 # Other packages that a way imports: traced, their imports take several times as long.
-TORCH = "import torch._dynamo, sklearn.datasets\n"
+OTHERS = "import sklearn.datasets, torch\n"
 WAYS = {
     "load": Way(
         'zoo.load("convnet-digits", n=16).ensemble()(x)',
         'zoo.load("convnet-digits", n=16).ensemble()(x)',
-        TORCH + "import torch\nimport checkpoints_zoo as zoo\nzoo.load\nx = torch.rand(4, 1, 8, 8)",
+        "import torch\nimport checkpoints_zoo as zoo\nzoo.load\nx = torch.rand(4, 1, 8, 8)",
     ),
     "evaluate": Way(
         'zoo.evaluate(zoo.load("convnet-digits", n=8), "digits", ood="photos")',
         'zoo.evaluate(zoo.load("convnet-digits", n=8), "digits", ood="photos")',
-        TORCH + "import checkpoints_zoo as zoo\nzoo.load, zoo.evaluate",
+        OTHERS + "import checkpoints_zoo as zoo\nzoo.load, zoo.evaluate",
     ),
     "train": Way(
         "zoo-cli train convnet-digits --members 0-1 --set epochs=1 --out out/",
         command("train", "convnet-digits", "--members", "0-1", "--set", "epochs=1", "--out", "out/"),
-        TORCH + MAIN,
+        "import torch._dynamo\n" + OTHERS + MAIN,
     ),
     "publish": Way(
         "zoo-cli publish five/ --repo alice/zoo --dry-run",
