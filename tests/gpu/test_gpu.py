@@ -27,7 +27,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
 @pytest.mark.parametrize("batch", [1, 9, 300])
 def test_executions_equal_a_loop_over_modules(name: str, batch: int) -> None:
-    members = zoo.load(name, n=9)
+    members = zoo.load(name, n=6)
     x = members.preprocess(zoo.images.load("digits").images[:batch])
     with torch.inference_mode():
         wanted = torch.stack([m.model(GPU)(x.to(GPU)) for m in members])
@@ -65,10 +65,11 @@ def test_half_precision(dtype: torch.dtype) -> None:
         assert (logits.float().cpu() - wanted).abs().max() <= 0.1 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("net", ["convnet", "resnet8", "mlp"])
+@pytest.mark.parametrize(
+    ("net", "small"), [("convnet", True), ("convnet", False), ("resnet8", False), ("mlp", True), ("mlp", False)]
+)
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("small", [True, False])
 def test_weights_on_the_device_are_those_of_the_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
