@@ -310,12 +310,12 @@ def _fits_columns(member: int, epoch: int | None) -> bool:
 def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | None = None) -> MemberNotFound:
     """Return the error for an id that no row has."""
     ids_of_rows = manifest.numpy_values(rows.column("member"))
-    present_ids = np.unique(ids_of_rows)
-    range_starts = np.flatnonzero(np.append(True, np.diff(present_ids) != 1)[: len(present_ids)])
-    range_ends = np.append(range_starts[1:], len(present_ids)) - 1
+    present_ids = np.sort(ids_of_rows)  # An id may occur several times; np.unique would take seconds for a million.
+    range_starts = np.flatnonzero(np.append(True, np.diff(present_ids) > 1)[: len(present_ids)])
+    range_ends = np.append(range_starts[1:], len(present_ids))[: len(range_starts)] - 1
     range_ids = zip(present_ids[range_starts].tolist(), present_ids[range_ends].tolist(), strict=True)
     id_ranges = [f"{first_id}" if first_id == last_id else f"{first_id}-{last_id}" for first_id, last_id in range_ids]
-    expected = f"an id among {_shorten_list(','.join(id_ranges), ',')}"
+    expected = f"an id among {_shorten_list(','.join(id_ranges) or 'none', ',')}"
     found = repr(member)
     if epoch is not None and member in present_ids:
         epochs = manifest.numpy_values(rows.column("epoch"))[ids_of_rows == member].tolist()

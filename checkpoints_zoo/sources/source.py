@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, SelectionError, SourceNotFound, ZooError
 from checkpoints_zoo.formats import catalog, manifest, selection
@@ -812,7 +812,7 @@ class SelectedMembers:
     def of(self) -> int:
         """Number of members in the whole collection."""
         rows = self.source.open_collection(self.description.name)[1].read(["member"])
-        return len(np.unique(manifest.numpy_values(rows.column("member"))))
+        return int(pc.count_distinct(rows.column("member")).as_py())
 
     @property
     def citation(self) -> str:

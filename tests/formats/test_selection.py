@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
-from checkpoints_zoo.formats.selection import Citation, format_ids, parse_citation, parse_ids
+from checkpoints_zoo.formats.selection import Citation, format_ids, member_not_found, parse_citation, parse_ids
 from checkpoints_zoo.formats.text import whole_number
 from tests.support.scenarios import Built, build
 
@@ -37,6 +38,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def ids(source: Built, **selection: Any) -> list[int]:
     return zoo.load("tiny", source=source.root, **selection).ids
+
+
+@pytest.mark.parametrize(
+    ("member_ids", "text"),
+    [
+        ([7, 0, 1, 1, 2, 9, 8, 8], "0-2,7-9"),
+        ([4, 4], "4"),
+        ([0, 2], "0,2"),
+        ([], "none"),
+        ([2**31 - 1, 0], "0,2147483647"),
+    ],
+)
+def test_ids_of_snapshots_in_any_order_are_named_as_ranges(member_ids: list[int], text: str) -> None:
+    rows = pa.table({"member": pa.array(member_ids, pa.int32()), "epoch": pa.array([1] * len(member_ids), pa.int32())})
+    assert str(member_not_found(rows, "tiny", 5)) == f"member 5 of tiny: expected an id among {text}; found 5."
 
 
 def pairs(source: Built, **selection: Any) -> list[tuple[int, int]]:

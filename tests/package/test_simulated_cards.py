@@ -18,7 +18,13 @@ PARTS = {
     "gpu": (1, ["gpu"]),
     "simulator": (
         2,
-        ["simgpu/test_simulator.py", "simgpu/test_memory_errors.py", "simgpu/test_counts.py", "gpu/test_gpu_graphs.py"],
+        [
+            "simgpu/test_simulator.py",
+            "simgpu/test_memory_errors.py",
+            "simgpu/test_counts.py",
+            "simgpu/test_training_counts.py",
+            "gpu/test_gpu_graphs.py",
+        ],
     ),
     "entry-points": (2, ["simgpu/test_entry_points.py"]),
     "methods": (

@@ -156,15 +156,16 @@ def _results(
         return []
     if operation.returns_changed == (True,):
         return [(t, True) for t in (changed[0] if isinstance(changed[0], (list, tuple)) else changed)]
-    left = iter(changed)
-    return [
-        (next(left), True)
-        if is_changed
-        else (copy_onto(value, place) if place is not None and isinstance(value, Tensor) else value, False)
-        for value, is_changed in zip(
-            found, operation.returns_changed * (len(found) if len(operation.returns_changed) == 1 else 1), strict=True
-        )
-    ]
+    is_one_each = len(operation.returns_changed) == len(found)  # otherwise the only result is a list of new tensors
+    flags = operation.returns_changed if is_one_each else (False,) * len(found)
+    left, results = iter(changed), list[tuple[Any, bool]]()
+    for value, is_changed in zip(found, flags, strict=True):
+        if is_changed:
+            results.append((next(left), True))
+        else:
+            new = copy_onto(value, place) if place is not None and isinstance(value, Tensor) else value
+            results.append((new, False))
+    return results
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from checkpoints_zoo.networks.ensemble import executions
 from tests.simgpu.faults import OUT_OF_MEMORY, failing
 
 pytestmark = pytest.mark.simgpu
-CLASSES = 10
 
 
 @pytest.fixture(autouse=True)
