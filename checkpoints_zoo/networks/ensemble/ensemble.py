@@ -73,7 +73,7 @@ class Ensemble(nn.Module):
         self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
         self._options: dict[str, Any] = {"requested": execution, "compiled": bool(compile)}
         self._runner: Runner | None = None
-        self._graphs = GraphCache()
+        self._graphs = _graph_cache(self._device)
         check_execution(execution, self._device, bool(compile))
 
     @classmethod
@@ -309,8 +309,8 @@ class Ensemble(nn.Module):
         converted_example = fn(torch.empty(0, dtype=self.dtype, device=self.device))
         check_execution(self._options["requested"], converted_example.device, self._options["compiled"])
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._runner, self._graphs = None, GraphCache()
         self._dtype, self._device = converted_example.dtype, converted_example.device
+        self._runner, self._graphs = None, _graph_cache(self._device)
         if self._stream is not None:
             self._stream = self._stream.to(converted_example.device, converted_example.dtype)
             return self
@@ -325,7 +325,11 @@ class Ensemble(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of this object builds its caches again.
-        return self.__dict__ | {"_runner": None, "_graphs": GraphCache()}
+        return self.__dict__ | {"_runner": None, "_graphs": _graph_cache(self._device)}
+
+
+def _graph_cache(device: torch.device) -> GraphCache | None:
+    return GraphCache() if device.type == "cuda" else None
 
 
 class Stream:

@@ -83,7 +83,7 @@ class Runner:
         stacked: parameters and buffers, name -> (member, …).
         requested: name of the execution to use; None to choose one by EXECUTION_RULES.
         compiled: whether programs are compiled with torch.compile.
-        graphs: CUDA graphs that were captured for members of the same shapes.
+        graphs: CUDA graphs that were captured for members of the same shapes; None for no graphs yet.
     """
 
     def __init__(
@@ -114,8 +114,14 @@ class Runner:
         self._cached_groups: dict[tuple[Choice, bool], list[CountAndTensors]] = {}
         self._packed_members: list[PackedMembers] | None = None
         self._folded_norms: dict[tuple[int, int], tuple[FoldableNorm, ...]] = {}
-        self.graphs = GraphCache() if graphs is None else graphs
+        self._graphs = graphs
         self._compiled: dict[int, Any] = {}
+
+    @property
+    def graphs(self) -> GraphCache:
+        if self._graphs is None:
+            self._graphs = GraphCache()
+        return self._graphs
 
     @property
     def tensors(self) -> dict[str, Tensor]:
