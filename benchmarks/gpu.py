@@ -102,7 +102,9 @@ class Part:
         line = json.dumps({"part": self.name, "at": round(time.perf_counter() - self.begun, 1), "what": what, **row})
         print(line, flush=True)
         if "OUT" in os.environ:
-            with Path(os.environ["OUT"], "gpu.jsonl").open("a") as file:
+            folder = Path(os.environ["OUT"])
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "gpu.jsonl").open("a") as file:
                 file.write(line + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -250,7 +252,9 @@ class Part:
         """Time several processes on the device at once."""
         engine: Engine = InProcess(str(self.device)) if self.tiny else Processes(process_count, (str(self.device),))
         with tempfile.TemporaryDirectory() as ready:
-            side = Side(name, changes, 40, 4.0, Path(ready), process_count)
+            # Small numbers are timed one after another, in this process.
+            steps, seconds, together = (1, 0.0, 1) if self.tiny else (40, 4.0, process_count)
+            side = Side(name, changes, steps, seconds, Path(ready), together)
             return [rate for _, rate in engine.run(side, [Job(f"side {i}", i) for i in range(process_count)])]
 
     def exact(self) -> None:
