@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import os
 
-collect_ignore_glob = [] if "SIM_DEVICES" in os.environ else ["test_*.py"]
+collect_ignore_glob = [] if "SIM_DEVICES" in os.environ else ["*.py"]
