@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # All parts of benchmarks/gpu.py on one GPU, within ten minutes, the most telling first; then the tests for a GPU.
 #
-# Each part is a process of its own with its own limit. Results are under $OUT (default: out/gpu): gpu.jsonl has a line a
-# measurement, PART.log what a part printed. The last line is one JSON object with the figures of all parts.
+# Run where a GPU is at hand: uv run bash benchmarks/gpu.sh. Each part is a process of its own with its own limit.
+# Results are under $OUT (default: out/gpu): gpu.jsonl has a line a measurement, PART.log what a part printed. The last
+# line is one JSON object with the figures of all parts.
 # Where there is no network, put the package's wheel (uv build --wheel -o .whl) and what else is missing into .whl.
 # With arguments (--device cpu --tiny) every part gets them.
 set -uo pipefail
