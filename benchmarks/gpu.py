@@ -70,7 +70,7 @@ WAYS: list[tuple[str, tuple[str, ...], int]] = [
     (R20, ("stack_width=1",), 1),
 ]  # fmt: skip
 TINY_WAYS = [(R18, (), 1), (R20, (), 1), (R18, (), 2)]
-SMALL = ("batch_size=2", "precision=float32", "architecture=resnet8", "arguments.widths=[2,2,2]", "warmup_epochs=0")
+SMALL = ("batch_size=2", "precision=float32", "architecture=resnet8", "arguments.widths=[8,8,8]", "warmup_epochs=0")
 # Convolutions: name, members, batch, channels, height. The first are those of ResNet-20's stages.
 SHAPES = [("r20", n, b, c, s) for n, b in ((1024, 1), (256, 8), (16, 128)) for c, s in ((16, 32), (32, 16), (64, 8))]
 

@@ -83,6 +83,7 @@ class CapturedStep:
                     self._take_next_step()
                 step_results = [tensor.clone() for tensor in self.changed_tensors]
             current_stream.wait_stream(side_stream)
+            restore_first_values()
             graph = torch.cuda.CUDAGraph()
             try:
                 # With the mode "global", copies to the GPU by other threads would make the capture fail.

@@ -26,7 +26,7 @@ PARTS = {
             "gpu/test_gpu_graphs.py",
         ],
     ),
-    "entry-points": (2, ["simgpu/test_entry_points.py"]),
+    "entry-points": (2, ["simgpu/test_entry_points.py", "simgpu/test_gpu_script.py"]),
     "methods": (
         2,
         ["simgpu/test_methods_and_training.py", f"{TRAINING}::test_a_second_gpu_trains_the_same_members"],

@@ -486,9 +486,9 @@ def choose_execution(
         requested: name of a requested execution, one of EXECUTIONS; None to apply the rules.
 
     >>> choose_execution("cpu", 273_258, member_count=64, batch_bytes=65_536)  # ResNet-20, one image
-    Choice(execution='grouped', members_at_once=64)
+    Choice(execution='grouped', members_at_once=64, channels_last=False, joined_channels=0)
     >>> choose_execution("cpu", 11_220_132, member_count=64, batch_bytes=128 * 262_144)  # ResNet-18, 128 images
-    Choice(execution='loop', members_at_once=1)
+    Choice(execution='loop', members_at_once=1, channels_last=False, joined_channels=0)
     """
     rules = [rule for rule in EXECUTION_RULES if rule.device in (device_type, "")]
     rule = next(
