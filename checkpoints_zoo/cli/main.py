@@ -410,6 +410,8 @@ class CommandGroup(click.Group):
         command: click.Command = getattr(
             import_module(f"checkpoints_zoo.cli.{module_name}"), function_name or "command"
         )
+        # click keeps a command's options for help from its first use, which may be outside this group.
+        command.context_settings = self.context_settings
         command.epilog = "\b\n" + "\n".join(["Examples:", *(f"  {line}" for line in COMMANDS[cmd_name].examples)])
         return command
 
