@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -210,10 +211,8 @@ def load(name: str, split: str = "test") -> ImageData:
     return splits[split]()
 
 
-@cache
 def digits(split: str) -> ImageData:
-    """Read scikit-learn's handwritten digits, split by the rule "digits-sha256-540"; return one of its two splits, kept
-    in memory.
+    """Read scikit-learn's handwritten digits, split by the rule "digits-sha256-540"; return one of its two splits.
 
     The rule: images are ranked by the sha256 of "digits-test|<index>"; the first 540 are the test set, the others, in
     rank order too, the training set. The rule was fixed before any network was trained.
@@ -221,6 +220,11 @@ def digits(split: str) -> ImageData:
     Args:
         split: name of the split, "test" or "train".
     """
+    return deepcopy(_read_digits(split))  # The caller may change the pixels.
+
+
+@cache
+def _read_digits(split: str) -> ImageData:
     from sklearn.datasets import load_digits
 
     sklearn_digits = load_digits()
@@ -232,13 +236,17 @@ def digits(split: str) -> ImageData:
     return ImageData("digits", split, pixels, labels, CLASSES["digits"])
 
 
-@cache
 def photo_patches() -> ImageData:
     """Cut scikit-learn's two photographs into 8x8 grey patches; return 1,000 patches of each photograph, without
-    labels. The patches stay in memory.
+    labels.
 
     The patches of a photograph are numbered row by row and ranked by the sha256 of "photos|<file>|<index>".
     """
+    return deepcopy(_read_photo_patches())
+
+
+@cache
+def _read_photo_patches() -> ImageData:
     from sklearn.datasets import load_sample_image
 
     patches = []

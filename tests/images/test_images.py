@@ -61,6 +61,16 @@ def test_fingerprint_is_pinned() -> None:
     assert load("digits", "train").fingerprint == "a018715d0b6d3e79"
 
 
+@pytest.mark.parametrize("name", ["digits", "digits/train", "photos"])
+def test_changed_pixels_change_no_later_load(name: str) -> None:
+    name, _, split = name.partition("/")
+    first = load(name, split or "test")
+    kept = first.images.clone()
+    first.images.zero_()
+    assert kept.any()
+    assert torch.equal(load(name, split or "test").images, kept)
+
+
 def test_fingerprint_covers_pixels_labels_and_classes() -> None:
     images = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
     labels = torch.tensor([0, 1])
