@@ -106,9 +106,7 @@ def fits_easily(nbytes: int, device: torch.device) -> bool:
 
 
 # Words of the errors by which torch, cuDNN and cuBLAS say that memory ran out.
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|not enough memory|can't allocate memory|_ALLOC(ATION)?_FAILED|unable to find an engine"
-)
+_OUT_OF_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|_ALLOC(ATION)?_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -82,31 +82,42 @@ def pack_members(
         channels_last: whether kernels get the memory format channels_last.
     """
     norms = () if program is None else program.norms
-    first_tensor = next(iter(stacked.values()))
-    flags_by_member = list(zip(*foldable_by_member(norms, stacked), strict=True)) or [()] * len(first_tensor)
+    member_count = len(next(iter(stacked.values())))
+    flags_by_member = list(zip(*foldable_by_member(norms, stacked), strict=True)) or [()] * member_count
     for flags in dict.fromkeys(flags_by_member):
         folded_norms = tuple(norm for norm, is_foldable in zip(norms, flags, strict=True) if is_foldable)
         positions = [i for i, flags_of_member in enumerate(flags_by_member) if flags_of_member == flags]
-        is_everyone = len(positions) == len(first_tensor)
-        selected = stacked if is_everyone else {n: t[positions] for n, t in stacked.items()}
-
-        def prepare(members: slice, channels_last: bool = False) -> Weights:
-            tensors = {n: t[members] for n, t in selected.items()}  # noqa: B023
-            return list(tensors.values()) if program is None else program.prepare(tensors, folded_norms, channels_last)  # noqa: B023
-
-        first_member = prepare(slice(1), channels_last)
-        if program is None:
-            first_member = [None if t is None else t[0] for t in first_member]
-        places, row_nbytes = _lay_out(first_member)
-        rows = torch.empty(len(positions), row_nbytes, dtype=torch.uint8, device=first_tensor.device)
-        step = max(1, _PACK_NBYTES // max(1, row_nbytes))
-        for start in range(0, len(positions), step):
-            members = slice(start, min(start + step, len(positions)))
-            for place, tensor in zip(places, prepare(members), strict=True):
-                if place is not None and tensor is not None:
-                    target = place.view(rows[members])
-                    target.copy_(tensor.reshape(target.shape))  # The member's axis comes first in memory.
+        selected = stacked if len(positions) == member_count else {n: t[positions] for n, t in stacked.items()}
+        places, rows = _fill_rows(program, selected, folded_norms, channels_last)
         yield PackedMembers([first_position + i for i in positions], rows, places, folded_norms, channels_last)
+
+
+def _fill_rows(
+    program: Program | None,
+    stacked: Mapping[str, Tensor],
+    folded_norms: Sequence[FoldableNorm],
+    channels_last: bool,
+) -> tuple[tuple[TensorPlace | None, ...], Tensor]:
+    """Prepare members whose norms are folded alike; return the places of a row's tensors, and the rows."""
+
+    def prepare(members: slice, channels_last: bool) -> Weights:
+        tensors = {n: t[members] for n, t in stacked.items()}
+        return list(tensors.values()) if program is None else program.prepare(tensors, folded_norms, channels_last)
+
+    first_member = prepare(slice(1), channels_last)
+    if program is None:  # A module reads its tensors without an axis of members.
+        first_member = [None if t is None else t[0] for t in first_member]
+    places, row_nbytes = _lay_out(first_member)
+    first_tensor = next(iter(stacked.values()))
+    rows = torch.empty(len(first_tensor), row_nbytes, dtype=torch.uint8, device=first_tensor.device)
+    members_at_once = max(1, _PACK_NBYTES // row_nbytes)
+    for start in range(0, len(rows), members_at_once):
+        members = slice(start, min(start + members_at_once, len(rows)))
+        for place, tensor in zip(places, prepare(members, channels_last=False), strict=True):
+            if place is not None and tensor is not None:
+                target = place.view(rows[members])
+                target.copy_(tensor.reshape(target.shape))  # The member's axis comes first in memory.
+    return places, rows
 
 
 def _lay_out(tensors: Sequence[Tensor | None]) -> tuple[tuple[TensorPlace | None, ...], int]:

@@ -139,37 +139,39 @@ class Program:
         A convolution is joined with the ReLU that alone reads its result, through a folded norm and an addition of an
         activation that exists before the convolution. The steps that are joined to it return their input.
         """
-        folded_places = {norm.places[0] for norm in folded_norms}
-        readers: dict[int, list[int]] = {}
-        for index, step in enumerate(self.steps):
-            for place in step.reads:
-                readers.setdefault(place, []).append(index)
         steps = list(self.steps)
         for index, step in enumerate(self.steps):
-            if not isinstance(step.compute, Convolution) or not step.compute.is_fusible:
-                continue
-            joined, added, place = list[int](), list[int](), step.place
-            while place != self.result and len(readers.get(place, ())) == 1:
-                reader = self.steps[readers[place][0]]
-                if reader.compute is return_input or (
-                    isinstance(reader.compute, BatchNorm) and reader.reads[1] in folded_places and not added
-                ):
-                    pass
-                elif reader.compute == Binary("add", None) and not added:
-                    added = [p for p in reader.reads if p != place]
-                    if not len(self.parameters) <= added[0] < step.place:
-                        break
-                elif not is_relu(reader.compute):
-                    break
-                joined.append(readers[place][0])
-                if is_relu(reader.compute):
+            if isinstance(step.compute, Convolution) and step.compute.is_fusible:
+                joined, added = self._steps_up_to_relu(step, {norm.places[0] for norm in folded_norms})
+                if joined:
                     steps[index] = replace(step, compute=ConvolutionAndRelu(step.compute), reads=(*step.reads, *added))
-                    for i in joined:
-                        value = next(p for p in steps[i].reads if p not in added)
-                        steps[i] = replace(steps[i], compute=return_input, reads=(value,))
-                    break
-                place = reader.place
+                for i in joined:
+                    value = next(place for place in steps[i].reads if place not in added)
+                    steps[i] = replace(steps[i], compute=return_input, reads=(value,))
         return replace(self, steps=tuple(steps))
+
+    def _steps_up_to_relu(self, convolution: Step, folded_places: set[int]) -> tuple[list[int], list[int]]:
+        """Find the steps that can be joined to a convolution; return their indices, the ReLU's last, and the place of
+        the activation that is added, if there is one. Return empty lists if there is no such ReLU."""
+        joined, added, place = list[int](), list[int](), convolution.place
+        while place != self.result:
+            readers = [i for i, step in enumerate(self.steps) for read in step.reads if read == place]
+            if len(readers) != 1:
+                break
+            reader = self.steps[readers[0]]
+            joined += readers
+            if is_relu(reader.compute):
+                return joined, added
+            if reader.compute == Binary("add", None) and not added:
+                added = [read for read in reader.reads if read != place]
+                if not len(self.parameters) <= added[0] < convolution.place:
+                    break
+            elif reader.compute is not return_input and not (
+                isinstance(reader.compute, BatchNorm) and reader.reads[1] in folded_places and not added
+            ):
+                break
+            place = reader.place
+        return [], []
 
     def run(
         self,
