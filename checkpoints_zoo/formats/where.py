@@ -51,7 +51,7 @@ _DUCKDB_TYPE_OF_ARROW_TYPE = {"bool": "BOOLEAN", "date32[day]": "DATE", "double"
 _DUCKDB_TYPE_OF_ARROW_TYPE |= dict.fromkeys(("large_string", "null", "string"), "VARCHAR")
 _CONTENTS_OF_TYPE = {"BOOLEAN": "true or false", "VARCHAR": "text"} | dict.fromkeys(_TIME_TYPES, "times")
 # Each setting holds for the whole database, and so for each of its connections.
-_DUCKDB_CONFIG = {
+_DUCKDB_CONFIG: dict[str, Any] = {
     "threads": 1,
     "autoload_known_extensions": False,
     "enable_external_access": False,
@@ -411,7 +411,8 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: Sequenc
             encoded_column = column.cast(pa.string()).dictionary_encode().unify_dictionaries().combine_chunks()
             texts_as_json = json.dumps(encoded_column.dictionary.to_pylist()).replace("'", "''")
             connection.execute(
-                f"CREATE TEMP TABLE texts{column_number} AS SELECT unnest(range({len(encoded_column.dictionary)})) AS code, "
+                f"CREATE TEMP TABLE texts{column_number} AS "
+                f"SELECT unnest(range({len(encoded_column.dictionary)})) AS code, "
                 f"""unnest(from_json_strict('{texts_as_json}', '["{duckdb_type}"]')) AS text"""
             )
             arrays[f"code{column_number}"] = np.where(
