@@ -184,6 +184,14 @@ class ManifestFile:
         self.num_rows: int = self.footer.num_rows
         self.statistics: dict[str, list[tuple[int, int, int]]] = {}
 
+    def fetch(self, names: Sequence[str], groups: Iterable[int]) -> None:
+        """Bring the bytes of columns in some row groups to this machine; the whole file if the footer does not say
+        where they are. Columns that the file lacks are left out."""
+        if self.parts is not None:
+            chunks, whole_file = self._chunks, (0, self.parts.size)
+            present_names = [name for name in names if name in self.column_names]
+            self.parts.fetch([chunks.get((group, name), whole_file) for group in groups for name in present_names])
+
     def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns; return a table of them, with nulls for columns that the file lacks.
 
@@ -193,7 +201,7 @@ class ManifestFile:
         """
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         present_names = [name for name in schema.names if name in self.column_names]
-        self._fetch(present_names, range(len(self.row_group_starts) - 1) if groups is None else groups)
+        self.fetch(present_names, range(len(self.row_group_starts) - 1) if groups is None else groups)
         with _reading_errors(self.path, self.parts), self._open(schema) as file:
             if groups is None:
                 table = file.read(columns=present_names, use_threads=False)
@@ -211,7 +219,7 @@ class ManifestFile:
         tables = [self.read(groups=[])]
         present_names = [name for name in self.schema.names if name in self.column_names]
         row_groups = np.unique(np.searchsorted(self.row_group_starts, ordered_positions, side="right") - 1).tolist()
-        self._fetch(present_names, row_groups)
+        self.fetch(present_names, row_groups)
         with _reading_errors(self.path, self.parts), self._open(self.schema) as file:
             for group in row_groups:
                 batch_start, group_end = self.row_group_starts[group : group + 2]
@@ -226,6 +234,7 @@ class ManifestFile:
                         )
                         tables.append(self._with_schema(rows, self.schema))
                     batch_start += batch.num_rows
+                pa.default_memory_pool().release_unused()  # Arrow would keep what it freed.
         rows = pa.concat_tables(tables)
         if self.description is not None:
             check_rows(rows, self.description, self.path, ordered_positions.tolist())
@@ -257,13 +266,6 @@ class ManifestFile:
             )
         return self.statistics[name]
 
-    def _fetch(self, names: Sequence[str], groups: Iterable[int]) -> None:
-        """Bring the bytes of columns in some row groups to this machine; the whole file if the footer does not say
-        where they are."""
-        if self.parts is not None:
-            chunks, whole_file = self._chunks, (0, self.parts.size)
-            self.parts.fetch([chunks.get((group, name), whole_file) for group in groups for name in names])
-
     @cached_property
     def _chunks(self) -> dict[tuple[int, str], tuple[int, int]]:
         """(row group, column) -> start and end of the column's bytes in the file."""
@@ -291,6 +293,7 @@ class ManifestFile:
         options = {"metadata": self.footer, "page_checksum_verification": True, "read_dictionary": text_columns}
         with self.open_content() as content, pq.ParquetFile(content, **options) as file:
             yield file
+        pa.default_memory_pool().release_unused()  # Arrow would keep what it freed.
 
     def _with_schema(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
         """Check the values of a table that was read from the file; return the table with the types of the schema, and

@@ -30,7 +30,7 @@ _CITATION_PATTERN = re.compile(
 
 LARGEST_ID_RANGE = 1_000_000
 LONGEST_LIST_TEXT = 200  # Largest number of characters of a list of ids or epochs in an error.
-FIRST_PART_GROUP_COUNT = 4  # Number of row groups in the first part of a search.
+GROUPS_AT_ONCE = 4  # Number of row groups that a search for a number of rows reads at once.
 
 SnapshotKey = tuple[int, int | None]
 
@@ -49,6 +49,9 @@ class Rows(Protocol):
     @property
     def row_group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Position of each row group's first row, and at the end the number of rows."""
+
+    def fetch(self, names: Sequence[str], groups: Sequence[int]) -> None:
+        """Bring columns of some row groups to this machine, so that `read` need not."""
 
     def read(self, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns of some row groups; return a table of them."""
@@ -79,6 +82,9 @@ class RowsInMemory:
     @property
     def row_group_starts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.array([0, self.num_rows])
+
+    def fetch(self, names: Sequence[str], groups: Sequence[int]) -> None:
+        """Do nothing: the rows are here."""
 
     def read(self, names: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
         return self.table.select(list(names))
@@ -190,30 +196,30 @@ def _matching_positions(
 
     all_row_groups = list(range(len(rows.row_group_starts) - 1))
     if len(all_row_groups) > 1:
-        # The row groups are read in parts, each twice as long as the part before it, until enough rows are found. If a
-        # part can't be computed by itself, or no row is found, all rows are read below.
+        # Until enough rows are found, the row groups are read a few at a time. From the Hub they are fetched in parts,
+        # each twice as long as the part before it. If a few row groups can't be computed by themselves, or no row is
+        # found, all rows are read below.
         possible_row_groups = all_row_groups
         for column, (low, high) in ({} if condition is None else condition.integer_intervals()).items():
             if column in rows.schema.names:
                 groups_in_interval = set(rows.row_groups_with(column, np.array([low]), np.array([high])).tolist())
                 possible_row_groups = [group for group in possible_row_groups if group in groups_in_interval]
         position_parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        part_start, part_length, found_count = (
-            0,
-            len(possible_row_groups) if needed_row_count is None else FIRST_PART_GROUP_COUNT,
-            0,
-        )
+        group_count = GROUPS_AT_ONCE if needed_row_count is not None else max(1, len(possible_row_groups))
+        fetched_end = found_count = 0
         with contextlib.suppress(SelectionError):
-            while part_start < len(possible_row_groups) and (
-                needed_row_count is None or found_count < needed_row_count
-            ):
-                positions, table = read_candidates(possible_row_groups[part_start : part_start + part_length])
+            for start in range(0, len(possible_row_groups), group_count):
+                if needed_row_count is not None and found_count >= needed_row_count:
+                    break
+                if start >= fetched_end:
+                    fetched_end = max(group_count, 2 * fetched_end)
+                    rows.fetch(read_columns, possible_row_groups[start:fetched_end])
+                positions, table = read_candidates(possible_row_groups[start : start + group_count])
                 if len(positions):
                     position_parts.append(
                         positions if condition is None else positions[condition.is_met(table, rows.schema)]
                     )
                     found_count += len(position_parts[-1])
-                part_start, part_length = part_start + part_length, 2 * part_length
             if found_count:
                 return np.concatenate(position_parts)
     positions, table = read_candidates(all_row_groups)

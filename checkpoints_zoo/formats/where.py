@@ -10,8 +10,10 @@ numbers to a fraction (`seed / 2 = 1.5` for seed 3), and a division by zero is n
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,9 +50,16 @@ _PLAIN_NAME_OF_SYNTAX = {
 _DUCKDB_TYPE_OF_ARROW_TYPE = {"bool": "BOOLEAN", "date32[day]": "DATE", "double": "DOUBLE", "float": "FLOAT"}
 _DUCKDB_TYPE_OF_ARROW_TYPE |= dict.fromkeys(("large_string", "null", "string"), "VARCHAR")
 _CONTENTS_OF_TYPE = {"BOOLEAN": "true or false", "VARCHAR": "text"} | dict.fromkeys(_TIME_TYPES, "times")
-_DUCKDB_SETTINGS = """SET threads = 1; SET TimeZone = 'UTC'; SET autoload_known_extensions = false;
-SET GLOBAL ieee_floating_point_ops = false;
-SET enable_external_access = false; SET python_enable_replacements = false; SET lock_configuration = true"""
+# Each setting holds for the whole database, and so for each of its connections.
+_DUCKDB_CONFIG: dict[str, Any] = {
+    "threads": 1,
+    "autoload_known_extensions": False,
+    "enable_external_access": False,
+    "python_enable_replacements": False,
+}
+_DUCKDB_SETTINGS = """SET GLOBAL TimeZone = 'UTC'; SET GLOBAL ieee_floating_point_ops = false;
+SET lock_configuration = true"""
+_thread = threading.local()
 _EXAMPLE_TEXT = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED_TEXT = (
     f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(ALLOWED_FUNCTIONS)}"
@@ -213,12 +222,20 @@ def _shorten_message(message: str) -> str:
     return (helpful_part if len(helpful_part) <= 200 else f"{helpful_part[:200]}…").rstrip(".! ")
 
 
-def _connect() -> DuckDBPyConnection:
-    """Open a database in memory without access to files, network, extensions or Python variables; return the
-    connection."""
+@contextlib.contextmanager
+def _connect() -> Iterator[DuckDBPyConnection]:
+    """Yield a connection to this thread's database in memory, which has no access to files, network, extensions or
+    Python variables; drop the table `rows` at the end."""
     import duckdb
 
-    return duckdb.connect(":memory:").execute(_DUCKDB_SETTINGS)
+    # Opening a database takes about 100 times as long as connecting to it.
+    if not hasattr(_thread, "database"):
+        _thread.database = duckdb.connect(":memory:", config=_DUCKDB_CONFIG).execute(_DUCKDB_SETTINGS)
+    with _thread.database.cursor() as connection:
+        try:
+            yield connection
+        finally:
+            connection.execute("DROP TABLE IF EXISTS rows")
 
 
 def _parse_and_check(connection: DuckDBPyConnection, condition: str) -> tuple[Any, list[tuple[str, bool]]]:
@@ -394,7 +411,8 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: Sequenc
             encoded_column = column.cast(pa.string()).dictionary_encode().unify_dictionaries().combine_chunks()
             texts_as_json = json.dumps(encoded_column.dictionary.to_pylist()).replace("'", "''")
             connection.execute(
-                f"CREATE TABLE texts{column_number} AS SELECT unnest(range({len(encoded_column.dictionary)})) AS code, "
+                f"CREATE TEMP TABLE texts{column_number} AS "
+                f"SELECT unnest(range({len(encoded_column.dictionary)})) AS code, "
                 f"""unnest(from_json_strict('{texts_as_json}', '["{duckdb_type}"]')) AS text"""
             )
             arrays[f"code{column_number}"] = np.where(
@@ -407,7 +425,7 @@ def _create_rows(connection: DuckDBPyConnection, table: pa.Table, names: Sequenc
     columns = ", ".join(column_expressions[1:] or column_expressions)
     order = " ORDER BY arrays.position" if join_clauses else ""
     connection.register("arrays", arrays)
-    connection.execute(f"CREATE TABLE rows AS SELECT {columns} FROM arrays{join_clauses}{order}")
+    connection.execute(f"CREATE OR REPLACE TABLE rows AS SELECT {columns} FROM arrays{join_clauses}{order}")
 
 
 def _has_division(node: dict[str, Any]) -> bool:
