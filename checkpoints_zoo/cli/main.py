@@ -451,7 +451,8 @@ class CommandGroup(click.Group):
             # If a terminal can't show a character, such as "±", its code is printed instead, without an error.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
+            with errors.explain_missing_packages("this command"):
+                code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
         except SystemExit as stop:

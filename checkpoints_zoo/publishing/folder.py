@@ -16,8 +16,10 @@ from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
+from checkpoints_zoo.publishing.byte_checks import Verification
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import Source, open_source
 
@@ -390,8 +392,7 @@ def measure_accuracies(folder: Folder, sample: int, say: Say) -> list[Problem]:
         say: function that is called with a line of text for each collection, also if its network can't be built.
     """
     from checkpoints_zoo.collection.collection import load
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.publishing.verification import Verification, measure_again, verify
+    from checkpoints_zoo.publishing.verification import measure_again, verify
 
     problems: list[Problem] = []
     for collection in folder.collections:
