@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import limits
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.text import did_you_mean
@@ -199,12 +199,12 @@ def read_json(path: Path) -> Any:
     Raises:
         FormatError: the file is not JSON, or is larger than a description may be.
     """
-    manifest.check_file(path)
+    limits.check_file(path)
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"description {path}", expected="JSON", found=str(error), path=path) from error
-    manifest.check_json(values, path)
+    limits.check_json(values, path)
     return values
 
 
