@@ -349,7 +349,7 @@ def compact(
     Without `against` the Gaussians are compared with the ensemble of the members: a `Compact`. With `against`, draws
     of HMC, the members, the draws and the Gaussians fitted to both are compared with HMC, as in the table of Xiao, Liu
     and Bamler 2023: a `CompactComparison`. Members keep their stored running statistics; the running statistics of
-        every other network are estimated anew.
+    every other network are estimated anew.
 
     Args:
         members: two members or more, not aligned yet.
