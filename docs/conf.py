@@ -5,7 +5,10 @@ Links between pages are the files' own, so that they also lead somewhere on GitH
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 project = "checkpoints_zoo"
 author = "The checkpoints_zoo authors"
@@ -46,7 +49,7 @@ exclude_patterns = [
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # `python -m docs.make --measure tutorials` has run them
 
-templates_path = ["_templates"]
+templates_path = [str(Path(__file__).parent / "_templates")]  # autosummary would look beside the source
 default_role = "code"  # docstrings have names between single backticks
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
@@ -64,7 +67,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "checkpoints_zoo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_extra_path = ["_static/index.html"]  # the page at the site's root leads to docs/index.html
+html_extra_path = ["_extra"]  # the page at the site's root leads to docs/index.html
 html_show_sourcelink = False
 html_theme_options = {
     "footer_start": ["copyright"],
@@ -77,3 +80,15 @@ html_theme_options = {
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def setup(app: Any) -> None:
+    """Register what writes names of unions in signatures."""
+    app.connect("autodoc-process-signature", write_aliases)
+
+
+def write_aliases(
+    app: Any, what: str, name: str, documented: object, options: object, signature: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Return a signature in which names of `autodoc_type_aliases`, which Sphinx wraps in unions, are bare."""
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, result))  # type: ignore[return-value]

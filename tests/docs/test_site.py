@@ -50,7 +50,8 @@ def build(folder: Path) -> dict[str, Page]:
     command += ["-d", str(folder / "doctrees"), ".", str(html)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {path.relative_to(html).as_posix(): Page(path.read_text(encoding="utf-8")) for path in html.rglob("*.html")}
+    paths = [path for path in html.rglob("*.html") if "_static" not in path.parts]
+    return {path.relative_to(html).as_posix(): Page(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def targets(site: dict[str, Page], page: str) -> Iterator[tuple[str, str]]:
