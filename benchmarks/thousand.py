@@ -1,7 +1,8 @@
 """Read and use 1,024 ResNet-20 members in float16, in three shards: against torch on the same bytes, and against 256.
 
-Run: uv run python benchmarks/thousand.py [--members 1024] [--images 500]. The last line is one JSON object. Members are
-random; they are written with our writer into a temporary folder (560 MB). Sides are taken in turns in one process.
+Run: uv run python benchmarks/thousand.py [--members 1024] [--images 500] [--only ns]. The last line is one JSON object.
+Members are random; they are written with our writer into a temporary folder (560 MB). Sides are taken in turns in one
+process.
 
 stack_r20_1024   time to stack all members in float32 / of `torch.empty` and one conversion of the same bytes, medians
 stack_view       the same for the stored dtype
@@ -10,7 +11,7 @@ ensemble_ready   time until a plain loop that builds, loads and runs modules has
                  ensemble has; the loop runs an eighth of the members, and its time counts eight times
 linear           largest ratio of the times at all members to a quarter of them, of the ratios beside it:
 linear_canonicalize (sorted weights of all members), linear_dataset (all weight vectors), linear_evaluate (on labelled
-images), linear_ns (of one half against the other)
+images), linear_ns (of one half against the other, in subsets of 256 members, without which time grows with the square)
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def compare_ensembles(folder: Path, members: Collection) -> dict[str, float]:
     }  # fmt: skip
 
 
-def compare_sizes(folder: Path, count: int, images: int) -> dict[str, float]:
-    """Time four calls on all members and on a quarter of them; return the ratios."""
+def compare_sizes(folder: Path, count: int, images: int, only: str | None) -> dict[str, float]:
+    """Time four calls, or only one, on all members and on a quarter of them; return the ratios."""
     random = np.random.default_rng(0)
     pixels = torch.from_numpy(random.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8))
     data = zoo.images.of((pixels, torch.arange(images) % 10), classes=list("0123456789"), name="random")
@@ -143,9 +144,10 @@ def compare_sizes(folder: Path, count: int, images: int) -> dict[str, float]:
     calls: dict[str, Callable[[Collection], object]] = {
         "canonicalize": lambda members: [None for _ in members.canonicalize(permute="norm").batches(64)],
         "dataset": read_dataset,
-        "ns": lambda members: zoo.ns(*halves(members)),
+        "ns": lambda members: zoo.ns(*halves(members), subset_size=256),
         "evaluate": lambda members: zoo.evaluate(members, data),
     }
+    calls = calls if only is None else {only: calls[only]}
     figures: dict[str, float] = {}
     quarter, whole = (zoo.load(NAME, source=folder, n=n) for n in (count // 4, count))
     for name, call in calls.items():
@@ -156,24 +158,28 @@ def compare_sizes(folder: Path, count: int, images: int) -> dict[str, float]:
     return {"linear": max(figures[f"linear_{name}"] for name in calls), **figures}
 
 
-def measure(count: int, images: int) -> dict[str, float]:
-    """Write members, and read and use them; return the figures."""
+def measure(count: int, images: int, only: str | None = None) -> dict[str, float]:
+    """Write members, and read and use them; return the figures, or those of one call."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_members(folder, count)
+        if only is not None:
+            return compare_sizes(folder, count, images, only)
         figures = compare_stacks(zoo.load(NAME, source=folder))
         print(json.dumps(figures), flush=True)
         figures |= compare_ensembles(folder, zoo.load(NAME, source=folder))
         print(json.dumps(figures), flush=True)
-        return figures | compare_sizes(folder, count, images)
+        return figures | compare_sizes(folder, count, images, None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=1024)
     parser.add_argument("--images", type=int, default=500, help="to evaluate on")
+    calls = ["canonicalize", "dataset", "ns", "evaluate"]
+    parser.add_argument("--only", choices=calls, help="measure the growth of one call alone")
     options = parser.parse_args()
-    print(json.dumps(measure(options.members, options.images)))
+    print(json.dumps(measure(options.members, options.images, options.only)))
 
 
 if __name__ == "__main__":

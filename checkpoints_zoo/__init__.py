@@ -10,11 +10,14 @@ True
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
+from checkpoints_zoo.errors import explain_missing_packages
+
 if TYPE_CHECKING:
+    __version__: str
+
     from checkpoints_zoo import images, interop, symmetry
     from checkpoints_zoo.collection.collection import Collection, Member, collections, load
     from checkpoints_zoo.collection.equivalence import check_equivalence
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from checkpoints_zoo.publishing.verification import verify
     from checkpoints_zoo.symmetry import symmetries
 
-__version__ = _version("checkpoints-zoo")
 __all__ = [
     "Collection", "Comparison", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier",
     "check_equivalence", "collections", "compact", "compare", "compare_predictives", "corollary", "evaluate",
@@ -81,15 +83,20 @@ _PUBLIC_MODULES = {"images": "images", "interop": "interop", "metrics": "evaluat
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("checkpoints-zoo")
     if name in _NEW_NAME_OF:
         warn(f"zoo.{name} is zoo.{_NEW_NAME_OF[name]} now; the old name goes in 0.3", DeprecationWarning, 2)
         return getattr(import_module("checkpoints_zoo._moved"), name)
-    if name in _PUBLIC_MODULES:
-        public_object = import_module(f"checkpoints_zoo.{_PUBLIC_MODULES[name]}")
-    elif name in _MODULE_OF_NAME:
-        public_object = getattr(import_module(f"checkpoints_zoo.{_MODULE_OF_NAME[name]}"), name)
-    else:
+    if name not in _PUBLIC_MODULES and name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'checkpoints_zoo' has no attribute {name!r}")
+    with explain_missing_packages(f"zoo.{name}"):
+        if name in _PUBLIC_MODULES:
+            public_object = import_module(f"checkpoints_zoo.{_PUBLIC_MODULES[name]}")
+        else:
+            public_object = getattr(import_module(f"checkpoints_zoo.{_MODULE_OF_NAME[name]}"), name)
     globals()[name] = public_object
     return public_object
 

@@ -12,8 +12,18 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+# Import name of a package that the core does without -> the extra of checkpoints-zoo that installs the package.
+EXTRA_OF_PACKAGE = {
+    **dict.fromkeys(
+        ("PIL", "datasets", "matplotlib", "pandas", "scipy", "sklearn", "timm", "torch", "torchvision"), "torch"
+    ),
+    **dict.fromkeys(("laplace", "lightning", "posteriors", "torch_uncertainty"), "methods"),
+    "ray": "ray",
+}
 MAX_PART_CHARACTERS = 1000  # Largest number of characters in each part of an error's text; longer parts are shortened.
 
 
@@ -60,7 +70,8 @@ class ZooError(Exception):
         return _escape_controls(f"{text}{_explain_lookalikes(text)}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_error, (type(self), self.__dict__.copy())
+        # ImportError keeps its own attribute `path` outside `__dict__`.
+        return _rebuild_error, (type(self), {**self.__dict__, "path": self.path})
 
 
 def _explain_lookalikes(text: str) -> str:
@@ -94,7 +105,8 @@ def _shorten(text: str) -> str:
 def _rebuild_error(error_class: type[ZooError], attributes: dict[str, str]) -> ZooError:
     """Rebuild a pickled error with all its attributes; worker processes send their errors back pickled."""
     error = error_class(attributes["thing"])
-    error.__dict__.update(attributes)
+    for name, value in attributes.items():
+        setattr(error, name, value)
     return error
 
 
@@ -116,6 +128,10 @@ class SelectionError(ZooError, ValueError):
 
 class UsageError(ZooError, ValueError):
     """An invalid argument."""
+
+
+class MissingPackage(UsageError, ModuleNotFoundError):
+    """A package that the call needs is not installed; the error names the line that installs it."""
 
 
 class SymmetryError(UsageError):
@@ -165,3 +181,29 @@ class SmallerChunk(UserWarning):
 
 class LeftOut(UserWarning):
     """Warning: members with unusable weights were left out of a selection; their rows give the reason."""
+
+
+@contextmanager
+def explain_missing_packages(user: str, otherwise: str = "") -> Iterator[None]:
+    """Raise MissingPackage, in place of ModuleNotFoundError, for a package of an extra inside the `with` block.
+
+    Args:
+        user: what needs the package ("zoo.evaluate").
+        otherwise: a phrase that says how to do without the package; "" if there is no way.
+
+    >>> with explain_missing_packages("zoo.evaluate"):
+    ...     raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    Traceback (most recent call last):
+        ...
+    checkpoints_zoo.errors.MissingPackage: zoo.evaluate needs torch, which is not installed. \
+Type: pip install 'checkpoints-zoo[torch]'.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA_OF_PACKAGE:  # as is MissingPackage itself, whose name is None
+            raise
+        install = f"Type: pip install 'checkpoints-zoo[{EXTRA_OF_PACKAGE[error.name]}]'"
+        raise MissingPackage(
+            f"{user} needs {error.name}, which is not installed", do=f"{install}{f'; {otherwise}' if otherwise else ''}"
+        ) from error

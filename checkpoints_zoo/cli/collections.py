@@ -10,10 +10,8 @@ import click
 from checkpoints_zoo.cli import main
 from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import format_bytes
-from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, collection_source, open_source
 
 
 @click.command()
@@ -24,9 +22,9 @@ from checkpoints_zoo.sources.source import Source, collection_source, open_sourc
 def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""
     errors: list[ZooError] = []
-    rows = list(_catalog_rows() if source is None else _source_rows(open_source(source, ""), errors))
+    rows = list(_catalog_rows() if source is None else _source_rows(source, errors))
     out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right_aligned=["bytes"]))
-    if str(source or "").startswith(hub.ADDRESS_SCHEME) and _is_offline():
+    if source is not None and _is_offline_address(source):
         out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
     if not rows and not errors:
         out.say("no collections")
@@ -44,8 +42,13 @@ def _catalog_rows() -> Iterator[dict[str, Any]]:
         )  # fmt: skip
 
 
-def _source_rows(source: Source, errors: list[ZooError]) -> Iterator[dict[str, Any]]:
+def _source_rows(place: str, errors: list[ZooError]) -> Iterator[dict[str, Any]]:
     """Yield a row for each collection of a source, and append the errors of damaged collections."""
+    # Imported here, since the catalog is listed without them.
+    from checkpoints_zoo.formats import manifest
+    from checkpoints_zoo.sources.source import collection_source, open_source
+
+    source = open_source(place, "")
     for name in source.collections():
         try:
             description, manifest_rows = collection_source(name, source).read_collection(name)
@@ -68,7 +71,11 @@ def _row(
     }  # fmt: skip
 
 
-def _is_offline() -> bool:
+def _is_offline_address(place: str) -> bool:
+    from checkpoints_zoo.sources.hub import ADDRESS_SCHEME
+
+    if not place.startswith(ADDRESS_SCHEME):
+        return False
     from huggingface_hub import is_offline_mode
 
     return bool(is_offline_mode())

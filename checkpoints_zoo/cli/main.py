@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from importlib import import_module
-from importlib.metadata import version
 from io import TextIOWrapper
 from typing import Any, NamedTuple
 
 import click
 
+import checkpoints_zoo
 from checkpoints_zoo import errors
 from checkpoints_zoo.formats.text import align_columns, did_you_mean, finite_or_null, printable
 
@@ -339,7 +339,7 @@ def report_error(error: BaseException) -> int:
     error_code = exit_code(error)
     if error_code == BUG:
         traceback.print_exception(error)
-        error_text = f"{type(error).__name__} in checkpoints-zoo {version('checkpoints-zoo')}"
+        error_text = f"{type(error).__name__} in checkpoints-zoo {checkpoints_zoo.__version__}"
         say(f"error: a bug of ours ({error_text}): please report it, with the lines above")
     elif error_code == INTERRUPTED:
         say("interrupted")
@@ -451,7 +451,8 @@ class CommandGroup(click.Group):
             # If a terminal can't show a character, such as "±", its code is printed instead, without an error.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
-            code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
+            with errors.explain_missing_packages("this command"):
+                code = super().main(args, "zoo-cli", complete_var, standalone_mode=False, **extra)
             if sys.stdout is not None:
                 sys.stdout.flush()
         except SystemExit as stop:

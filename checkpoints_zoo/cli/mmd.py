@@ -46,6 +46,10 @@ def _none_if_none(context: click.Context, parameter: click.Parameter, value: str
     help="Compare layers, or tensors, beside all weights together.",
 )  # fmt: skip
 @click.option("--permutations", default=999, metavar="B", help="Permutations of the test; p is 1/(1 + B) or more.")
+@click.option(
+    "--subset-size", type=int, metavar="K",
+    help="Compare the members in subsets of K, so that time grows with their number and not with its square.",
+)  # fmt: skip
 @click.option("--device", default="cpu", metavar="DEVICE", help="Where to compute, such as cuda.")
 @click.option("--seed", default=0, metavar="SEED", help="Seed of the permutations.")
 @click.option(
@@ -117,9 +121,10 @@ def _explanation_text(result: MMD | NS, are_halves: bool) -> str:
         if are_halves
         else f"{first_count} against {second_count}"
     )
+    subsets_text = f" and {stored_mmd.subsets} subsets" if stored_mmd.subsets > 1 else ""
     lines = [
         f"Members: {compared_sets}. MMD² is unbiased (0 on average if both sets come from one distribution), and "
-        f"the mean over {len(stored_mmd['all'].kernels)} kernels."
+        f"the mean over {len(stored_mmd['all'].kernels)} kernels{subsets_text}."
     ]
     if not isinstance(result, MMD):
         scale_text = f"scale {result.scale}" if result.scale else ""

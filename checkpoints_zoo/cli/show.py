@@ -30,13 +30,18 @@ LARGEST_ROW_COUNT = 20
 @click.command()
 @selection_options
 @click.option("--columns", metavar="A,B", help="Columns of the manifest to show, such as member,seed.")
+@click.option("--bibtex", is_flag=True, help="Print an entry for BibTeX that cites the selected members, and no more.")
 @format_option
-def command(selection: Selection, columns: str | None, out: Output) -> None:
+def command(selection: Selection, columns: str | None, bibtex: bool, out: Output) -> None:
     """Show a collection's description, and its members.
 
     A table has at most 20 rows; --format json gives all.
     """
     selected = selection.find()
+    if bibtex:
+        entry = selected.description.bibtex(selected.citation)
+        out.data({"bibtex": entry}, entry)
+        return
     column_names = None if columns is None else _check_columns([c.strip() for c in columns.split(",")], selected.rows)
     description = _description_values(selected)
     if out.format == "json":

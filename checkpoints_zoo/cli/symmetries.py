@@ -15,7 +15,9 @@ from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
 from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
+from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.text import format_bytes
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -77,12 +79,14 @@ def symmetries_command(
     )
     values, blocks = _table_output(symmetry_table, tensors)
     if members is None:
+        if mass is None and selection.name not in ARCHITECTURES:
+            listing = catalog.find_listing(selection.name)
+            _say_no_masses(out, listing.name, listing.members, listing.bytes)
         out.data(values, *blocks)
         return
     values = {"name": members.name, "citation": members.citation, **values}
     if mass is None and not any(mass_options.values()) and _would_fetch_all(selection, members):
-        size_text = f"{len(members):,} members, {format_bytes(members.nbytes)}"
-        out.say(f"{members.name}: no masses, since {size_text}, would be fetched; give -n N or --mass for them")
+        _say_no_masses(out, members.name, len(members), members.nbytes)
     elif mass is not False:
         snapshots = _all_snapshots(selection, members) if along else members
         options = {"biases": biases, "approximate": approximate, "device": device}
@@ -97,14 +101,13 @@ def symmetries_command(
 
 
 def _open_table_and_members(selection: Selection, member_options: list[str]) -> tuple[Table, Collection | None]:
-    """Return the symmetry table of the architecture or collection NAME, and the members of a collection.
+    """Return the symmetry table of the architecture or collection NAME, and the members of a collection; None for the
+    members of a collection in archives that no option asks for, so that nothing is fetched.
 
     Args:
         selection: NAME and the members.
         member_options: options of the command line that need members.
     """
-    from checkpoints_zoo.formats import catalog
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
     from checkpoints_zoo.symmetry import symmetries
 
     given_options = {key: value for key, value in asdict(selection).items() if key != "name" and value is not None}
@@ -120,8 +123,16 @@ def _open_table_and_members(selection: Selection, member_options: list[str]) -> 
                 do="Leave these options out, or name a collection",
             )
         return symmetries(name), None
+    listing = catalog.collections().get(name)
+    if listing is not None and listing.archives is not None and not given_options and not member_options:
+        return symmetries(name), None
     members = selection.load()
     return members.symmetry_table, members
+
+
+def _say_no_masses(out: Output, name: str, member_count: int, nbytes: int) -> None:
+    size_text = f"{member_count:,} members, {format_bytes(nbytes)}"
+    out.say(f"{name}: no masses, since {size_text}, would be fetched; give -n N or --mass for them")
 
 
 def _all_snapshots(selection: Selection, members: Collection) -> Collection:

@@ -19,12 +19,17 @@ from checkpoints_zoo.errors import (
     NetworkError,
     SourceNotFound,
     ZooError,
+    explain_missing_packages,
 )
 from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats.shard_files import Problem
 from checkpoints_zoo.formats.text import format_bytes
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.publishing.auditing import Finding, audit
+from checkpoints_zoo.publishing.byte_checks import check_stored_members, check_stored_predictions
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import open_source
+from checkpoints_zoo.sources.source import open_source, select_members
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -83,11 +88,12 @@ def verify_command(
         raise click.UsageError("--recipe and --set need --retrain.")
     if recipe is None and changes:
         raise click.UsageError("--set needs --recipe.")
-    from checkpoints_zoo.collection.collection import load
-    from checkpoints_zoo.formats.shard_files import Problem
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.predictions import prediction_sets
-    from checkpoints_zoo.publishing.verification import check_members, claimed_images, verify_predictions
+    checks_bytes_alone = sample < 1 and retrain is None and architecture is None and data is None and " + " not in name
+    if not checks_bytes_alone:
+        otherwise = "or give --sample 0 and no other option, which checks bytes and hashes"
+        with explain_missing_packages("a check of accuracies", otherwise):
+            from checkpoints_zoo.collection.collection import load
+            from checkpoints_zoo.publishing.verification import check_members, claimed_images, verify_predictions
 
     build = None if architecture is None else import_function(architecture)
     checked_rows: list[dict[str, Any]] = []
@@ -101,11 +107,15 @@ def verify_command(
         source, names = _collections_of(name)
     for collection in names:
         out.say(f"{collection}: checking …")
+        members: Collection | None = None
         try:
-            members = load(collection, source=source)
-            if build is not None and members.description.architecture not in ARCHITECTURES:
-                members = load(collection, source=source, architecture=build)
-            claimed_data = None if data is None else claimed_images(members, data)
+            if checks_bytes_alone:
+                selected = select_members(collection, source=source)
+            else:
+                members = load(collection, source=source)
+                if build is not None and members.description.architecture not in ARCHITECTURES:
+                    members = load(collection, source=source, architecture=build)
+                claimed_data = None if data is None else claimed_images(members, data)
         except ZooError as error:
             if isinstance(error, NetworkError | AccessError):
                 errors.append(error)
@@ -116,8 +126,11 @@ def verify_command(
                 raise
             problems.append(Problem(collection, None, "manifest", str(error)))
             continue
-        result = check_members(members, sample, claimed_data)
-        retrain_results = [] if retrain is None else _retrain(members, retrain, recipe, changes, hardware, out)
+        if members is None:
+            (result, _), retrain_results, opened_source = check_stored_members(selected), [], selected.source
+        else:
+            result, opened_source = check_members(members, sample, claimed_data), members.source
+            retrain_results = [] if retrain is None else _retrain(members, retrain, recipe, changes, hardware, out)
         result.problems += [
             Problem(collection, retrain_result.member, "retraining", retrain_result.text)
             for retrain_result in retrain_results
@@ -134,11 +147,14 @@ def verify_command(
                 "impossible": dict(result.impossible),
             }
         )  # fmt: skip
-        for set_name in prediction_sets.list_set_names(members.source, collection) if is_whole_source else ():
+        for set_name in prediction_sets.list_set_names(opened_source, collection) if is_whole_source else ():
             out.say(f"{collection}/{set_name}: checking predictions …")
             try:
-                prediction_problems = verify_predictions(members, set_name, sample)
-                prediction_rows = prediction_sets.read_set(members.source, collection, set_name).rows
+                if members is None:
+                    _, prediction_problems = check_stored_predictions(opened_source, collection, set_name)
+                else:
+                    prediction_problems = verify_predictions(members, set_name, sample)
+                prediction_rows = prediction_sets.read_set(opened_source, collection, set_name).rows
             except (NetworkError, AccessError) as error:
                 errors.append(error)
                 continue

@@ -18,8 +18,9 @@ from checkpoints_zoo.collection.joining import JoinedSource, join
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
+from checkpoints_zoo.formats.printing import LONGEST_REPR, html_text
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.formats.text import whole_number
+from checkpoints_zoo.formats.text import first_few, format_bytes, one_line, whole_number
 from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
@@ -113,6 +114,16 @@ class Collection:
         source_text = f"from {self.source.display_name}{steps_text}"
         return f"Collection({self.name!r}, {len(self)} members, {network_text}, {source_text})"
 
+    def _repr_html_(self) -> str:
+        facts = {
+            "members": selection.format_ids(manifest.snapshot_keys(self.rows)),
+            "bytes": format_bytes(self.nbytes),
+            "classes": first_few(self.classes, 6),
+            "licence": self.description.licence,
+        }
+        lines = [f"{name.ljust(7)}  {one_line(text, LONGEST_REPR)}" for name, text in facts.items() if text]
+        return html_text("\n".join([repr(self), *lines]))
+
     @property
     def name(self) -> str:
         return self.description.name
@@ -160,6 +171,11 @@ class Collection:
             return self.source.citation(self.rows)
         rows = self.source.updated_rows(self.name, self.rows)
         return selection.cite(self.source.label, self._commit, self.name, rows)
+
+    @property
+    def bibtex(self) -> str:
+        """BibTeX entry that cites this selection: its title, its citation, and what its authors want cited."""
+        return self.description.bibtex(self.citation)
 
     @property
     def nbytes(self) -> int:
@@ -340,6 +356,9 @@ class Collection:
 
         On the CPU and in the stored dtype, the tensors are views of the file if possible: writing to them changes no
         file, and their values are not checked. In all other cases, values that are not finite are refused.
+
+        numpy and JAX take the tensors without copies: `{n: np.from_dlpack(t) for n, t in members.stack().items()}`
+        makes numpy arrays, `jnp.from_dlpack` JAX arrays. numpy has no bfloat16: stack such members in float32.
 
         Args:
             device: device of the tensors.

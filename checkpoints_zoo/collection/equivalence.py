@@ -121,7 +121,7 @@ def check_equivalence(
     everything happens on copies.
 
     Args:
-        a, b: the two sets of parameters: each a state dict, a stacked state dict (member, *shape), a Member, a
+        a, b: the two sets of parameters: each a state dict, a stacked state dict `(member, *shape)`, a Member, a
             Collection, or a module, of which only the tensors are used; both sets have equally many members. Counters
             may be missing.
         module: module that computes the function; None to use the module of `a`, if `a` is a Member, a Collection or a

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import limits
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.text import did_you_mean
+from checkpoints_zoo.formats.text import did_you_mean, escape_latex, one_line
 
 FORMAT_VERSION = 1
 CATALOG_FOLDER = Path(__file__).parents[1] / "manifests"
 _COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 MAX_INPUT_VALUES = 2**26
+LONGEST_CITATION = 2**20  # characters: a citation may name thousands of members one by one
 _BASE_ADDRESS = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
 
 
@@ -102,6 +103,25 @@ class Description:
     licence: str
     citation: str
     base: str = ""
+
+    def bibtex(self, citation: str) -> str:
+        """Return a BibTeX entry for members of the collection, with the citation by which `zoo.load` finds them.
+
+        Args:
+            citation: citation of the selected members.
+        """
+        fields_of_entry = {
+            "title": self.title or self.name,
+            "howpublished": f"Trained networks, loaded by checkpoints_zoo from {citation}",
+            "note": self.citation,
+        }
+        # BibTeX counts braces, escaped or not.
+        lines = [
+            f"  {name} = {{{escape_latex(re.sub('[{}]', '', one_line(text, LONGEST_CITATION)))}}},"
+            for name, text in fields_of_entry.items()
+            if text
+        ]
+        return "\n".join([f"@misc{{{self.name},", *lines, "}"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON values, which include the version of the format."""
@@ -199,12 +219,12 @@ def read_json(path: Path) -> Any:
     Raises:
         FormatError: the file is not JSON, or is larger than a description may be.
     """
-    manifest.check_file(path)
+    limits.check_file(path)
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"description {path}", expected="JSON", found=str(error), path=path) from error
-    manifest.check_json(values, path)
+    limits.check_json(values, path)
     return values
 
 

@@ -23,6 +23,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, Zo
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.limits import check_file, limit_error
 
 ROWS_PER_GROUP = 4096
 LARGE_ROW_COUNT = 16_384  # A selection reads manifests with fewer rows whole, and checks all their rows.
@@ -30,11 +31,8 @@ REQUIRED_COLUMNS = ("member", "epoch", "final", "status")
 LOCATION_COLUMNS = ("path", "offset", "nbytes", "layout", "dtype")
 
 # Suffix of a file -> largest number of bytes of the file: descriptions are JSON, manifests Parquet.
-LARGEST_FILE_NBYTES = {".json": 64 * 2**20, ".parquet": 2**30}
 LARGEST_UNPACKED_NBYTES = 2**32  # Largest number of bytes that a manifest's columns may have after unpacking.
 LARGEST_ROW_COUNT = 2**24
-LONGEST_TEXT = 2**20  # Largest number of characters that one text in a description may have.
-LONGEST_LIST = 2**20
 LONGEST_PATH = 1024  # characters
 
 
@@ -557,27 +555,6 @@ def sum_of(rows: pa.Table, column: str) -> int:
     return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
-def check_size(nbytes: int, path: str | Path, file_text: str = "") -> None:
-    """Check a file's size against the limit for its suffix.
-
-    Args:
-        nbytes: size of the file in bytes.
-        path: path of the file; only JSON and Parquet files have a limit.
-        file_text: the file's name in error texts.
-
-    Raises:
-        FormatError: the file is larger than the limit.
-    """
-    largest_nbytes = LARGEST_FILE_NBYTES.get(Path(path).suffix)
-    if largest_nbytes is not None and nbytes > largest_nbytes:
-        raise _limit_error(file_text or f"file {path}", f"at most {largest_nbytes:,} bytes", f"{nbytes:,}", path)
-
-
-def check_file(path: Path) -> None:
-    """Check the size of a local file as `check_size` does."""
-    check_size(path.stat().st_size, path)
-
-
 def check_columns(metadata: pq.FileMetaData, nbytes_of_column: Mapping[str, int], path: Path) -> None:
     """Check the number of rows and the sizes in the footer of a Parquet file.
 
@@ -590,7 +567,7 @@ def check_columns(metadata: pq.FileMetaData, nbytes_of_column: Mapping[str, int]
         FormatError: the number of rows or a size exceeds the limit for manifests.
     """
     if metadata.num_rows > LARGEST_ROW_COUNT:
-        raise _limit_error(f"manifest {path}", f"at most {LARGEST_ROW_COUNT:,} rows", f"{metadata.num_rows:,}", path)
+        raise limit_error(f"manifest {path}", f"at most {LARGEST_ROW_COUNT:,} rows", f"{metadata.num_rows:,}", path)
     # Sizes are summed over whole row groups: pyarrow ends the process if the statistics of a single column are damaged.
     group_nbytes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     group_nbytes.append(metadata.num_rows * sum(nbytes_of_column.values()))
@@ -617,35 +594,10 @@ def check_texts(column: pa.ChunkedArray, unpacked_nbytes: int, path: Path) -> in
     return unpacked_nbytes
 
 
-def check_json(values: Any, path: Path) -> None:
-    """Check the lengths of all texts and lists in a description.
-
-    Raises:
-        FormatError: a text or a list is too long.
-    """
-    pending_values = [values]
-    while pending_values:
-        value = pending_values.pop()
-        limit, unit_text = (
-            (LONGEST_TEXT, "characters") if isinstance(value, str) else (LONGEST_LIST, "values in a list")
-        )
-        if isinstance(value, str | list | dict) and len(value) > limit:
-            raise _limit_error(f"description {path}", f"at most {limit:,} {unit_text}", f"{len(value):,}", path)
-        if isinstance(value, dict):
-            pending_values += [*value, *value.values()]
-        elif isinstance(value, list):
-            pending_values += value
-
-
 def _unpacked_size_error(found: str, path: Path) -> FormatError:
-    return _limit_error(
+    return limit_error(
         f"manifest {path}", f"columns of at most {LARGEST_UNPACKED_NBYTES:,} bytes, unpacked", found, path
     )
-
-
-def _limit_error(subject: str, expected: str, found: str, path: str | Path) -> FormatError:
-    do = "No collection needs that much: get the source again, or tell its producer"
-    return FormatError(subject, expected=expected, found=found, do=do, path=path)
 
 
 def snapshot_keys(rows: pa.Table) -> list[tuple[int, int | None]]:

@@ -29,7 +29,12 @@ class PrintedResult:
         return printable(self.to_text())
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return html_text(str(self))
+
+
+def html_text(text: str) -> str:
+    """Return text as an HTML element that shows the text as it is, for notebooks."""
+    return f"<pre>{html.escape(printable(text))}</pre>"
 
 
 def text_table(rows: Sequence[Mapping[str, Any]], largest_row_count: int = 20) -> str:

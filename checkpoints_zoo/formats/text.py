@@ -1,4 +1,4 @@
-"""Texts for people, with counts, sizes, lists and columns; and the escaping of texts for Markdown and YAML.
+"""Texts for people, with counts, sizes, lists and columns; and the escaping of texts for Markdown, YAML and LaTeX.
 
 Anyone may have written names, titles, reasons and licences. Escaped text can't begin a table cell, a link, a tag or a
 key, unless it is at the start of a line.
@@ -18,6 +18,10 @@ LONGEST_LINE = 300
 LARGEST_LISTED_COUNT = 5  # Largest number of values that a shortened list shows.
 # Characters that have a meaning in Markdown, tables, HTML, formulas, links or mentions.
 _MARKDOWN_CHARACTERS = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
+_LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
 
 
 def one_line(text: str, largest_length: int = LONGEST_LINE) -> str:
@@ -92,6 +96,15 @@ def yaml_string(text: str, largest_length: int = LONGEST_LINE) -> str:
     '"a: \\\\"b\\\\""'
     """
     return '"' + re.sub(r'["\\]', r"\\\g<0>", one_line(text, largest_length)) + '"'
+
+
+def escape_latex(text: str) -> str:
+    """Return text with LaTeX's special characters escaped.
+
+    >>> escape_latex("a_b & 5 %")
+    'a\\\\_b \\\\& 5 \\\\%'
+    """
+    return "".join(_LATEX_ESCAPES.get(c, c) for c in text)
 
 
 def count_with_noun(number: int, noun: str) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from checkpoints_zoo.errors import FormatError, UsageError
 
-Images = TypeVar("Images", Tensor, npt.NDArray[np.uint8])
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Images = TypeVar("Images", "Tensor", npt.NDArray[np.uint8])
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Preprocess:
     Raises:
         UsageError: the size, number of channels, mean or standard deviation is not possible.
 
+    >>> import torch
     >>> preprocess = Preprocess(size=(1, 2), channels=1, mean=(0.5,), std=(0.5,))
     >>> preprocess(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     tensor([[[[-1.,  1.]]]])
@@ -64,7 +67,9 @@ class Preprocess:
             UsageError: the images have another type or shape. The type and scale of pixels are never guessed from their
                 values.
         """
-        pixels = images if isinstance(images, Tensor) else torch.from_numpy(self._check_pixels(images).copy())
+        import torch
+
+        pixels = images if isinstance(images, torch.Tensor) else torch.from_numpy(self._check_pixels(images).copy())
         return self.on(pixels.device)(pixels)
 
     def on(self, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -76,6 +81,8 @@ class Preprocess:
         Args:
             device: device of the pixels.
         """
+        import torch
+
         mean, std = (
             torch.tensor(numbers, dtype=torch.float32, device=device)[:, None, None]
             for numbers in (self.mean, self.std)
@@ -88,7 +95,7 @@ class Preprocess:
 
     def _check_pixels(self, images: Images) -> Images:
         """Check the type and shape of images; return the images."""
-        if images.dtype not in (torch.uint8, np.dtype(np.uint8)):
+        if str(images.dtype) not in ("torch.uint8", "uint8"):
             raise UsageError(
                 "images",
                 expected="uint8 pixels in 0..255",

@@ -80,7 +80,7 @@ def from_checkpoints(
         out: folder of the new source; other collections in the folder stay.
         name: name of the collection.
         arguments: arguments of a named architecture.
-        files: pattern of the file names ("*.pt"), required if the folder has files of several kinds.
+        files: pattern of the file names (`"*.pt"`), required if the folder has files of several kinds.
         key: key of the state dict in each file ("ema"), required if several state dicts fit.
         prefix: prefix of the network's tensor names in the files, unless it is the prefix of a known wrapper.
         columns: columns of the manifest: name -> one value for all members, or a value for each in the order of ids;

@@ -12,11 +12,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
@@ -24,9 +25,15 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.formats.selection import parse_citation
+from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.networks.device import check_device, free_bytes
 from checkpoints_zoo.networks.modules import superseded_names
-from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
+from checkpoints_zoo.populations.independent_units import (
+    Exchange,
+    split_by_unit,
+    split_into_subsets,
+    unit_numbers,
+)
 from checkpoints_zoo.populations.kernels import (
     ALL_TENSORS,
     BandwidthGrid,
@@ -36,6 +43,7 @@ from checkpoints_zoo.populations.kernels import (
     choose_kernels,
     estimate_mmd2,
     measure_distances,
+    p_value_of_largest,
     tensor_groups_from_argument,
 )
 
@@ -86,6 +94,7 @@ class MMD(PrintedResult):
         members: number of members in each set.
         permutations: number of permutations of the test.
         groups: group of tensors -> Discrepancy; the group "all" has all weights.
+        subsets: number of subsets that both sets are split into.
     """
 
     first: str
@@ -93,14 +102,20 @@ class MMD(PrintedResult):
     members: tuple[int, int]
     permutations: int
     groups: Mapping[str, Discrepancy]
+    subsets: int = 1
 
     def _one_line(self) -> str:
         return f"{self.members[0]} and {self.members[1]} members, value={self.value:.4g}, p_value={self.p_value:.3g}"
 
     def to_text(self) -> str:
         """Return a table with one row per group of tensors."""
-        sets_text = f"{self.members[0]:,} against {self.members[1]:,} members; {self.permutations:,} permutations."
-        return f"{text_table(self.rows(), 60)}\n\n{sets_text}"
+        return f"{text_table(self.rows(), 60)}\n\n{self.sets_text()}"
+
+    def sets_text(self) -> str:
+        """Return a sentence on the compared sets."""
+        subsets_text = f" in {self.subsets:,} subsets" if self.subsets > 1 else ""
+        sizes_text = f"{self.members[0]:,} against {self.members[1]:,} members{subsets_text}"
+        return f"{sizes_text}; {self.permutations:,} permutations."
 
     @property
     def value(self) -> float:
@@ -156,9 +171,8 @@ class MMD(PrintedResult):
         return save_figure(lambda: draw_mmd(self), check_picture_path(path), figure_title(self))
 
     def facts(self) -> dict[str, Any]:
-        """Return the citations of both sets, their numbers of members and the number of permutations, as JSON
-        values."""
-        sets = {"first": self.first, "second": self.second, "members": self.members}
+        """Return the citations of both sets, and the numbers of members, subsets and permutations, as JSON values."""
+        sets = {"first": self.first, "second": self.second, "members": self.members, "subsets": self.subsets}
         return {**sets, "permutations": self.permutations}
 
 
@@ -185,11 +199,8 @@ class NS(PrintedResult):
 
     def to_text(self) -> str:
         """Return a table with one row per group of tensors, before and after removing symmetries."""
-        sets_text = (
-            f"{self.mmd.members[0]:,} against {self.mmd.members[1]:,} members; {self.mmd.permutations:,} permutations."
-        )
         removal_text = f"NS: symmetries removed by scale={self.scale}, permute={self.permute}, streams={self.streams}."
-        return f"{text_table(self.rows(), 60)}\n\n{sets_text}\n{removal_text}"
+        return f"{text_table(self.rows(), 60)}\n\n{self.mmd.sets_text()}\n{removal_text}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per group: the columns of `mmd`, and ns_mmd2 and ns_p_value without symmetries."""
@@ -224,6 +235,7 @@ def mmd(
     permutations: int = 999,
     grid: BandwidthGrid = "pooled",
     widths: Mapping[str, Sequence[float]] | None = None,
+    subset_size: int | None = None,
     device: str | torch.device = "cpu",
     memory: int | None = None,
     seed: int = 0,
@@ -251,14 +263,20 @@ def mmd(
             second set, so that several sets are compared with one on the same scale. p-values are exact with "pooled"
             alone.
         widths: kernel ("gaussian", "laplace") -> bandwidths, in place of the grid; a kernel left out is not used.
+        subset_size: number k of members, of both sets together, that are compared with each other; None for all. With
+            k, both sets are split into subsets of about k members, and MMD² is the mean of the subsets' MMD² (the
+            B-test of Zaremba et al., 2013). Time and memory then grow with the number of members and no longer with
+            its square; MMD² is still unbiased, but varies more, and the test permutes within subsets and is exact.
+            Bandwidths are those of the first subset.
         device: torch device for the computation; it needs float64.
         memory: bytes of members in memory at once; None for 1 GiB, or on a GPU for half of its free memory. Beside
-            them 16 (m + n)² bytes per group of tensors are needed. If `memory` is too small for all members, the
-            members are read several times.
+            them 16 (m + n)² bytes per group of tensors are needed, or 16 k² with `subset_size`. If `memory` is too
+            small for all members, the members are read several times.
         seed: seed of the permutations, and of the choice of draws that are compared.
 
     Raises:
-        UsageError: a set has one member only, or groups, bandwidths, number of permutations or device are invalid.
+        UsageError: a set has one member only, or groups, bandwidths, number of permutations, size of subsets or device
+            are invalid.
         LayoutError: the members have different architectures.
         DamagedError, SourceNotFound, NetworkError: some members can't be read, or are not finite.
 
@@ -269,14 +287,20 @@ def mmd(
     """
     seed = arguments.check_seed(seed)
     first, second = _check_sets(first, second)
+    if subset_size is not None and (whole_number(subset_size) or 0) < 4:
+        expected = "4 members or more, two of each set"
+        raise UsageError("size of subsets", expected=expected, found=repr(subset_size)[:80])
     names = _parameter_names(first._skeleton())
-    counts = len(first), len(second)
-    citations = first.citation, second.citation
-    read_blocks = _read_in_blocks(first, second, names, device, memory)
     units = unit_numbers(first, second)
-    exchange = Exchange.of_units(units[0], units[1], seed)
-    tensors = tensor_groups_from_argument(groups, names)
-    return compare_blocks(read_blocks, counts, exchange, tensors, citations, permutations, grid, widths, device, seed)
+    is_unit_shared = not set(units[0]).isdisjoint(units[1])
+    subsets = []
+    for one, other in split_into_subsets(first, second, subset_size):
+        units = unit_numbers(one, other)
+        exchange = None if is_unit_shared else Exchange.of_units(units[0], units[1], seed)
+        read_blocks = _read_in_blocks(one, other, names, device, memory)
+        subsets.append(Subset(read_blocks, (len(one), len(other)), exchange))
+    tensors, citations = tensor_groups_from_argument(groups, names), (first.citation, second.citation)
+    return compare_subsets(subsets, tensors, citations, permutations, grid, widths, device, seed)
 
 
 def ns(
@@ -289,6 +313,7 @@ def ns(
     groups: TensorGroups = "layer",
     permutations: int = 999,
     grid: BandwidthGrid = "pooled",
+    subset_size: int | None = None,
     device: str | torch.device = "cpu",
     memory: int | None = None,
     seed: int = 0,
@@ -298,7 +323,7 @@ def ns(
     Args:
         first, second: sets of members, as in `mmd`.
         scale, permute, streams: same arguments as in `Collection.canonicalize`.
-        groups, permutations, grid, device, memory, seed: same arguments as in `mmd`.
+        groups, permutations, grid, subset_size, device, memory, seed: same arguments as in `mmd`.
 
     Raises:
         UsageError, LayoutError, DamagedError, SourceNotFound, NetworkError: as in `mmd`.
@@ -306,10 +331,8 @@ def ns(
     """
     pair = _check_sets(first, second)
     views = [c.canonicalize(scale=scale, permute=permute, streams=streams) for c in pair]
-    before, after = (
-        mmd(*sets, groups=groups, permutations=permutations, grid=grid, device=device, memory=memory, seed=seed)
-        for sets in (pair, views)
-    )
+    compare = partial(mmd, groups=groups, permutations=permutations, grid=grid, subset_size=subset_size)
+    before, after = (compare(*sets, device=device, memory=memory, seed=seed) for sets in (pair, views))
     return NS(before, after, scale, permute, streams)
 
 
@@ -390,10 +413,23 @@ def _read_in_blocks(
     return read_blocks
 
 
-def compare_blocks(
-    read_blocks: Blocks,
-    member_counts: tuple[int, ...],
-    exchange: Exchange | None,
+@dataclass(frozen=True)
+class Subset:
+    """Members of two sets that are compared with each other.
+
+    Args:
+        read_blocks: function that yields the members in blocks from a position on, those of the first set first.
+        member_counts: number of members of each set.
+        exchange: units that the permutation test exchanges; None for no test.
+    """
+
+    read_blocks: Blocks
+    member_counts: tuple[int, int]
+    exchange: Exchange | None
+
+
+def compare_subsets(
+    subsets: Sequence[Subset],
     groups: Mapping[str, Sequence[str]],
     citations: tuple[str, str],
     permutations: int,
@@ -402,12 +438,11 @@ def compare_blocks(
     device: str | torch.device,
     seed: int,
 ) -> MMD:
-    """Compare two sets of weights that are read in blocks; return MMD² and p-values of each group and of all weights.
+    """Compare two sets of weights subset by subset; return the mean MMD² and the p-values of each group of tensors and
+    of all weights.
 
     Args:
-        read_blocks: function that yields the members of both sets in blocks from a position on, the first set first.
-        member_counts: number of members of each set.
-        exchange: units that the permutation test exchanges; None for no test.
+        subsets: the members that are compared with each other, which are read one subset after the other.
         groups: name -> names of tensors.
         citations: texts that cite the two sets, "" if there is none.
         permutations, grid, widths, device, seed: same arguments as in `mmd`.
@@ -415,19 +450,39 @@ def compare_blocks(
     Raises:
         UsageError, LayoutError: as in `mmd`.
     """
-    first, second = member_counts
-    _check_counts(member_counts)
     seed = arguments.check_seed(seed)
     if permutations < 1:
         raise UsageError("permutations", expected="1 or more", found=f"{permutations}")
     torch_device = _check_float64(device)
+    is_tested = all(subset.exchange is not None for subset in subsets)
+    weights: dict[str, int] = {}
+    kernels: dict[str, tuple[tuple[str, float], ...]] = {}
+    test_kernels: dict[str, tuple[tuple[str, float], ...]] = {}
+    values: dict[str, list[tuple[float, ...]]] = {}
+    permuted_values: dict[str, Tensor] = {}
+    for number, subset in enumerate(subsets):
+        _check_counts(subset.member_counts)
+        first, second = subset.member_counts
+        distances_by_group = measure_distances(subset.read_blocks, first + second, groups, torch_device)
+        for name, distances in _check_finite(distances_by_group).items():
+            weights[name] = distances.weights
+            if name not in kernels:
+                kernels[name] = choose_kernels(distances, first, grid, widths)
+            values.setdefault(name, []).append(estimate_mmd2(distances, kernels[name], first))
+            if is_tested and (exchange := subset.exchange) is not None:
+                compared = exchange.compared(distances)
+                if name not in test_kernels:
+                    test_kernels[name] = choose_kernels(compared, exchange.first * exchange.size, grid, widths)
+                permuted = exchange.permuted_mmd2(compared, test_kernels[name], permutations, seed ^ number)
+                permuted_values[name] = permuted_values.get(name, 0) + permuted
     discrepancy_by_group = {}
-    for name, distances in _check_finite(measure_distances(read_blocks, first + second, groups, torch_device)).items():
-        kernels = choose_kernels(distances, first, grid, widths)
-        values = estimate_mmd2(distances, kernels, first)
-        p_value = None if exchange is None else exchange.test(distances, grid, widths, permutations, seed)
-        discrepancy_by_group[name] = Discrepancy(distances.weights, kernels, values, sum(values) / len(values), p_value)
-    return MMD(*citations, (first, second), permutations, discrepancy_by_group)
+    for name, subset_values in values.items():
+        mean_values = tuple(math.fsum(of_kernel) / len(subsets) for of_kernel in zip(*subset_values, strict=True))
+        p_value = p_value_of_largest(permuted_values[name]) if is_tested else None
+        mean_value = sum(mean_values) / len(mean_values)
+        discrepancy_by_group[name] = Discrepancy(weights[name], kernels[name], mean_values, mean_value, p_value)
+    member_counts = sum(s.member_counts[0] for s in subsets), sum(s.member_counts[1] for s in subsets)
+    return MMD(*citations, member_counts, permutations, discrepancy_by_group, len(subsets))
 
 
 def _check_float64(device: str | torch.device) -> torch.device:

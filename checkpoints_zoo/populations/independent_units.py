@@ -19,7 +19,8 @@ from checkpoints_zoo.populations.kernels import (
     Distances,
     choose_kernels,
     draw_permutations,
-    permutation_test,
+    p_value_of_largest,
+    permuted_mmd2,
 )
 
 INDEPENDENT_METHOD = "independent"  # Value of the column `method` in the rows of independent members.
@@ -85,6 +86,33 @@ def split_by_unit(members: Collection) -> tuple[Collection, Collection]:
         sorted(position for unit in units[start::2] for position in unit) for start in (0, 1)
     )
     return members.take(even_positions), members.take(odd_positions)
+
+
+def split_into_subsets(
+    first: Collection, second: Collection, subset_size: int | None
+) -> list[tuple[Collection, Collection]]:
+    """Split two sets into subsets that have about as many members of each set as another subset; return the pairs.
+
+    Whole units stay together, and a subset has two units or more of each set. A set of fewer than two units is split by
+    members.
+
+    Args:
+        first, second: the two sets, of two members or more.
+        subset_size: number of members in a subset, of both sets together; None for a single subset.
+    """
+    if subset_size is None:
+        return [(first, second)]
+    units_of_sets = [positions_by_unit(numbers) for numbers in unit_numbers(first, second)]
+    if min(map(len, units_of_sets)) < 2:
+        units_of_sets = [[[position] for position in range(len(members))] for members in (first, second)]
+    count = min(-(-(len(first) + len(second)) // subset_size), *(len(units) // 2 for units in units_of_sets))
+    return [
+        (first.take(positions[0]), second.take(positions[1]))
+        for start in range(count)
+        for positions in [
+            [sorted(position for unit in units[start::count] for position in unit) for units in units_of_sets]
+        ]
+    ]
 
 
 def draw_one_member_per_unit(numbers: Sequence[int], seed: int) -> list[int]:
@@ -174,11 +202,29 @@ class Exchange:
             permutation_count: number of permutations.
             seed: seed of the permutations.
         """
-        at = self.positions.to(distances.l2.device)
-        compared_distances = Distances(
-            distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1))
-        )
+        compared_distances = self.compared(distances)
         kernels = choose_kernels(compared_distances, self.first * self.size, grid, widths)
-        return permutation_test(
-            compared_distances, kernels, self.draw_permutations(permutation_count, seed).to(at.device)
-        )
+        return p_value_of_largest(self.permuted_mmd2(compared_distances, kernels, permutation_count, seed))
+
+    def compared(self, distances: Distances) -> Distances:
+        """Return the distances between the compared members, of distances between all members of both sets."""
+        at = self.positions.to(distances.l2.device)
+        return Distances(distances.weights, *(matrix[at][:, at] for matrix in (distances.l2, distances.l1)))
+
+    def permuted_mmd2(
+        self,
+        compared_distances: Distances,
+        kernels: Sequence[tuple[str, float]],
+        permutation_count: int,
+        seed: int,
+    ) -> Tensor:
+        """Estimate MMD² with each kernel for the two sets and for each permutation; return (kernel, 1 + permutation).
+
+        Args:
+            compared_distances: distances between the compared members.
+            kernels: (name, bandwidth) of each kernel.
+            permutation_count: number of permutations.
+            seed: seed of the permutations.
+        """
+        is_in_first = self.draw_permutations(permutation_count, seed).to(compared_distances.l2.device)
+        return permuted_mmd2(compared_distances, kernels, is_in_first)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.formats.progress import progress
 
 StackedTensors = Mapping[str, Tensor]
 # Function that yields members in blocks from a position on, always in the same order.
@@ -72,7 +73,9 @@ def measure_distances(
     groups_of_tensor = {name: [g for g, names in groups.items() if name in names] + [ALL_TENSORS] for name in all_names}
     shapes: dict[str, torch.Size] = {}
     row = 0
-    for row_block in read_blocks(0):
+    for row_block in progress(
+        read_blocks(0), member_count, "distances", size=lambda block: len(next(iter(block.values())))
+    ):
         shapes = shapes or {name: row_block[name].shape[1:] for name in all_names if name in row_block}
         rows, column = slice(row, row + len(row_block[all_names[0]])), row
         for column_block in chain([row_block], read_blocks(rows.stop)):
@@ -293,7 +296,26 @@ def draw_permutations(first_unit_count: int, second_unit_count: int, permutation
     return is_in_first.T.contiguous()
 
 
-def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]], is_in_first: Tensor) -> float:
+def permuted_mmd2(distances: Distances, kernels: Sequence[tuple[str, float]], is_in_first: Tensor) -> Tensor:
+    """Estimate MMD² for each kernel and each split of the members; return (kernel, 1 + permutation), float64.
+
+    A kernel with the same value for all pairs, up to rounding, holds no information: its estimates are 0.
+
+    Args:
+        distances: distances between the compared members.
+        kernels: (name, bandwidth) of each kernel.
+        is_in_first: 1 for the members of the first set, else 0, (member, 1 + permutation).
+    """
+    estimates = torch.zeros(len(kernels), is_in_first.shape[1], dtype=torch.float64, device=is_in_first.device)
+    for i, (kernel, width) in enumerate(kernels):
+        pairs = kernel_matrix(distances, kernel, width)
+        values = unbiased_mmd2(pairs, is_in_first)
+        if float(values.std(correction=0)) > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max()):
+            estimates[i] = values
+    return estimates
+
+
+def p_value_of_largest(estimates: Tensor) -> float:
     """Test the largest MMD² over the kernels, each standardised over permutations; return the p-value.
 
     Means and deviations include the original split beside the permutations, so that under the null hypothesis all are
@@ -301,19 +323,10 @@ def permutation_test(distances: Distances, kernels: Sequence[tuple[str, float]],
     over standardised kernels takes the place of MMDAgg's search for levels.
 
     Args:
-        distances: distances between the compared members.
-        kernels: (name, bandwidth) of each kernel.
-        is_in_first: 1 for the members of the first set, else 0, (member, 1 + permutation); column 0 is the original
-            split.
+        estimates: MMD² with each kernel, (kernel, 1 + permutation); column 0 is the original split.
     """
-    largest = torch.full_like(is_in_first[0], -math.inf)
-    for kernel, width in kernels:
-        pairs = kernel_matrix(distances, kernel, width)
-        estimates = unbiased_mmd2(pairs, is_in_first)
-        spread = float(estimates.std(correction=0))
-        # A kernel with the same value for all pairs, up to rounding, holds no information.
-        differ = spread > FLAT_TOLERANCE * float(pairs.fill_diagonal_(0).max())
-        standardised = (estimates - estimates.mean()) / spread if differ else torch.zeros_like(estimates)
-        largest = torch.maximum(largest, standardised)
+    spreads = estimates.std(1, correction=0, keepdim=True)
+    standardised = (estimates - estimates.mean(1, keepdim=True)) / spreads.masked_fill(spreads == 0, 1)
+    largest = standardised.amax(0)
     reached_count = int((largest[1:] >= largest[0] - TIE_TOLERANCE).sum())
     return (1 + reached_count) / len(largest)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ from checkpoints_zoo.formats.text import (
     one_line,
     summarize_values,
 )
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +65,7 @@ PICTURE_INCHES = (9.6, 3.5)
 FEWEST_BARS = 8  # a histogram with fewer bars has bars as narrow as one with this number
 README = "README.md"
 LARGEST_EXAMPLE_COUNT = 5  # number of members that the examples load, if the collection has so many
-# The architectures and images of the package; importing them takes torch.
-ARCHITECTURE_NAMES = ("convnet", "mlp", "optunet", "resnet18", "resnet20-frn-silu", "resnet8")
+# The images of the package; importing them takes torch.
 IMAGE_SETS = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "photos", "svhn", "tiny-imagenet")
 _TEMPLATE_FOLDER = Path(__file__).parents[1] / "cards"
 _REPO = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
@@ -129,6 +130,11 @@ def card_files(
         if png_bytes is not None:
             file_contents[picture_path(name)] = png_bytes
     return file_contents
+
+
+def can_draw() -> bool:
+    """Return whether pictures can be drawn: the core of the package is installed without matplotlib."""
+    return find_spec("matplotlib") is not None
 
 
 def picture_path(collection: str) -> str:
@@ -350,7 +356,7 @@ def loading_texts(example_section: Section, repo: str, revision: str | None) -> 
         "address": f"hf://datasets/{repo}{f'@{revision}' if revision else ''}",
         "n": str(min(LARGEST_EXAMPLE_COUNT, example_section.member_count)),
         "test_set": markdown_code(image_set) if has_accuracy and image_set in IMAGE_SETS else "",
-        "own_net": "" if architecture in ARCHITECTURE_NAMES else markdown_code(architecture),
+        "own_net": "" if architecture in ARCHITECTURES else markdown_code(architecture),
         "own_images": "" if image_set in IMAGE_SETS else markdown_code(image_set),
         "table_arguments": ", ".join(table_arguments),
         "file_arguments": ", ".join(file_arguments) if first_shard else "",
@@ -432,7 +438,7 @@ def collection_texts(section: Section) -> dict[str, Markup]:
     texts = {
         "heading": f"`{section.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {section.name}",
-        "picture": picture_path(section.name) if has_accuracy else "",
+        "picture": picture_path(section.name) if has_accuracy and can_draw() else "",
         "members": _members_sentence(section),
         "stored": _network_and_storage_sentences(section),
         "place": _place_sentence(section),
@@ -644,7 +650,8 @@ def _predictions_sentence(section: Section) -> str:
 
 
 def picture(collection: str, rows: pa.Table, description: Description) -> bytes | None:
-    """Draw the distributions of a collection's test accuracy and NLL; return a PNG, None where no accuracy is known.
+    """Draw the distributions of a collection's test accuracy and NLL; return a PNG, or None if no accuracy is known or
+    matplotlib is not installed.
 
     Args:
         collection: name of the collection.
@@ -652,7 +659,7 @@ def picture(collection: str, rows: pa.Table, description: Description) -> bytes 
         description: description of the collection.
     """
     section = Section(collection, description, rows)
-    if not section.finite_values("test_accuracy"):
+    if not section.finite_values("test_accuracy") or not can_draw():
         return None
     return png_bytes(lambda: draw_histograms(section), f"{collection}: test figures of its members")
 

@@ -14,10 +14,13 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
+from checkpoints_zoo.publishing.byte_checks import Verification
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.source import Source, open_source
 
@@ -255,7 +258,8 @@ def _unpublished_files(
 
 def hash_files(disk_path_of_repo_path: Mapping[str, Path]) -> list[File]:
     """Hash files on disk, passed as path in the repo -> path on disk; return the files for the repo."""
-    return [File.of(repo_path, path) for repo_path, path in disk_path_of_repo_path.items()]
+    paths = progress(disk_path_of_repo_path.items(), len(disk_path_of_repo_path), "hashes", "files")
+    return [File.of(repo_path, path) for repo_path, path in paths]
 
 
 def check_ranges(folder: Folder) -> None:
@@ -319,7 +323,8 @@ def check(folder: Folder, say: Say, check_finite: bool) -> None:
         say(f"{collection.name}: checking {len(positions):,} members' bytes …")
         locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)
-        for position, location in zip(positions, locations, strict=True):
+        located = zip(positions, locations, strict=True)
+        for position, location in progress(located, len(positions), f"{collection.name}: checking"):
             problems += _member_problems(
                 collection.name, location, expected_hashes[position], check_finite and is_ok[position]
             )
@@ -390,8 +395,7 @@ def measure_accuracies(folder: Folder, sample: int, say: Say) -> list[Problem]:
         say: function that is called with a line of text for each collection, also if its network can't be built.
     """
     from checkpoints_zoo.collection.collection import load
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
-    from checkpoints_zoo.publishing.verification import Verification, measure_again, verify
+    from checkpoints_zoo.publishing.verification import measure_again, verify
 
     problems: list[Problem] = []
     for collection in folder.collections:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
+from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError, explain_missing_packages
 from checkpoints_zoo.formats.text import first_few, whole_number
 from checkpoints_zoo.predictions.prediction_sets import MANIFEST_FILE
 from checkpoints_zoo.publishing import cards
@@ -191,6 +191,9 @@ def publish(
     """
     remote = parse_repo(repo)
     _check_arguments(tag, create_pr, sample)
+    if sample and not dry_run:
+        with explain_missing_packages("publish", "or give sample=0 (--sample 0), which measures no accuracy again"):
+            import torch  # noqa: F401 - found out before anything is uploaded
     (check_online if dry_run and not create_pr else check_login)(remote.label)
     local_folder = read_folder(folder)
     check_ranges(local_folder)
@@ -237,6 +240,10 @@ def publish(
         return replace(plan, to_come=skipped_checks(local_folder, sample))
     if sample:
         raise_problems(local_folder.source.display_name, measure_accuracies(local_folder, sample, say))
+    else:
+        say("not checked: the test accuracies, since the sample is 0")
+    if not cards.can_draw():
+        say("the card has no pictures, since matplotlib is not installed")
     say(plan.summary())
     return _carry_out(remote, plan, local_folder, tag_exists, say)
 

@@ -3,33 +3,19 @@ states."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
-from checkpoints_zoo.collection.joining import JoinedSource
-from checkpoints_zoo.errors import (
-    AccessError,
-    DamagedError,
-    FormatError,
-    LayoutError,
-    NetworkError,
-    SelectionError,
-    SourceNotFound,
-    StorageError,
-    UsageError,
-    ZooError,
-)
+from checkpoints_zoo.errors import UsageError, ZooError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.formats.selection import format_ids
-from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
-from checkpoints_zoo.formats.text import count_with_noun, first_few
+from checkpoints_zoo.formats.shard_files import Problem
+from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.predictions import prediction_sets
+from checkpoints_zoo.publishing.byte_checks import Verification, check_stored_members, check_stored_predictions
+from checkpoints_zoo.sources.source import SelectedMembers
 
 # Largest number of images whose predicted class may differ, since rounding differs between processors.
 LARGEST_DIFFERING_IMAGE_COUNT = 2
@@ -37,11 +23,6 @@ LARGEST_DIFFERING_IMAGE_COUNT = 2
 # members that compute in float16, or from rescaled weights, change it more.
 LOGITS_TOLERANCE = 2**-7
 KEY_COLUMNS = ("member", "epoch")
-# Errors whose cause is the network or this machine.
-CONNECTION_ERRORS = (NetworkError, AccessError, StorageError)
-FETCHED_TOGETHER_COUNT = 256  # members that are fetched together
-# Errors whose cause is a member's bytes or rows.
-MEMBER_ERRORS = (DamagedError, FormatError, LayoutError, SelectionError, SourceNotFound)
 
 
 def verify(members: Collection, sample: int = 8, data: ImageInput | None = None) -> list[Problem]:
@@ -77,49 +58,6 @@ def verify(members: Collection, sample: int = 8, data: ImageInput | None = None)
     return verification.problems
 
 
-@dataclass
-class Verification:
-    """The problems that a check of members found, the number of checked members, and the checks that were impossible.
-
-    Args:
-        collection: name of the collection.
-        members: number of members selected for the check.
-        nbytes: total size of the selected members in bytes.
-        read: number of members whose bytes and values were read.
-        hashed: number of members whose hash was compared with the hash in their row.
-        measured: number of members whose accuracy was measured again.
-        problems: differences from the manifest.
-        impossible: name of a check that could not be made, with the reason -> number of members.
-        error: first error by which members could not be read; None if all members were read.
-    """
-
-    collection: str
-    members: int
-    nbytes: int
-    read: int = 0
-    hashed: int = 0
-    measured: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    impossible: Counter[str] = field(default_factory=Counter)
-    error: ZooError | None = None
-
-    def lines(self) -> list[str]:
-        """Return lines of text: the number of members for each check, and for each check that was impossible."""
-        of_all_text = f"of {self.members:,}"
-        check_texts = [
-            f"bytes and values {self.read:,} {of_all_text}",
-            f"hash {self.hashed:,} {of_all_text}",
-            f"accuracy {self.measured:,} {of_all_text}",
-        ]
-        unchecked_texts = [
-            f"not checked: {check}: {count_with_noun(count, 'member')}" for check, count in self.impossible.items()
-        ]
-        return [
-            f"{self.collection}: checked {', '.join(check_texts)}",
-            *(f"{self.collection}: {unchecked_text}" for unchecked_text in unchecked_texts),
-        ]
-
-
 def check_members(members: Collection, sample: int = 8, data: ImageInput | None = None) -> Verification:
     """Check members as `verify` does; return the problems and the numbers of checked members.
 
@@ -131,47 +69,9 @@ def check_members(members: Collection, sample: int = 8, data: ImageInput | None 
     Raises:
         UsageError, FormatError, DamagedError: for the same reasons as in `verify`.
     """
-    if not isinstance(members.source, JoinedSource):
-        members.source.read_collection(members.name)  # This checks all rows of a large manifest.
-    result, intact_positions = Verification(members.name, len(members), members.nbytes), []
     custom_data = None if data is None else _match_claims(members, images.of(data))
-    claimed_hashes = members.rows.column("sha256").to_pylist()
-    actual_hashes: list[str | None] = [None] * len(members)
-    problems_with_position: list[tuple[int, Problem]] = []
-    positions_of_error_text: dict[str, list[int]] = {}
-    for position, location in enumerate(_locate_in_groups(members) if len(members) else ()):
-        try:
-            if isinstance(location, ZooError):
-                raise location
-            member_problems, actual_hashes[position] = check_bytes(location, claimed_hashes[position])
-        except MEMBER_ERRORS as error:
-            positions_of_error_text.setdefault(str(error), []).append(position)
-            continue
-        except CONNECTION_ERRORS as error:
-            result.error = result.error or error
-            result.impossible["bytes, since they could not be fetched"] += 1
-            continue
-        result.read += 1
-        result.hashed += claimed_hashes[position] is not None
-        if claimed_hashes[position] is None:
-            result.impossible["hash, since the rows have none"] += 1
-        problems_with_position += [
-            (position, Problem(members.name, members.ids[position], kind, text)) for kind, text in member_problems
-        ]
-        if not member_problems:
-            intact_positions.append(position)
-    for text, positions in positions_of_error_text.items():  # one problem per file, with all its members
-        faulty_ids = sorted({members.ids[position] for position in positions})
-        members_text = (
-            "" if len(faulty_ids) == 1 else f"members {format_ids([(member, None) for member in faulty_ids])}: "
-        )
-        problem = Problem(members.name, None if members_text else faulty_ids[0], "bytes", f"{members_text}{text}")
-        problems_with_position.append((positions[0], problem))
-    result.problems += [problem for _, problem in sorted(problems_with_position, key=itemgetter(0))]
-    hash_of_each_member = [
-        actual_hash or claimed_hash for actual_hash, claimed_hash in zip(actual_hashes, claimed_hashes, strict=True)
-    ]
-    result.problems += find_duplicates([(members.name, members.rows, hash_of_each_member)])
+    selected = SelectedMembers(members.source, members._commit, members.description, members.rows)
+    result, intact_positions = check_stored_members(selected)
     measure_again(members, intact_positions, sample, result, custom_data)
     return result
 
@@ -214,45 +114,6 @@ def claimed_images(members: Collection, images_name: str) -> ImageData:
         )
     name, split = unknown_names[0].split("/")
     return replace(data, name=name, split=split)
-
-
-def _locate_in_groups(members: Collection) -> Iterator[Location | ZooError]:
-    """Fetch members in groups; yield the location of each member, or the error by which the member can't be read."""
-    for group_start in range(0, len(members), FETCHED_TOGETHER_COUNT):
-        group = members[group_start : group_start + FETCHED_TOGETHER_COUNT]
-        try:
-            yield from _locate(group)
-        except CONNECTION_ERRORS as error:
-            for _ in range(group_start, len(members)):
-                yield error
-            return
-
-
-def _locate(members: Collection, first_error: ZooError | None = None) -> Iterator[Location | ZooError]:
-    """Yield the location of each member, or the error by which the member can't be read.
-
-    Args:
-        members: members to locate; after an error each half of the members is tried alone, down to the members that
-            cause the error.
-        first_error: error that is yielded for each missing member in offline mode; None to use the first error that
-            occurs.
-    """
-    from huggingface_hub import is_offline_mode
-
-    try:
-        yield from members._locations()
-    except (*MEMBER_ERRORS, *CONNECTION_ERRORS) as error:
-        # In offline mode each half is searched at no cost; with a broken network each attempt would wait for a timeout.
-        if isinstance(error, CONNECTION_ERRORS):
-            if not is_offline_mode():
-                raise
-            first_error = first_error or error
-        half_count = len(members) // 2
-        if not half_count:
-            yield first_error if first_error is not None and isinstance(error, CONNECTION_ERRORS) else error
-        else:
-            yield from _locate(members[:half_count], first_error)
-            yield from _locate(members[half_count:], first_error)
 
 
 def measure_again(
@@ -343,10 +204,7 @@ def verify_predictions(members: Collection, name: str, sample: int = 8) -> list[
         SourceNotFound, FormatError: there is no such set, or it can't be read.
         NetworkError, AccessError, StorageError: the bytes can't be downloaded or stored.
     """
-    prediction_set = prediction_sets.read_set(members.source, members.name, name)
-    problems = prediction_sets.find_set_problems(
-        prediction_set, prediction_sets.weight_hashes(members.source.read_collection(members.name)[1])
-    )
+    prediction_set, problems = check_stored_predictions(members.source, members.name, name)
     facts, faulty_members = prediction_set.facts, {problem.member for problem in problems}
     row_position_of_key = {
         key: row_position

@@ -301,8 +301,14 @@ def delete_members(repo: str | None = None) -> int:
             freed_nbytes += member_nbytes
         delete_stale(repo_folder)
         for path in (*(repo_folder / "unpacked").glob("*.tar"), *(repo_folder / "parts").glob("*.*")):
-            freed_nbytes += path.stat().st_size
+            freed_nbytes += _nbytes_on_disk(path)
             path.unlink(missing_ok=True)
         for subfolder_name in ("files", "folders", "indexes", "records"):
             shutil.rmtree(repo_folder / subfolder_name, ignore_errors=True)
     return freed_nbytes
+
+
+def _nbytes_on_disk(path: Path) -> int:
+    """Return the number of bytes that a file takes on disk: a sparse file takes less than its size."""
+    status = path.stat()
+    return min(status.st_size, 512 * status.st_blocks) if hasattr(status, "st_blocks") else status.st_size

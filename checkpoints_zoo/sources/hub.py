@@ -39,7 +39,7 @@ from checkpoints_zoo.errors import (
     UsageError,
     ZooError,
 )
-from checkpoints_zoo.formats import disk, manifest
+from checkpoints_zoo.formats import disk, limits, manifest
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
@@ -535,7 +535,7 @@ def _limited_progress_bar(repo_path: str, subject: str) -> type[Any]:
 
         def _check(self, received_nbytes: int) -> None:
             if repo_path.startswith(("manifests/", "predictions/")):
-                manifest.check_size(received_nbytes, repo_path, subject)
+                limits.check_size(received_nbytes, repo_path, subject)
 
     return BoundedBar
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from checkpoints_zoo.errors import DamagedError, NetworkError
-from checkpoints_zoo.formats import disk, manifest
+from checkpoints_zoo.formats import disk, limits
 from checkpoints_zoo.sources import cache, fetching, hub
 from checkpoints_zoo.sources.hub import Repo
 
@@ -60,7 +60,7 @@ class PartialFile:
             record = remote.etag, remote.size
             cache.write_file_record(cache.writable_folder(repo.id), repo.commit, repo_path, *record)
         etag, size = record
-        manifest.check_size(size, repo_path, f"file {repo_path} of {repo.label}")
+        limits.check_size(size, repo_path, f"file {repo_path} of {repo.label}")
         return None if size < hub.LARGE_NBYTES else cls(repo, repo_path, etag, size, cache.writable_folder(repo.id))
 
     @property

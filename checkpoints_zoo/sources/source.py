@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -766,7 +767,7 @@ def _open_folder_or_repo(source: str | Path) -> FolderSource | HubSource:
     if address_or_path.startswith(hub.ADDRESS_SCHEME):
         return HubSource.of(hub.resolve_address(address_or_path))
     if address_or_path.startswith("file:///"):
-        address_or_path = os.fsdecode(unquote_to_bytes(urlsplit(address_or_path).path))
+        address_or_path = unquote(urlsplit(address_or_path).path, sys.getfilesystemencoding(), "surrogateescape")
     elif "://" in address_or_path:
         raise SourceNotFound(
             f"source {address_or_path}",

@@ -32,7 +32,7 @@ def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[st
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
+        params: parameters, name -> `(*shape)`, or `(member, *shape)` if stacked; names may be missing.
         permutations: group -> permutation, int64 (unit) for all members, or (member, unit): new unit u is the former
             unit permutation[u]. The units of all other groups keep their order.
 
@@ -62,7 +62,7 @@ def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Ten
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
+        params: parameters, name -> `(*shape)`, or `(member, *shape)` if stacked; names may be missing.
         scales: name of a scale -> positive factors (value) for all members, or (member, value). All other scales are 1.
 
     Raises:
@@ -79,7 +79,7 @@ def flip(table: Table, params: Mapping[str, Tensor], signs: Mapping[str, Tensor]
 
     Args:
         table: the network's symmetry table.
-        params: parameters, name -> (*shape), or (member, *shape) if stacked; names may be missing.
+        params: parameters, name -> `(*shape)`, or `(member, *shape)` if stacked; names may be missing.
         signs: name of a sign -> factors 1 or -1, (value) for all members, or (member, value). All other signs are 1.
 
     Raises:

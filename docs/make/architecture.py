@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 from docs.make.marks import fill
-from docs.make.rooms import PACKAGE, ROOT, order, rooms
+from docs.make.rooms import PACKAGE, ROOT, order, room_table
 from docs.make.ways import WAYS, traced
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -18,9 +18,9 @@ def page() -> str:
     parts = {name: table(traced(way)) for name, way in WAYS.items()}
     try:
         order((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    except LookupError:  # without the contract the picture stays as it is
+    except LookupError:  # without the contract the table stays as it is
         return fill(written, parts)
-    return fill(written, {"rooms": rooms(), **parts})
+    return fill(written, {"rooms": room_table(), **parts})
 
 
 def table(files: Mapping[str, str]) -> str:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from docs.make import alignment, architecture, cli, columns, compact, comparison, data, faults, gpu, symmetries
+from docs.make import (
+    alignment,
+    architecture,
+    cli,
+    columns,
+    compact,
+    comparison,
+    data,
+    faults,
+    formats,
+    gpu,
+    pictures,
+    rooms,
+    symmetries,
+    tutorials,
+)
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/alignment.md": alignment.page,
@@ -14,11 +29,15 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/comparison.md": comparison.page,
     "docs/data.md": data.page,
     "docs/faults.md": faults.page,
+    "docs/formats.md": formats.page,
     "docs/gpu.md": gpu.page,
+    "docs/rooms.svg": rooms.draw_rooms,
     "docs/symmetries.md": symmetries.page,
     "manifests/README.md": columns.page,
 }
 MEASURED: dict[str, Callable[[], None]] = {
     "alignment": alignment.measure_collections,
     "compact": compact.measure_anew,
+    "pictures": pictures.draw_pictures,
+    "tutorials": tutorials.write_notebooks,
 }

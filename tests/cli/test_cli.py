@@ -13,7 +13,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import COMMANDS, Output, main
 from checkpoints_zoo.formats import catalog
 from docs.make import cli
-from tests.support.commands import ROOT, catalog_of, run, two_collections, values
+from tests.support.commands import ROOT, catalog_of, process, run, two_collections, values
 from tests.support.scenarios import Built, build
 
 
@@ -171,3 +171,20 @@ def test_the_reference_is_up_to_date() -> None:
 def test_json_holds_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     Output("json").data({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": "x"}
+
+
+def test_no_command_colours_what_it_prints() -> None:
+    """So NO_COLOR (no-color.org) is respected; the commands are told here that the terminal has colours."""
+    for words in (["--help"], ["list"], ["show", "convnet-digits"], ["show", "nothing"], ["show", "--nothing"]):
+        done = process(
+            *words, environment={"NO_COLOR": "1", "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TERM": "xterm"}
+        )
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_show_prints_an_entry_for_bibtex() -> None:
+    result = run("show", "convnet-digits", "-n", "2", "--bibtex")
+    assert result.stdout == zoo.load("convnet-digits", n=2).bibtex + "\n"
+    assert values(run("show", "convnet-digits", "-n", "2", "--bibtex", "--format", "json")) == {
+        "bibtex": zoo.load("convnet-digits", n=2).bibtex
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,11 +12,12 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.populations.mass import along_training, last_snapshot_positions, select_masses
 from checkpoints_zoo.symmetry.canonical.mass import MinimalMass
 from checkpoints_zoo.training.recipes import RECIPES
 from tests.hub import Hub
-from tests.support.commands import run, values
+from tests.support.commands import process, run, values
 from tests.support.remote import ADDRESS, SHARDS, published
 from tests.support.scenarios import build
 from tests.support.snapshots import make
@@ -213,3 +215,25 @@ def test_a_whole_collection_is_not_fetched_for_its_mass(hub: Hub) -> None:
     assert not [r for r in hub.log if SHARDS in r.path]
     assert "Mass of 2 members" in run(*arguments, "-n", "2").stdout
     assert "Mass of 20 members" in run(*arguments, "--mass").stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18-cifar10", "resnet18-cifar100", "resnet18-tiny-imagenet", "optunet-mnist", "resnet20-frn-silu-cifar10"],
+)
+def test_the_catalog_alone_knows_the_network_of_members_in_archives(name: str) -> None:
+    """The client is offline here; the bytes of a member are two for each value."""
+    table, listing = zoo.symmetries(name), catalog.collections()[name]
+    assert 2 * sum(math.prod(axes.shape) for axes in table.tensors.values()) == listing.bytes / listing.members
+
+
+def test_symmetries_of_members_in_archives_ask_no_hub() -> None:
+    closed = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = process("symmetries", "resnet18-cifar100", environment=closed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Symmetries of resnet18-cifar100\n")
+    assert done.stderr == (
+        "resnet18-cifar100: no masses, since 9,216 members, 207 GB, would be fetched; give -n N or --mass for them\n"
+    )
+    refused = process("symmetries", "resnet18-cifar100", "-n", "1", environment=closed | {"HF_HUB_OFFLINE": "1"})
+    assert (refused.returncode, "Traceback" in refused.stderr) == (5, False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +165,31 @@ def test_names_that_are_private_now_warn_for_one_version(members: Collection) ->
             assert getattr(members, name) == now
     with pytest.raises(AttributeError, match=r"^'Collection' object has no attribute 'weights'$"):
         members.weights  # noqa: B018
+
+
+def test_numpy_takes_stacked_weights_without_a_copy(members: Collection) -> None:
+    stacked = members.stack(dtype=torch.float32)
+    arrays = {name: np.from_dlpack(tensor) for name, tensor in stacked.items()}
+    for name, array in arrays.items():
+        assert array.tolist() == stacked[name].tolist()
+        assert not array.size or array.ctypes.data == stacked[name].data_ptr()
+
+
+def test_a_notebook_shows_text_of_a_source_as_text(tmp_path: Path) -> None:
+    built = five(tmp_path, "convnet")
+    path = built.manifest.with_suffix(".json")
+    description = json.loads(path.read_text())
+    description |= {"licence": "<b>mine</b>", "title": "Mine {and} 5 % of_yours\n", "citation": "A & B"}
+    path.write_text(json.dumps(description))
+    members = load(built)[1:4]
+    assert members._repr_html_() == (
+        "<pre>Collection(&#x27;tiny&#x27;, 3 members, convnet on digits, from "
+        f"{tmp_path})\nmembers  1-3\nbytes    {members.nbytes / 1000:.4g} kB\nclasses  0, 1, 2, 3, 4, 5 and 4 more\n"
+        "licence  &lt;b&gt;mine&lt;/b&gt;</pre>"
+    )
+    cited = members.citation.replace("#", r"\#").replace("~", r"\textasciitilde{}").replace("_", r"\_")
+    assert members.bibtex == (
+        "@misc{tiny,\n  title = {Mine and 5 \\% of\\_yours},\n"
+        f"  howpublished = {{Trained networks, loaded by checkpoints\\_zoo from {cited}}},\n"
+        "  note = {A \\& B},\n}"
+    )

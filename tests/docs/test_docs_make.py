@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -47,6 +48,12 @@ def test_a_page_that_nobody_makes(pages: Path, capsys: pytest.CaptureFixture[str
 
 def test_every_made_page_is_there() -> None:
     assert all((make.ROOT / path).is_file() for path in make.PAGES)
+
+
+def test_the_picture_of_the_rooms_is_up_to_date() -> None:
+    written = architecture.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- rooms -->\n{rooms.room_table()}\n<!-- end of rooms -->" in written
+    assert architecture.PAGE.with_name("rooms.svg").read_text(encoding="utf-8") == rooms.draw_rooms(), "run `docs.make`"
 
 
 def test_parts_stand_between_marks() -> None:
@@ -134,9 +141,12 @@ def test_the_picture_leaves_out_implied_arrows(tmp_path: Path) -> None:
     layers = rooms.order(PROJECT)
     arrows = rooms.imports(tmp_path, layers)
     assert arrows == {"errors": set(), "images": {"errors"}, "symmetry": set(), "cli": {"errors", "images"}}
-    drawn = rooms.picture(layers, rooms.reduced(arrows)).splitlines()
-    assert drawn[2:6] == ["    cli[cli]", "    images[images]", "    symmetry[symmetry]", "    errors[errors]"]
-    assert drawn[6:] == ["    cli --> images", "    images --> errors", "```"]
+    drawn = rooms.picture(layers, rooms.reduced(arrows))
+    boxes = ElementTree.fromstring(drawn).iterfind("{*}text")
+    places = {box.text: (box.get("x"), int(box.get("y", ""))) for box in boxes}
+    assert places["errors"][1] > places["images"][1] > places["cli"][1]
+    assert places["symmetry"][1] == places["errors"][1]  # it imports nothing
+    assert drawn.count('class="arrow"') == 2  # from cli to images, from images to errors
     assert rooms.says(tmp_path, "errors") == "The errors."
     assert rooms.says(tmp_path, "images") == "Image data, by name."
 

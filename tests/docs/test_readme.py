@@ -1,4 +1,4 @@
-"""The README cannot go stale: its tour runs, the commands it names exist, the demo's command is the one that works."""
+"""README.md and the pages that begin the docs cannot go stale: their code runs, and the commands they name exist."""
 
 from __future__ import annotations
 
@@ -9,27 +9,40 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, START, ARCHIVES = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/start.md", "docs/archives.md")
+)
+PAGES = {"README.md": README, **{f"docs/{page.name}": page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md")}}
+NUMBER = re.compile(r"\d+\.\d+")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
+def test_the_eight_lines_print_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+    [code], [output] = blocks(README, "python"), blocks(README, "text")
+    assert len([line for line in code.splitlines() if line and not line.startswith(("import", "print"))]) <= 8
+    scope: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert tuple(scope["logits"].shape) == (32, 540, 10)  # type: ignore[attr-defined]
+    printed = capsys.readouterr().out
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", output)
+    numbers = [[float(x) for x in NUMBER.findall(text)] for text in (printed, output)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.01)
 
 
 @pytest.mark.slow
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tour, uncertainty, symmetries, archives = blocks("python")
-    assert (
-        'zoo.load("resnet18-cifar100", n=3, source="Checkpoints/")' in archives
-    )  # tests/sources/test_archived_collections.py runs these
-    assert 12 <= len([line for line in tour.splitlines() if line.strip()]) <= 20
+    tour, *more = blocks(START, "python")
+    assert len(more) == 2
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    exec(compile(tour, "README.md", "exec"), scope)
+    exec(compile(tour, "start.md", "exec"), scope)
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     assert tuple(scope["logits"].shape) == (16, 540, 10)  # type: ignore[attr-defined]
-    for more in (uncertainty, symmetries):
-        exec(compile(more, "README.md", "exec"), scope)
+    for code in more:
+        exec(compile(code, "start.md", "exec"), scope)
 
 
 @pytest.mark.slow
@@ -38,7 +51,9 @@ def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     from checkpoints_zoo.cli.main import main
 
-    lines = [line.split("#")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    lines = [
+        line.split("#")[0].strip() for page in (START, ARCHIVES) for line in "".join(blocks(page, "bash")).splitlines()
+    ]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli")]
     shown = {"show", "evaluate", "verify", "import", "report", "symmetries", "align", "compare"}
     training = {"recipes", "train", "train-merge"}
@@ -46,19 +61,27 @@ def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     for command in commands:
         # These take hours, or need what the line before them makes, or upstream's archives.
-        if command[0] == "train" or {"out/", "index/"} & set(command):
+        if command[0] in ("train", "import") or "out/" in command:
             continue
         # Fitting all methods takes a quarter of an hour.
         result = CliRunner().invoke(main, [*command, *(["--dry-run"] if command[0] == "compare" else [])])
         assert result.exit_code == 0, result.output
 
 
-def test_the_two_commands_come_first() -> None:
-    first = blocks("bash")[0]
+def test_the_archives_code_is_run_elsewhere() -> None:
+    """tests/sources/test_archived_collections.py loads from an archive on the Hub and from a folder of archives."""
+    [code] = blocks(ARCHIVES, "python")
+    assert 'zoo.load("resnet18-cifar100", n=3, source="Checkpoints/")' in code
+
+
+def test_the_readme_is_short_and_its_two_commands_come_first() -> None:
+    assert len(README.splitlines()) <= 120
+    first = blocks(README, "bash")[0]
     assert "pip install uv && uv run --no-dev zoo-cli demo" in first
     assert "uv run pytest" in first
 
 
-def test_linked_files_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).is_file(), target
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
+        assert (ROOT / name).parent.joinpath(target).exists(), target

@@ -170,6 +170,8 @@ def test_predict_is_the_mean_of_probabilities(members: zoo.Collection, digits: T
     with torch.no_grad():
         wanted = torch.stack([m.model()(digits).double().softmax(1) for m in members]).mean(0)
     assert (ens.predict(digits) - wanted).abs().max() <= 1e-6
+    assert torch.equal(ens.predict_proba(digits), ens.predict(digits))
+    assert ens._repr_html_() == "<pre>Ensemble(5 × ResNet8, torch.float32, cpu)</pre>"
     half = members.ensemble(dtype=torch.bfloat16).predict(digits.bfloat16())
     assert half.dtype == torch.float32
     assert (half - wanted).abs().max() <= 0.05

@@ -17,6 +17,7 @@ KINDS = {
     "SourceNotFound": FileNotFoundError,
     "SelectionError": ValueError,
     "UsageError": ValueError,
+    "MissingPackage": (ValueError, ModuleNotFoundError),
     "SymmetryError": ValueError,
     "FormatError": ValueError,
     "DamagedError": ValueError,

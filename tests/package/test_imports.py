@@ -150,3 +150,19 @@ def test_download_imports_no_torch(tmp_path: Path) -> None:
     done = run_python(RUN_COMMAND, "download", "convnet-digits", "--members", "0-1", "--dest", str(tmp_path / "copy"))
     assert done["exit"] == 0
     assert "torch" not in done["loaded"]  # type: ignore[operator]  # pandas is imported by pyarrow itself
+
+
+LIST_CATALOG = """
+import json, sys
+from checkpoints_zoo.cli.main import main
+try:
+    main(["list"])
+except SystemExit as stop:
+    print()
+    print(json.dumps({"exit": stop.code or 0, "loaded": sorted({"pyarrow", "duckdb", "ssl"} & set(sys.modules))}))
+"""
+
+
+def test_the_catalog_is_listed_without_what_reads_manifests() -> None:
+    """`zoo-cli list` takes hardly more time than the imports of click and pyarrow alone."""
+    assert run_python(LIST_CATALOG) == {"exit": 0, "loaded": []}

@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.hub import Hub
+from tests.support.core_commands import check_core
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "checkpoints_zoo"
 LINKS = ("cards", "manifests")
@@ -139,30 +142,46 @@ def test_the_wheels_of_both_roads_hold_the_same_bytes(built: dict[str, Path]) ->
     }
 
 
-@pytest.fixture(scope="module")
-def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into an environment that has what its metadata requires, and no more; return its `zoo-cli`.
+def install(wheel: Path, extras: str, folder: Path) -> tuple[Path, set[str]]:
+    """Install the wheel into an environment that has what its metadata requires, and no more; return the environment's
+    Python and the names of the packages that are required.
 
     What it requires is linked from this environment: copies would be compiled anew, which takes a minute.
     """
-    folder, wheel = tmp_path_factory.mktemp("installed"), built["wheel from the sdist"]
     # The versions already here: nothing new is fetched. Without local parts (+cpu), which no registry has.
     here = {found.name: found.version.partition("+")[0] for found in metadata.distributions()}
     (folder / "constraints.txt").write_text("".join(f"{name}=={version}\n" for name, version in here.items()))
-    (folder / "wheel.txt").write_text(f"{PACKAGE} @ {wheel.as_uri()}\n")
+    (folder / "wheel.txt").write_text(f"{PACKAGE}{extras} @ {wheel.as_uri()}\n")
     python = new_environment(folder / "environment")
     asked = ("pip", "compile", "--quiet", "--python", python, "--no-annotate", "--no-header")
     resolved = uv(*asked, "--constraints", "constraints.txt", "wheel.txt", cwd=folder)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    required = [line.partition("==")[0] for line in resolved.splitlines() if "==" in line]
-    assert {"torch", "timm", "duckdb"} <= set(required)
+    required = {line.partition("==")[0] for line in resolved.splitlines() if "==" in line}
     for distribution in map(metadata.distribution, required):
         tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
         for top in tops:
             if not (site / top).exists():  # two packages may share a folder
                 (site / top).symlink_to(distribution.locate_file(top))
     uv("pip", "install", "--no-deps", "--python", python, wheel, cwd=folder)
+    return python, required
+
+
+@pytest.fixture(scope="module")
+def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel with torch; return its `zoo-cli`."""
+    python, required = install(built["wheel from the sdist"], "[torch]", tmp_path_factory.mktemp("installed"))
+    assert {"torch", "timm", "duckdb"} <= required
     return python.with_name("zoo-cli")
+
+
+@pytest.mark.slow
+def test_the_wheel_without_extras_does_the_cores_part(
+    built: dict[str, Path], hub: Hub, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The packages are counted without the wheel itself; docs/install.md states their number and size."""
+    python, required = install(built["wheel from the sdist"], "", tmp_path_factory.mktemp("core"))
+    assert len(required) <= 25, sorted(required)
+    check_core(python, "", hub, tmp_path)
 
 
 @pytest.mark.slow

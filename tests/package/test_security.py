@@ -24,7 +24,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, UsageError, ZooError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import limits, manifest
 from checkpoints_zoo.sources import fetching
 from checkpoints_zoo.sources import source as source_module
 from checkpoints_zoo.sources.archives import indexing
@@ -351,7 +351,7 @@ def test_a_huge_file_is_not_fetched(suffix: str, most: int, hub: Hub, tmp_path: 
 def test_a_file_that_turns_out_larger_than_announced(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "source")
     hub.commit(REPO, {p.relative_to(built.root).as_posix(): p for p in built.root.rglob("*.*") if p.is_file()})
-    monkeypatch.setitem(manifest.LARGEST_FILE_NBYTES, ".json", 4000)
+    monkeypatch.setitem(limits.LARGEST_FILE_NBYTES, ".json", 4000)
     hub.faults.add("tiny.json", method="GET", body=b" " * 10**6, times=9, headers={"content-length": None})
     with pytest.raises(FormatError, match="expected at most 4,000 bytes"):
         zoo.load("tiny", source=ADDRESS)
@@ -365,7 +365,7 @@ def test_a_huge_file_is_not_fetched_from_xet(hub_xet: Hub, tmp_path: Path, monke
     api.create_repo(REPO, repo_type="dataset")
     api.upload_folder(repo_id=REPO, repo_type="dataset", folder_path=built.root)
     assert hub_xet.files(REPO)["manifests/tiny.parquet"].xet
-    monkeypatch.setitem(manifest.LARGEST_FILE_NBYTES, ".parquet", 1000)
+    monkeypatch.setitem(limits.LARGEST_FILE_NBYTES, ".parquet", 1000)
     with pytest.raises(FormatError, match=r"file manifests/tiny.parquet of .*: expected at most 1,000 bytes"):
         zoo.load("tiny", source=ADDRESS)
 

@@ -22,7 +22,8 @@ from checkpoints_zoo.populations.kernels import (
     choose_kernels,
     draw_permutations,
     measure_distances,
-    permutation_test,
+    p_value_of_largest,
+    permuted_mmd2,
     tensors_by_layer,
     unbiased_mmd2,
 )
@@ -157,10 +158,12 @@ def p_values(shift: float, draws: int, members: tuple[int, int] = (6, 9), permut
         groups, place = {"w": ["w"]}, torch.device("cpu")
         distances = measure_distances(lambda start, t=together: [] if start else [t], sum(members), groups, place)["w"]
         found.append(
-            permutation_test(
-                distances,
-                choose_kernels(distances, members[0], "pooled", None),
-                draw_permutations(*members, permutations, seed),
+            p_value_of_largest(
+                permuted_mmd2(
+                    distances,
+                    choose_kernels(distances, members[0], "pooled", None),
+                    draw_permutations(*members, permutations, seed),
+                )
             )
         )
     return found

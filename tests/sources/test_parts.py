@@ -180,7 +180,7 @@ def test_verification_reads_the_whole_manifest(remote: Hub, built: Built) -> Non
 
 def test_deleting_the_cache_deletes_the_parts(remote: Hub, built: Built) -> None:
     from_hub(n=1)
-    assert cache.delete_members(REPO) > 0
+    assert 0 < cache.delete_members(REPO) < built.manifest.stat().st_size  # The file has holes.
     assert not [*cache.cache_folders(REPO)[0].glob("parts/*")]
     assert from_hub(n=2) == selected(built, n=2)
 

@@ -105,7 +105,7 @@ def test_a_source_that_is_none(tmp_path: Path, make: object, found: str) -> None
     assert digest_of(tmp_path) == before
 
 
-@pytest.mark.parametrize("source", ["~nobody-of-that-name/x", "x" * 5000, "\0", "file:///nothing/here", 5])
+@pytest.mark.parametrize("source", ["~nobody-of-that-name/x", "x" * 5000, "\0", "file:///none", "file:///a\ud800", 5])
 def test_sources_that_cannot_be(source: str) -> None:
     with pytest.raises(
         SourceNotFound, match=r"^source .*: expected a folder with manifests/NAME.parquet in it; found "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from checkpoints_zoo.populations.discrepancy import MMD, TensorGroups, compare_blocks
+from checkpoints_zoo.populations.discrepancy import MMD, Subset, TensorGroups, compare_subsets
 from checkpoints_zoo.populations.independent_units import Exchange
 from checkpoints_zoo.populations.kernels import BandwidthGrid, StackedTensors, tensor_groups_from_argument
 
@@ -32,4 +32,5 @@ def mmd_of_stacks(
 
     exchange = Exchange.of_units(range(counts[0]), range(counts[0], sum(counts)), seed)
     tensors = tensor_groups_from_argument(groups, names)
-    return compare_blocks(blocks, counts, exchange, tensors, ("", ""), permutations, grid, widths, device, seed)
+    subset = Subset(blocks, counts, exchange)
+    return compare_subsets([subset], tensors, ("", ""), permutations, grid, widths, device, seed)

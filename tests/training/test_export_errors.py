@@ -239,8 +239,8 @@ def test_help_starts_without_torch() -> None:
         assert done.stdout.startswith(f"Usage: zoo-cli {name} ")
 
 
-def test_the_readmes_lines_can_be_given() -> None:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+def test_the_lines_of_the_first_page_can_be_given() -> None:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "start.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [line.split("#")[0] for block in blocks for line in block.splitlines()]
     given = [shlex.split(line)[1:] for line in lines if line.startswith("zoo-cli ")]
     assert {"recipes", "train", "train-merge", "verify"} <= {name for name, *_ in given}

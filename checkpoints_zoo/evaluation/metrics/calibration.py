@@ -23,7 +23,7 @@ class Reliability(NamedTuple):
 def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) -> Tensor:
     """Compare top probability with accuracy in bins of equal width, and return the ECE, in [0, 1].
 
-    The ECE is the sum over bins of (share of inputs) * |accuracy - mean confidence|: Guo et al., On calibration of
+    The ECE is the sum over bins of `(share of inputs) * |accuracy - mean confidence|`: Guo et al., On calibration of
     modern neural networks (2017). The bins are the same as in `reliability`: a bin includes its lower edge, and the
     last bin also includes confidence 1, for which torchmetrics has one more bin.
 
@@ -59,10 +59,11 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool =
     """Compare top probability with accuracy in bins of equal mass, and return the error, in [0, 1].
 
     The inputs, sorted by confidence, are cut into `bins` runs of equal length (the first runs are longer by
-    one if the number of inputs is no multiple); the error is the sum over bins of (share of inputs) *
-    |accuracy - mean confidence|. Inputs of equal confidence share their mean accuracy, so that the order of
-    the inputs doesn't matter. The error equals torch-uncertainty's AdaptiveCalibrationError (norm l1), except that
-    empty bins are left out: torch-uncertainty returns NaN for fewer inputs than bins.
+    one if the number of inputs is no multiple); the error is the sum over bins of
+    `(share of inputs) * |accuracy - mean confidence|`. Inputs of equal confidence share their mean
+    accuracy, so that the order of the inputs doesn't matter. The error equals torch-uncertainty's
+    AdaptiveCalibrationError (norm l1), except that empty bins are left out: torch-uncertainty returns NaN for fewer
+    inputs than bins.
 
     Args:
         probs: (input, class) probabilities.
@@ -88,7 +89,7 @@ def ace(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
 
     For class c of C, sort the n inputs by p(c) and cut the sorted inputs into `bins` runs of equal length (the first
     runs are longer by one if n is no multiple of `bins`). Bin b has n_b inputs, the mean probability conf(c, b), and
-    the share acc(c, b) of labels that are c;
+    the share acc(c, b) of labels that are c::
 
         ACE = 1/C * sum over c and b of n_b/n * |acc(c, b) - conf(c, b)|
 

@@ -16,6 +16,7 @@ from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
 from checkpoints_zoo.interop.ingest.origin import FileFilter, Origin, Say, find_origin
 from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, plan_of_gzips, status_counts, survey_origin
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.source import FolderSource
 
@@ -188,7 +189,6 @@ def load_test_images(image_input: ImageInput, description: Description, build: B
     """
     from checkpoints_zoo import images
     from checkpoints_zoo.evaluation import arguments
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
     if build is None and description.architecture not in ARCHITECTURES:
         raise UsageError(

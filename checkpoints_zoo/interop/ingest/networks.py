@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader
 from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, RecognisedNetwork, unwrap_names
@@ -82,8 +83,6 @@ def make_recogniser(net: NetSpec, member_groups: Sequence[MemberGroup], build: B
 
 
 def _check_custom_name(net: NetSpec) -> None:
-    from checkpoints_zoo.networks.architectures import ARCHITECTURES
-
     if net.architecture is not None or net.arguments:
         raise UsageError(
             "net of the members", expected="an architecture of the package, or a name for your own net", found="both"

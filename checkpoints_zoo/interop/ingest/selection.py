@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.layout import Shape, is_counter
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
-from checkpoints_zoo.networks import modules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +44,8 @@ class NetTensors:
         """
         if net.architecture is None and build is None:
             return cls({}, {}, net.prefix)
+        from checkpoints_zoo.networks import modules
+
         make = build or (lambda: modules.build_architecture(str(net.architecture), **net.arguments))
         module = modules.build_module(make, "the members")
         shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}

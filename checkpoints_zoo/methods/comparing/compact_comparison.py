@@ -23,9 +23,8 @@ from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
 from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.formats.text import align_columns, whole_number
+from checkpoints_zoo.formats.text import align_columns, escape_latex, whole_number
 from checkpoints_zoo.images import ImageInput
-from checkpoints_zoo.methods.comparing.comparison import escape_latex
 from checkpoints_zoo.methods.comparing.draw_ensembles import ONE_MODE, DrawEnsemble, portable_citation
 from checkpoints_zoo.methods.comparing.draws import MethodFits, fit_all
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
@@ -350,7 +349,7 @@ def compact(
     Without `against` the Gaussians are compared with the ensemble of the members: a `Compact`. With `against`, draws
     of HMC, the members, the draws and the Gaussians fitted to both are compared with HMC, as in the table of Xiao, Liu
     and Bamler 2023: a `CompactComparison`. Members keep their stored running statistics; the running statistics of
-        every other network are estimated anew.
+    every other network are estimated anew.
 
     Args:
         members: two members or more, not aligned yet.

@@ -14,7 +14,7 @@ from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, chec
 from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
 from checkpoints_zoo.formats.printing import PrintedResult
-from checkpoints_zoo.formats.text import align_columns
+from checkpoints_zoo.formats.text import align_columns, escape_latex
 from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
@@ -30,10 +30,6 @@ REFERENCE = "reference"
 TABLE_SCALE = 100  # The tables show all figures times 100, as the paper does.
 MODE_TITLES = {"one": "one mode", "multi": "multi mode", "members": "members"}
 COLUMN_NAMES = {"aurc": "AURC"} | COLUMN_TITLES
-_LATEX_ESCAPES = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}  # fmt: skip
 
 PANEL_WIDTH, PANEL_HEIGHT = 2.9, 2.5  # Size of a panel in inches.
 FIGURES_PER_ROW = 2  # Number of figures in a row of panels; each figure has two panels, for MMD and for NS.
@@ -356,15 +352,6 @@ def _decimal_places(value: float) -> int:
 def _latex_value(estimate: Estimate | None) -> str:
     text = format_estimate(estimate)
     return "--" if text == "-" else "$" + text.replace("±", r" \pm ") + "$"
-
-
-def escape_latex(text: str) -> str:
-    """Return text with LaTeX's special characters escaped.
-
-    >>> escape_latex("a_b & 5 %")
-    'a\\\\_b \\\\& 5 \\\\%'
-    """
-    return "".join(_LATEX_ESCAPES.get(c, c) for c in text)
 
 
 def _row_title_cells(row: Row) -> dict[str, str]:

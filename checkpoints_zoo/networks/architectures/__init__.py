@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from checkpoints_zoo.networks.architectures.convnet import convnet
-from checkpoints_zoo.networks.architectures.mlp import mlp
-from checkpoints_zoo.networks.architectures.optunet import optunet
-from checkpoints_zoo.networks.architectures.resnet8 import resnet8
-from checkpoints_zoo.networks.architectures.resnet18 import resnet18
-from checkpoints_zoo.networks.architectures.resnet20 import resnet20_frn_silu
-
-ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
-    "convnet": convnet,
-    "resnet8": resnet8,
-    "resnet18": resnet18,
-    "resnet20-frn-silu": resnet20_frn_silu,
-    "optunet": optunet,
-    "mlp": mlp,
+# Architecture -> its file in this folder, and the function in the file that builds it.
+_PLACE_OF_NAME = {
+    "convnet": ("convnet", "convnet"),
+    "resnet8": ("resnet8", "resnet8"),
+    "resnet18": ("resnet18", "resnet18"),
+    "resnet20-frn-silu": ("resnet20", "resnet20_frn_silu"),
+    "optunet": ("optunet", "optunet"),
+    "mlp": ("mlp", "mlp"),
 }
+
+
+class _Architectures(Mapping[str, "Callable[..., nn.Module]"]):
+    """The architectures by name. Names are known without torch; a look-up imports the architecture's file."""
+
+    def __getitem__(self, name: str) -> Callable[..., nn.Module]:
+        file, function = _PLACE_OF_NAME[name]
+        build: Callable[..., nn.Module] = getattr(import_module(f"{__name__}.{file}"), function)
+        return build
+
+    def __contains__(self, name: object) -> bool:
+        return name in _PLACE_OF_NAME
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACE_OF_NAME)
+
+    def __len__(self) -> int:
+        return len(_PLACE_OF_NAME)
+
+
+ARCHITECTURES = _Architectures()

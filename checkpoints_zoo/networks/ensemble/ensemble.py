@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SmallerChunk, UsageError
+from checkpoints_zoo.formats.printing import html_text
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.networks import device as devices
 from checkpoints_zoo.networks import modules
@@ -134,6 +135,9 @@ class Ensemble(nn.Module):
         chunk_text = "" if self._stream is None else f", read {self._stream.chunk} at a time"
         return f"Ensemble({len(self)} × {kind}, {self.dtype}, {self.device}{chunk_text})"
 
+    def _repr_html_(self) -> str:
+        return html_text(repr(self))
+
     @property
     def stacked(self) -> StackedTensors:
         """The members' parameters and buffers, name -> (member, …).
@@ -185,6 +189,10 @@ class Ensemble(nn.Module):
         if total is None:
             raise UsageError("ensemble", expected="one member or more", found="none")
         return total / len(self)
+
+    def predict_proba(self, inputs: Tensor) -> Tensor:
+        """Return the same as `predict`, (batch, class), under the name that scikit-learn's classifiers give it."""
+        return self.predict(inputs)
 
     def flat(self, inputs: Tensor) -> Tensor:
         """Return the logits as one matrix (member·batch, class), first the rows of the first member, as

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.drawing import svg_element
+from checkpoints_zoo.formats.catalog import LONGEST_CITATION
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.publishing.html_report.definitions import TERMS
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Text = Sequence[str]  # pieces of text; a piece that is not `Markup` is escaped
 _PAGE_FOLDER = Path(__file__).parent
-LONGEST_CITATION = 2**20  # characters: a citation may name thousands of members one by one
 PAGE_SUFFIXES = (".html", ".htm")
 HALF_WIDTH_INCHES, THIRD_WIDTH_INCHES = (
     (4.4, 3.1),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import FormatError, UsageError
+from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture, check_module
 from checkpoints_zoo.sources.source import select_members
@@ -93,9 +94,16 @@ def _image_shape(collection: str, preprocessing: Mapping[str, Any]) -> tuple[int
 def _table_of_named_network(network_name: str) -> Table:
     if network_name in ARCHITECTURES:
         return _table_of_architecture(network_name, network_name, {}, IMAGE_SHAPES[network_name])
-    description = select_members(network_name).description
-    image_shape = _image_shape(network_name, description.preprocessing)
-    return _table_of_architecture(network_name, description.architecture, description.arguments, image_shape)
+    listing = catalog.collections().get(network_name)
+    if listing is not None and listing.archives is not None:
+        # The catalog knows the network of members in archives: nothing is fetched.
+        architecture, preprocessing = listing.architecture, listing.archives.preprocessing
+        arguments: Mapping[str, Any] = {"classes": len(listing.archives.classes)}
+    else:
+        description = select_members(network_name).description
+        architecture, preprocessing = description.architecture, description.preprocessing
+        arguments = description.arguments
+    return _table_of_architecture(network_name, architecture, arguments, _image_shape(network_name, preprocessing))
 
 
 def _table_of_architecture(

@@ -1,0 +1,45 @@
+"""The tutorials cannot go stale: the notebooks have the cells of their pages, are small, and run from top to bottom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from docs.make.tutorials import convert, pages, run
+
+LARGEST_NOTEBOOK = 300_000  # bytes
+PAGES = {page.stem: page for page in pages()}
+
+
+def code(book: nbformat.NotebookNode) -> list[str]:
+    return [cell.source for cell in book.cells if cell.cell_type == "code"]
+
+
+def test_there_are_three() -> None:
+    assert list(PAGES) == ["first-ensemble", "weights", "your-checkpoints"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_notebook_is_its_page(name: str) -> None:
+    path = PAGES[name].with_suffix(".ipynb")
+    written, made = nbformat.read(path, as_version=4), convert(PAGES[name])
+    assert [(cell.cell_type, cell.source) for cell in written.cells] == [
+        (cell.cell_type, cell.source) for cell in made.cells
+    ], "run `python -m docs.make --measure tutorials`"
+    assert path.stat().st_size < LARGEST_NOTEBOOK
+    assert all(cell.execution_count for cell in written.cells if cell.cell_type == "code")
+    text = path.read_text(encoding="utf-8")
+    assert str(Path.home()) not in text
+    assert "/tmp/" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAGES)
+def test_the_notebook_runs(name: str) -> None:
+    """A cell that fails raises an error here."""
+    book = convert(PAGES[name])
+    run(book)
+    assert code(book) == code(convert(PAGES[name]))
+    assert any(cell.get("outputs") for cell in book.cells)
