@@ -17,6 +17,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
 from checkpoints_zoo.formats.printing import PrintedResult, text_table
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.loss_barrier import Barriers
 from checkpoints_zoo.symmetry.canonical.distances import squared_distance, transpositions
@@ -171,7 +172,9 @@ def measure_alignment(aligned: Collection) -> Alignment:
     size = members._member_count_within(_BYTES_AT_ONCE)
 
     def aligned_batches() -> Iterator[tuple[Params, Params, Mapping[str, Tensor]]]:
-        for batch_number, (_, params) in enumerate(members.batches(size)):
+        title = f"{members.name}: alignment"
+        batches = progress(members.batches(size), len(members), title, size=lambda batch: len(batch[0]))
+        for batch_number, (_, params) in enumerate(batches):
             keys = members._snapshot_keys[batch_number * size : (batch_number + 1) * size]
             aligned_params, element = step(table, keys, params)
             yield params, aligned_params, element.permutations

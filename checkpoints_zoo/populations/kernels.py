@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
+from checkpoints_zoo.formats.progress import progress
 
 StackedTensors = Mapping[str, Tensor]
 # Function that yields members in blocks from a position on, always in the same order.
@@ -72,7 +73,9 @@ def measure_distances(
     groups_of_tensor = {name: [g for g, names in groups.items() if name in names] + [ALL_TENSORS] for name in all_names}
     shapes: dict[str, torch.Size] = {}
     row = 0
-    for row_block in read_blocks(0):
+    for row_block in progress(
+        read_blocks(0), member_count, "distances", size=lambda block: len(next(iter(block.values())))
+    ):
         shapes = shapes or {name: row_block[name].shape[1:] for name in all_names if name in row_block}
         rows, column = slice(row, row + len(row_block[all_names[0]])), row
         for column_block in chain([row_block], read_blocks(rows.stop)):

@@ -18,6 +18,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.metrics import Interval, bootstrap_mean
 from checkpoints_zoo.formats.printing import PrintedResult, text_table
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations.untrained_networks import STACK_BYTES, Evaluator, make_evaluator
@@ -209,7 +210,8 @@ def _read_line_ends(
 ) -> Iterator[tuple[Params, Params]]:
     """Yield the weights of both ends of each line from one member to each other member, in order."""
     reference, keys = _read_weights(reference_member, device), iter(members._snapshot_keys)
-    for _, stacked in members.batches(members._member_count_within(STACK_BYTES), device, torch.float32):
+    batches = members.batches(members._member_count_within(STACK_BYTES), device, torch.float32)
+    for _, stacked in progress(batches, len(members), f"{members.name}: lines", size=lambda batch: len(batch[0])):
         for i in range(len(next(iter(stacked.values())))):
             if next(keys) != (reference_member.id, reference_member.epoch):
                 yield reference, {name: t[i] for name, t in stacked.items()}

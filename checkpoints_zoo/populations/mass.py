@@ -24,6 +24,7 @@ from checkpoints_zoo.evaluation.drawing import (
     histogram_edges,
     save_figure,
 )
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, check_device, one_thread
 from checkpoints_zoo.symmetry.canonical import mass
@@ -71,7 +72,8 @@ def minimal_mass(
     tied = modules.superseded_names(module)
     parts = []
     with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES and torch_device.type == "cpu"):
-        for _, params in members.batches(members._member_count_within(_BYTES_AT_ONCE), torch_device):
+        batches = members.batches(members._member_count_within(_BYTES_AT_ONCE), torch_device)
+        for _, params in progress(batches, len(members), f"{members.name}: mass", size=lambda batch: len(batch[0])):
             parts.append(mass.minimal_mass(table, params, biases=biases, hold=hold, approximate=approximate, same=tied))
     return mass.join_masses(parts, members.ids, parts[0].held)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.errors import TooLargeError, UsageError
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, Preprocess
@@ -145,7 +146,9 @@ def logits_by_group(
     members_at_once = group_size(members, most_members)
     default_execution = "loop" if torch.device(device).type == "cpu" else None
     ensemble: Ensemble | None = None
-    for member_ids, stacked in members.batches(members_at_once, device, dtype):
+    groups = members.batches(members_at_once, device, dtype)
+    title = f"{members.name} on {data.name}"
+    for member_ids, stacked in progress(groups, len(members), title, size=lambda group: len(group[0])):
         with torch.inference_mode():
             if ensemble is None:
                 _check_first_member(members, skeleton, member_ids[0], stacked, data, dtype)

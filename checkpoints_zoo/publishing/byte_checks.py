@@ -20,6 +20,7 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
 from checkpoints_zoo.formats.text import count_with_noun
@@ -97,7 +98,7 @@ def check_stored_members(members: SelectedMembers) -> tuple[Verification, list[i
     actual_hashes: list[str | None] = [None] * len(ids)
     problems_with_position: list[tuple[int, Problem]] = []
     positions_of_error_text: dict[str, list[int]] = {}
-    for position, location in enumerate(_locate_in_groups(members)):
+    for position, location in enumerate(progress(_locate_in_groups(members), len(ids), f"{name}: checking")):
         try:
             if isinstance(location, ZooError):
                 raise location

@@ -14,6 +14,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -257,7 +258,8 @@ def _unpublished_files(
 
 def hash_files(disk_path_of_repo_path: Mapping[str, Path]) -> list[File]:
     """Hash files on disk, passed as path in the repo -> path on disk; return the files for the repo."""
-    return [File.of(repo_path, path) for repo_path, path in disk_path_of_repo_path.items()]
+    paths = progress(disk_path_of_repo_path.items(), len(disk_path_of_repo_path), "hashes", "files")
+    return [File.of(repo_path, path) for repo_path, path in paths]
 
 
 def check_ranges(folder: Folder) -> None:
@@ -321,7 +323,8 @@ def check(folder: Folder, say: Say, check_finite: bool) -> None:
         say(f"{collection.name}: checking {len(positions):,} members' bytes …")
         locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)
-        for position, location in zip(positions, locations, strict=True):
+        located = zip(positions, locations, strict=True)
+        for position, location in progress(located, len(positions), f"{collection.name}: checking"):
             problems += _member_problems(
                 collection.name, location, expected_hashes[position], check_finite and is_ok[position]
             )

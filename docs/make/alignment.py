@@ -35,7 +35,7 @@ Units of a layer have no order: a network and its permuted copies compute the sa
 permutes the units of each member when it is read, so that its weights match the weights of a reference. The method is
 weight matching (Ainsworth et al. 2023, [Git Re-Basin](https://arxiv.org/abs/2209.04836)): a linear assignment for one
 group of units after the other, until no group can gain. Groups, residual streams and grouped convolutions come from
-the symmetry table ([symmetries.md](symmetries.md)).
+the symmetry table ([Symmetries](symmetries.md)).
 
 ```python
 import checkpoints_zoo as zoo

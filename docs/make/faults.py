@@ -261,7 +261,7 @@ def page() -> str:
         "# Failures between this machine and the Hub",
         "",
         "Made by `python -m docs.make`; a test compares the page with its generator. Each line names the test of",
-        "the fault. FILE, ADDRESS and HOST are placeholders; exit codes are in [cli.md](cli.md#exit-codes).",
+        "the fault. FILE, ADDRESS and HOST are placeholders; zoo-cli lists its [exit codes](cli.md#exit-codes).",
         "",
         "| fault | request | what the user sees | what remains on disk | test |",
         "|---|---|---|---|---|",

@@ -50,6 +50,12 @@ def test_every_made_page_is_there() -> None:
     assert all((make.ROOT / path).is_file() for path in make.PAGES)
 
 
+def test_the_picture_of_the_rooms_is_up_to_date() -> None:
+    written = architecture.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- rooms -->\n{rooms.room_table()}\n<!-- end of rooms -->" in written
+    assert architecture.PAGE.with_name("rooms.svg").read_text(encoding="utf-8") == rooms.draw_rooms(), "run `docs.make`"
+
+
 def test_parts_stand_between_marks() -> None:
     assert fill(MARKED, {"a": "new\n"}) == MARKED.replace("old", "new")
     assert fill(MARKED, {"a": "old"}) == MARKED
