@@ -19,9 +19,14 @@ trap 'rm -rf "$place"' EXIT
 "${uv[@]}" build --quiet --wheel --out-dir "$place"
 wheel=("$place"/*.whl)
 "${uv[@]}" venv --quiet --python "$python" "$place/environment"
-"${uv[@]}" pip install --quiet --python "$place/environment" --resolution "$resolution" \
-    --group dev "checkpoints-zoo[all] @ file://${wheel[0]}"
-"${uv[@]}" pip list --python "$place/environment" | grep -iE '^(torch|torchvision|numpy|pandas|pyarrow|huggingface|duckdb|click) '
+# The corner is made from pyproject.toml, where the wheel's requirements are direct ones; the tests' own packages are the newest
+# that fit.
+"${uv[@]}" pip compile --quiet --python "$place/environment" --resolution "$resolution" --extra all --no-annotate \
+    --no-header --output-file "$place/corner.txt" pyproject.toml
+"${uv[@]}" pip install --quiet --python "$place/environment" --constraints "$place/corner.txt" --extra all --group dev \
+    --requirements pyproject.toml
+"${uv[@]}" pip install --quiet --python "$place/environment" --no-deps "${wheel[0]}"
+grep -E '^(click|datasets|duckdb|huggingface-hub|numpy|pandas|pyarrow|timm|torch|torchvision)==' "$place/corner.txt"
 
 # The clone's tests, on the wheel's package: the clone's own is left out, and the installed one stands in its place.
 mkdir "$place/clone"

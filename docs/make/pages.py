@@ -15,6 +15,7 @@ from docs.make import (
     faults,
     formats,
     gpu,
+    json_output,
     pictures,
     rooms,
     symmetries,
@@ -31,6 +32,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/faults.md": faults.page,
     "docs/formats.md": formats.page,
     "docs/gpu.md": gpu.page,
+    "docs/json.md": json_output.page,
     "docs/rooms.svg": rooms.draw_rooms,
     "docs/symmetries.md": symmetries.page,
     "manifests/README.md": columns.page,
@@ -38,6 +40,7 @@ PAGES: dict[str, Callable[[], str]] = {
 MEASURED: dict[str, Callable[[], None]] = {
     "alignment": alignment.measure_collections,
     "compact": compact.measure_anew,
+    "json": json_output.measure,
     "pictures": pictures.draw_pictures,
     "tutorials": tutorials.write_notebooks,
 }
