@@ -69,6 +69,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_extra"]  # the page at the site's root leads to docs/index.html
 html_show_sourcelink = False
+html_sidebars = {"docs/concepts": []}  # it has no pages below it
 html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
