@@ -6,6 +6,7 @@ Links between pages are the files' own, so that they also lead somewhere on GitH
 from __future__ import annotations
 
 import re
+import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,10 @@ nb_execution_mode = "off"  # `python -m docs.make --measure tutorials` has run t
 templates_path = [str(Path(__file__).parent / "_templates")]  # autosummary would look beside the source
 default_role = "code"  # docstrings have names between single backticks
 napoleon_numpy_docstring = False
-napoleon_use_rtype = False
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autosummary_ignore_module_all = False
 # Names of unions and of functions' types stay names in signatures.
 autodoc_type_aliases = {name: name for name in ("Build", "Curve", "ImageInput", "Parameters", "Samples", "Say")}
 add_module_names = False
@@ -85,7 +84,8 @@ copybutton_prompt_is_regexp = True
 
 
 def setup(app: Any) -> None:
-    """Register what writes names of unions in signatures."""
+    """Remove the reference's pages of an earlier build, since names may be gone; register what writes signatures."""
+    shutil.rmtree(Path(__file__).parent / "api", ignore_errors=True)
     app.connect("autodoc-process-signature", write_aliases)
 
 
