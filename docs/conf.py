@@ -46,6 +46,7 @@ exclude_patterns = [
     "tests/support",
 ]
 
+smartquotes = False  # commands in sentences are copied
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # `python -m docs.make --measure tutorials` has run them
 
