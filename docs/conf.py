@@ -6,6 +6,7 @@ Links between pages are the files' own, so that they also lead somewhere on GitH
 from __future__ import annotations
 
 import re
+import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,17 @@ exclude_patterns = [
     "tests/support",
 ]
 
+smartquotes = False  # commands in sentences are copied
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # `python -m docs.make --measure tutorials` has run them
 
 templates_path = [str(Path(__file__).parent / "_templates")]  # autosummary would look beside the source
 default_role = "code"  # docstrings have names between single backticks
 napoleon_numpy_docstring = False
-napoleon_use_rtype = False
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-autosummary_ignore_module_all = False
 # Names of unions and of functions' types stay names in signatures.
 autodoc_type_aliases = {name: name for name in ("Build", "Curve", "ImageInput", "Parameters", "Samples", "Say")}
 add_module_names = False
@@ -69,6 +69,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_extra"]  # the page at the site's root leads to docs/index.html
 html_show_sourcelink = False
+html_sidebars = {"docs/concepts": []}  # it has no pages below it
 html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
@@ -83,7 +84,8 @@ copybutton_prompt_is_regexp = True
 
 
 def setup(app: Any) -> None:
-    """Register what writes names of unions in signatures."""
+    """Remove the reference's pages of an earlier build, since names may be gone; register what writes signatures."""
+    shutil.rmtree(Path(__file__).parent / "api", ignore_errors=True)
     app.connect("autodoc-process-signature", write_aliases)
 
 

@@ -110,7 +110,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         return [(vector, self.labels[i]) for vector, i in zip(vectors, positions, strict=True)]
 
     def unflatten(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Cut flat vectors (…, weight) into the tensors that they were made of; return name -> (…, *shape).
+        """Cut flat vectors (…, weight) into the tensors that they were made of; return name -> `(…, *shape)`.
 
         Raises:
             UsageError: the vectors have another number of weights.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from checkpoints_zoo.errors import FormatError
 LARGEST_FILE_NBYTES = {".json": 64 * 2**20, ".parquet": 2**30}
 LONGEST_TEXT = 2**20  # Largest number of characters that one text in a description may have.
 LONGEST_LIST = 2**20
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def check_size(nbytes: int, path: str | Path, file_text: str = "") -> None:
@@ -34,10 +36,10 @@ def check_file(path: Path) -> None:
 
 
 def check_json(values: Any, path: Path) -> None:
-    """Check the lengths of all texts and lists in a description.
+    """Check all texts and lists in a description.
 
     Raises:
-        FormatError: a text or a list is too long.
+        FormatError: a text or a list is too long, or a text has half a surrogate pair, which no file can hold.
     """
     pending_values = [values]
     while pending_values:
@@ -47,6 +49,9 @@ def check_json(values: Any, path: Path) -> None:
         )
         if isinstance(value, str | list | dict) and len(value) > limit:
             raise limit_error(f"description {path}", f"at most {limit:,} {unit_text}", f"{len(value):,}", path)
+        if isinstance(value, str) and (half_pair := _HALF_PAIR.search(value)):
+            found = f"half a surrogate pair, {half_pair[0]!r}"
+            raise FormatError(f"description {path}", expected="texts of whole characters", found=found, path=path)
         if isinstance(value, dict):
             pending_values += [*value, *value.values()]
         elif isinstance(value, list):

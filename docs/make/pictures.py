@@ -6,6 +6,7 @@ Backgrounds are transparent and letters are grey, so that a picture can be read 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,27 +27,28 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def draw_pictures() -> None:
-    """Measure the collection, and write all pictures."""
+def draw_pictures(folder: Path = DOCS) -> None:
+    """Measure the collection, and write all pictures into a folder."""
     members = zoo.load("convnet-digits")
     report = zoo.evaluate(members, "digits", ood="photos")
-    _save("population.svg", "A population of 64 networks", lambda figure: _draw_population(figure, members, report))
-    _save("intervals.svg", "The intervals of a report", lambda figure: _draw_intervals(figure, report))
-    _save("views.svg", "One layer of two networks, through three views", lambda figure: _draw_views(figure, members))
-    _save("shard.svg", "The bytes of a shard", _draw_shard)
+    pictures: dict[str, tuple[str, Callable[[Figure], None]]] = {
+        "population": ("A population of 64 networks", lambda figure: _draw_population(figure, members, report)),
+        "intervals": ("The intervals of a report", lambda figure: _draw_intervals(figure, report)),
+        "views": ("One layer of two networks, through three views", lambda figure: _draw_views(figure, members)),
+        "shard": ("The bytes of a shard", _draw_shard),
+    }
+    for name, (title, draw) in pictures.items():
+        save_figure(partial(_make_figure, draw), folder / f"{name}.svg", title)
 
 
-def _save(name: str, title: str, draw: Callable[[Figure], None]) -> None:
-    def make() -> Figure:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
+def _make_figure(draw: Callable[[Figure], None]) -> Figure:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-        mpl.rcParams.update(STYLE)  # `save_figure` restores the settings
-        figure = Figure(layout="constrained")
-        draw(figure)
-        return figure
-
-    save_figure(make, DOCS / name, title)
+    mpl.rcParams.update(STYLE)  # `save_figure` restores the settings
+    figure = Figure(layout="constrained")
+    draw(figure)
+    return figure
 
 
 def _draw_population(figure: Figure, members: zoo.Collection, report: zoo.Report) -> None:
@@ -60,8 +62,9 @@ def _draw_population(figure: Figure, members: zoo.Collection, report: zoo.Report
     few = members[:17]
     for collection, colour, label in ((few, RED, "as trained"), (few.align(to=0), BLUE, "units matched")):
         found = zoo.barrier(collection)
-        lines.plot(found.lambdas, found.losses.T, color=colour, alpha=0.25, linewidth=0.8)
-        lines.plot(found.lambdas, found.losses.mean(0), color=colour, linewidth=2, label=label)
+        places, losses = found.lambdas.numpy(), found.losses.numpy()
+        lines.plot(places, losses.T, color=colour, alpha=0.25, linewidth=0.8)
+        lines.plot(places, losses.mean(0), color=colour, linewidth=2, label=label)
     lines.set(title="Strangers are neighbours", ylabel="loss on the line (nats)", xlabel="from one network to another")
     lines.legend(loc="upper left", fontsize=8, handlelength=1)
 
@@ -107,10 +110,10 @@ def _draw_views(figure: Figure, members: zoo.Collection) -> None:
     }
     panels = figure.subplots(2, 3)
     for column, (name, view) in enumerate(views.items()):
-        weights = view.stack()["fc2.weight"]
+        weights = view.stack()["fc2.weight"].numpy()
         for row in range(2):
             axes = panels[row][column]
-            bound = float(weights[row].abs().max())
+            bound = float(abs(weights[row]).max())
             axes.imshow(weights[row], cmap="RdBu_r", vmin=-bound, vmax=bound, aspect="auto", interpolation="nearest")
             axes.set(xticks=[], yticks=[], title=name if row == 0 else "")
             axes.grid(visible=False)

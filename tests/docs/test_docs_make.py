@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from docs.make import __main__ as make
-from docs.make import architecture, rooms
+from docs.make import architecture, pictures, rooms
 from docs.make.marks import fill
 from docs.make.trace import Tracer, trace
 from docs.make.ways import WAYS, traced
@@ -54,6 +54,17 @@ def test_the_picture_of_the_rooms_is_up_to_date() -> None:
     written = architecture.PAGE.read_text(encoding="utf-8")
     assert f"<!-- rooms -->\n{rooms.room_table()}\n<!-- end of rooms -->" in written
     assert architecture.PAGE.with_name("rooms.svg").read_text(encoding="utf-8") == rooms.draw_rooms(), "run `docs.make`"
+
+
+@pytest.mark.slow
+def test_the_pictures_are_drawn(tmp_path: Path) -> None:
+    pictures.draw_pictures(tmp_path)
+    docs = architecture.PAGE.parent
+    for path in sorted(tmp_path.iterdir()):
+        drawn, written = (ElementTree.parse(folder / path.name).getroot() for folder in (tmp_path, docs))
+        assert drawn.get("viewBox") == written.get("viewBox")
+        assert any(f"({path.name})" in page.read_text(encoding="utf-8") for page in docs.glob("*.md"))
+    assert {path.name for path in docs.glob("*.svg")} == {path.name for path in tmp_path.iterdir()} | {"rooms.svg"}
 
 
 def test_parts_stand_between_marks() -> None:

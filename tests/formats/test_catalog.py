@@ -36,6 +36,15 @@ def test_a_description_that_is_no_json(built: Built, content: bytes) -> None:
     assert type(refused(built, lambda: load(built), DESCRIPTION + "JSON; found …")) is FormatError
 
 
+@pytest.mark.parametrize("text", [rb"a\ud800", rb"\udfff", b"\xed\xa0\x80"])
+def test_half_a_surrogate_pair(built: Built, text: bytes) -> None:
+    content = built.json.read_bytes()
+    for old in (b'"title"', built.description["title"].encode()):  # a key and a value
+        assert old.strip(b'"') in content
+        built.json.write_bytes(content.replace(old.strip(b'"'), text, 1))
+        refused(built, lambda: load(built), DESCRIPTION + "texts of whole characters; found half a surrogate pair, …")
+
+
 def test_nesting_of_any_depth(built: Built) -> None:
     for depth in range(1, 1100, 9):
         built.json.write_bytes(b'{"format_version": 1, "name": ' + b"[" * depth + b"]" * depth + b"}")

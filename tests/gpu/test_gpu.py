@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.errors import DamagedError, SmallerChunk
 from checkpoints_zoo.networks.ensemble import EXECUTIONS
-from checkpoints_zoo.networks.ensemble.executions import Runner
+from checkpoints_zoo.networks.ensemble.executions import GROUPED_FORMS, Runner, candidate_choices
 from tests.support.scenarios import State, build, load, raw
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
+seconds_per_member = Runner.seconds_per_member  # Tests on simulated cards replace it.
 
 
 @pytest.fixture(autouse=True)
@@ -25,20 +27,35 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits"])
-@pytest.mark.parametrize("batch", [1, 9, 300])
-def test_executions_equal_a_loop_over_modules(name: str, batch: int) -> None:
-    members = zoo.load(name, n=6)
-    x = members.preprocess(zoo.images.load("digits").images[:batch])
+def test_executions_equal_a_loop_over_modules(name: str) -> None:
+    members = zoo.load(name, n=3)
+    batches = [members.preprocess(zoo.images.load("digits").images[:batch]) for batch in (1, 9, 100)]
     with torch.inference_mode():
-        wanted = torch.stack([m.model(GPU)(x.to(GPU)) for m in members])
+        models, on_cpu = [m.model(GPU) for m in members], members.ensemble()
+        wanted = [torch.stack([model(x.to(GPU)) for model in models]) for x in batches]
         for execution in (*EXECUTIONS, None):
-            for chunk in (None, 4):
+            for chunk in (None, 2):
                 ens = members.ensemble(GPU, execution=execution, chunk=chunk)
-                for _ in range(2):
+                for x, right in [*zip(batches, wanted, strict=True)] * 2:
                     logits = ens(x.to(GPU))
                     assert logits.device.type == GPU
-                    assert (logits - wanted).abs().max() <= 1e-5 * wanted.abs().max(), (execution, chunk)
-        assert (members.ensemble()(x) - wanted.cpu()).abs().max() <= 1e-5 * wanted.abs().max()
+                    assert (logits - right).abs().max() <= 1e-5 * right.abs().max(), (execution, chunk, len(x))
+        for x, right in zip(batches, wanted, strict=True):
+            assert (on_cpu(x) - right.cpu()).abs().max() <= 1e-5 * right.abs().max()
+
+
+def test_each_choice_that_is_timed_gives_the_logits() -> None:
+    members = zoo.load("resnet8-digits", n=4)
+    x = members.preprocess(zoo.images.load("digits").images[:9]).to(GPU)
+    runner = Runner(members._skeleton(), members.stack(GPU, torch.float32))
+    with torch.inference_mode():
+        wanted, program = members.ensemble(GPU, execution="module")(x), runner.program(x)
+        assert program is not None
+        choices = candidate_choices(runner.choose(x)[0], len(members), runner.weights, 1)
+        assert len(choices) == 1 + len(GROUPED_FORMS)
+        for choice in choices:
+            assert (runner.run(choice, program, x) - wanted).abs().max() <= 1e-5 * wanted.abs().max(), choice
+            assert 0 < seconds_per_member(runner, choice, program, x) < math.inf
 
 
 def test_a_graph_serves_other_inputs_members_and_weights() -> None:
@@ -69,23 +86,18 @@ def test_half_precision(dtype: torch.dtype) -> None:
     ("net", "small"), [("convnet", True), ("convnet", False), ("resnet8", False), ("mlp", True), ("mlp", False)]
 )
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16])
 def test_weights_on_the_device_are_those_of_the_file(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    net: str,
-    weights: torch.dtype,
-    dtype: torch.dtype | None,
-    small: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, net: str, weights: torch.dtype, small: bool
 ) -> None:
     if small:
         monkeypatch.setattr(transfer, "GROUP_BYTES", 40_000)
         monkeypatch.setattr(transfer, "PIECE_BYTES", 1_000)
-    members = load(build(tmp_path, net, range(9), weights=weights, per_shard=4))
-    for chosen in (members, members[::-1], members[2:3]):
-        on_cpu, found = chosen.stack("cpu", dtype), chosen.stack(GPU, dtype)
-        assert {n: raw(t.cpu()) for n, t in found.items()} == {n: raw(t) for n, t in on_cpu.items()}
-        assert all(t.device.type == GPU for t in found.values())
+    members = load(build(tmp_path, net, range(5), weights=weights, per_shard=3))
+    for dtype in (None, torch.float32, torch.float16, torch.bfloat16):
+        for chosen in (members, members[::-1], members[2:3]):
+            on_cpu, found = chosen.stack("cpu", dtype), chosen.stack(GPU, dtype)
+            assert {n: raw(t.cpu()) for n, t in found.items()} == {n: raw(t) for n, t in on_cpu.items()}, dtype
+            assert all(t.device.type == GPU for t in found.values())
 
 
 def test_a_value_that_is_not_finite_is_named(tmp_path: Path) -> None:

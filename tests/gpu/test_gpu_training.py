@@ -21,7 +21,9 @@ from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
-SMALL = dataclasses.replace(resnet8_digits(), name="small", epochs=2, stack_width=3, augmentation="crop4-flip")
+SMALL = dataclasses.replace(
+    resnet8_digits(), name="small", arguments={"widths": (4, 4, 4)}, epochs=2, stack_width=3, augmentation="crop4-flip"
+)
 CONVNET = dataclasses.replace(convnet_digits(), name="small", epochs=2, stack_width=3, snapshots=())
 RECIPES = {
     "stack": SMALL,

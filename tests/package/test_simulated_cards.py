@@ -15,18 +15,19 @@ ROOT = Path(__file__).parents[2]
 TRAINING = "gpu/test_gpu_training.py"
 # part -> (number of cards, folders and files)
 PARTS = {
-    "gpu": (1, ["gpu"]),
-    "simulator": (
+    "gpu": (1, ["gpu/test_gpu.py", "gpu/test_gpu_memory.py", "gpu/test_gpu_methods.py", TRAINING]),
+    "two": (
         2,
         [
             "simgpu/test_simulator.py",
             "simgpu/test_memory_errors.py",
             "simgpu/test_counts.py",
             "simgpu/test_training_counts.py",
+            "simgpu/test_entry_points.py",
+            "simgpu/test_gpu_script.py",
             "gpu/test_gpu_graphs.py",
         ],
     ),
-    "entry-points": (2, ["simgpu/test_entry_points.py", "simgpu/test_gpu_script.py"]),
     "methods": (
         2,
         ["simgpu/test_methods_and_training.py", f"{TRAINING}::test_a_second_gpu_trains_the_same_members"],
@@ -54,5 +55,5 @@ def test_on_simulated_cards(part: str) -> None:
 
 
 def test_every_file_has_a_part() -> None:
-    found = {f"simgpu/{path.name}" for path in (ROOT / "tests/simgpu").glob("test_*.py")}
+    found = {f"{path.parent.name}/{path.name}" for path in (ROOT / "tests").glob("*gpu/test_*.py")}
     assert found <= {file for _, files in PARTS.values() for file in files}

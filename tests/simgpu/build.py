@@ -61,7 +61,10 @@ def environment(devices: int = 1) -> dict[str, str]:
     libraries = built_libraries()
     paths = {"LD_LIBRARY_PATH": [str(libraries)], "PYTHONPATH": [str(HERE / "startup"), str(HERE.parent.parent)]}
     joined = {name: os.pathsep.join([*added, *filter(None, [os.environ.get(name)])]) for name, added in paths.items()}
-    own = {"LD_PRELOAD": str(libraries / "libsimcudart.so"), "SIM_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
+    own = {
+        "LD_PRELOAD": str(libraries / "libsimcudart.so"), "SIM_DEVICES": str(devices), "OMP_NUM_THREADS": "1",
+        "TORCH_COMPILE_DISABLE": "1",  # Compiled code has kernels of its own, which nothing simulates.
+    }  # fmt: skip
     return {**os.environ, **joined, **own}
 
 

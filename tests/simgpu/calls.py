@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -62,15 +62,15 @@ def operation_of(func: OpOverload[..., Any]) -> Operation:
     return Operation(name, is_native, bool(func.is_view), is_composite, draws, tuple(changes), returns)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors among arguments, in lists and dicts, too."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among values, in lists, too."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:

@@ -44,12 +44,16 @@ GRAPHS = Graphs(lambda *call: compute_on_card(*call))
 class SimulatedCards(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs the operations whose tensors, or whose result, lie on a simulated card."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would guard each operation from its compiler, which is off (build.py).
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         target = kwargs.get("device")
         if target is not None:
             target = torch.device(target)
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((*args, *kwargs.values()))
         on_card = next((t for t in tensors if t.is_cuda), None)
         if on_card is None and (target is None or target.type != "cuda"):
             rules.check_generator(func, kwargs.get("generator"), "cpu")
@@ -116,7 +120,7 @@ def _execute(
     tensors: list[Tensor],
 ) -> Any:
     """Compute an operation on the host's views of its operands; return its results, on the card or on the host."""
-    changed = operation.changed(args, kwargs)
+    changed = operation.changed(args, kwargs) if operation.changes else []
     written = [t for t in tensors_in(changed) if t.is_cuda]
     capture = GRAPHS.current_capture()
     if capture is not None and place.type == "cuda" and place.index != capture.device:
@@ -125,7 +129,7 @@ def _execute(
         capture.save(written)
     if operation.draws:
         rules.check_generator(func, kwargs.get("generator"), "cuda")
-    host_call = map_tensors(_on_host, args), map_tensors(_on_host, _without_device(kwargs))
+    host_call = map_tensors(_on_host, args), map_tensors(_on_host, _without_device(kwargs)) if kwargs else kwargs
     if capture is not None and operation.draws:
         result = _draw(func, *host_call, seed=0)  # Torch refuses to look at a generator's state in a capture.
     else:
@@ -133,8 +137,8 @@ def _execute(
     found = list(result) if isinstance(result, (tuple, list)) else [result]
     to_card = place.type == "cuda" and operation.name not in HOST_RESULTS
     made = _results(operation, changed, found, place if to_card else None)
-    fresh = [None if is_changed else t for t, is_changed in made]
     if capture is not None or counts.ACTIVE:
+        fresh = [None if is_changed else t for t, is_changed in made]
         new = [t for t in fresh if isinstance(t, Tensor)]
         numbers = _count(operation.name, args, kwargs, tensors, written, new)
         if capture is None:
@@ -264,6 +268,8 @@ def install() -> None:
     """Run all operations on cards by the simulation from now on, in all threads of the process."""
     any_torch: Any = torch
     any_torch.cuda.init()
+    # oneDNN's backward convolutions of few channels in channels_last corrupt the heap here; torch's own are as fast.
+    any_torch.backends.mkldnn.enabled = False
     hook_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_ulonglong)
     hooks = [hook_type(GRAPHS.on_event)]  # They live until the end: C holds their address.
     runtime().sim_set_hook(hooks[0])

@@ -77,7 +77,7 @@ class Capture:
 
     def note_memory(self, result: Any) -> None:
         """Note the memory that the capture allocated for a result."""
-        self.allocated.update(t.untyped_storage().data_ptr() for t in tensors_in(result) if t.is_cuda)
+        self.allocated.update(t.untyped_storage().data_ptr() for t in tensors_in([result]) if t.is_cuda)
 
     def save(self, tensors: Sequence[Tensor]) -> None:
         """Save the bytes of older tensors that the capture is about to write: a capture writes nothing."""
@@ -98,7 +98,7 @@ class Capture:
         numbers: tuple[int, int, int],
     ) -> None:
         """Add an operation: its arguments, the results that it made, and its launches, bytes read and written."""
-        tensors = tensors_in((args, kwargs))
+        tensors = tensors_in((*args, *kwargs.values()))
         reads = [
             WEAK_REFERENCE(t.untyped_storage())
             for t in tensors

@@ -1,6 +1,7 @@
 """The arithmetic of the simulated cards: a CPU's kernels, where a card's own operation differs in name or in rounding.
 
-Where the flags allow TF32, operands of convolutions and products in float32 are rounded to TF32's 10 bits first.
+Where the flags allow TF32, operands of convolutions and products in float32 are rounded to TF32's 10 bits first. Those
+in half precision are summed in float32, as tensor cores do; a CPU's own kernels take many times as long.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from tests.simgpu.calls import map_tensors
+
 aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
 # The positions of the operands that tensor cores round.
 CONVOLUTIONS: dict[str, tuple[int, ...]] = {
     "convolution": (0, 1), "_convolution": (0, 1), "cudnn_convolution": (0, 1), "cudnn_convolution_relu": (0, 1),
@@ -54,6 +58,9 @@ def compute(
     """
     name = func.overloadpacket.__name__
     rounded: tuple[int, ...] = CONVOLUTIONS.get(name, ()) or PRODUCTS.get(name, ())
+    if rounded and (dtype := args[1].dtype) in HALF and not (name.endswith("_") or kwargs):
+        sums = compute(func, map_tensors(Tensor.float, args), kwargs, precision)
+        return map_tensors(lambda t: t.to(dtype), sums)
     if rounded:
         flags = Precision.now() if precision is None else precision
         if not (flags.convolutions if name in CONVOLUTIONS else flags.products):
@@ -63,7 +70,19 @@ def compute(
         if arguments[i].dtype == torch.float32:
             arguments[i] = round_to_tf32(arguments[i])
     special = SPECIAL.get(name)
-    return func(*arguments, **kwargs) if special is None else special(func, *arguments, **kwargs)
+    result = func(*arguments, **kwargs) if special is None else special(func, *arguments, **kwargs)
+    if name in CONVOLUTIONS and any(map(_is_channels_last, args[:3])):
+        return map_tensors(_to_channels_last, result)
+    return result
+
+
+def _is_channels_last(operand: Any) -> bool:
+    is_image = isinstance(operand, Tensor) and operand.dim() == 4 and not operand.is_contiguous()
+    return is_image and operand.is_contiguous(memory_format=torch.channels_last)
+
+
+def _to_channels_last(result: Tensor) -> Tensor:
+    return result.contiguous(memory_format=torch.channels_last) if result.dim() == 4 else result
 
 
 def _convolution_relu(func: Any, x: Any, weight: Any, bias: Any, *geometry: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,22 +10,35 @@ from torch import Tensor
 CPU = torch.device("cpu")
 
 
+# Views by address, shape, strides and dtype; the allocator gives the same addresses again and again.
+_views: dict[tuple[object, ...], Tensor] = {}
+_MOST_VIEWS = 50_000
+
+
 def host_view(tensor: Tensor) -> Tensor:
     """Return a tensor of the CPU over the same bytes as a card's tensor; it does not keep them from being freed."""
-    storage = tensor.untyped_storage()
-    nbytes = storage.nbytes()
-    if nbytes == 0:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    construct: Any = torch._C._construct_storage_from_data_pointer
-    shared = construct(storage.data_ptr(), CPU, nbytes)
-    return torch.empty(0, dtype=tensor.dtype).set_(shared, tensor.storage_offset(), tensor.size(), tensor.stride())
+    address, size, stride, dtype = tensor.data_ptr(), tensor.size(), tensor.stride(), tensor.dtype
+    if address == 0:  # It has no elements.
+        return torch.empty_strided(size, stride, dtype=dtype)
+    key = address, size, stride, dtype, torch.is_inference_mode_enabled()
+    view = _views.get(key)
+    if view is None:
+        storage, construct = tensor.untyped_storage(), torch._C._construct_storage_from_data_pointer
+        shared = construct(storage.data_ptr(), CPU, storage.nbytes())
+        view = torch.empty(0, dtype=dtype).set_(shared, tensor.storage_offset(), size, stride)
+        if len(_views) >= _MOST_VIEWS:
+            _views.clear()
+        _views[key] = view
+    return view
 
 
 def copy_onto(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a CPU's tensor to a simulated card, with its strides unless elements share memory; return the copy."""
-    if tensor.numel() and any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.size(), strict=True)):
+    stride = tensor.stride()
+    if 0 in stride:
         tensor = tensor.contiguous()
-    copy = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+        stride = tensor.stride()
+    copy = torch.empty_strided(tensor.size(), stride, dtype=tensor.dtype, device=device)
     if tensor.numel():
         host_view(copy).copy_(tensor)
     return copy

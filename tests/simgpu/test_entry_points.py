@@ -19,7 +19,6 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.networks.ensemble import executions
 from checkpoints_zoo.predictions import running
 from tests.support.few_digits import some
 
@@ -43,9 +42,8 @@ def case(tolerance: float) -> Callable[[Callable[[str, Path], Found]], Callable[
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep float32 convolutions from TF32, and the choice among executions from the time that they take."""
+    """Keep float32 convolutions from TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(executions, "clock", lambda: 0.0, raising=False)
 
 
 def convnets(n: int = 4) -> Collection:
@@ -99,13 +97,13 @@ def pairwise(device: str, folder: Path) -> Found:
 
 @case(1e-9)  # float64 on the same float32 weights
 def mmd(device: str, folder: Path) -> Found:
-    found = zoo.mmd(convnets(6), permutations=19, device=device)
+    found = zoo.mmd(convnets(4), permutations=19, device=device)
     return {"value": found.value, "p": found.p_value}
 
 
 @case(1e-9)
 def ns(device: str, folder: Path) -> Found:
-    found = zoo.ns(convnets(6), permutations=9, device=device)
+    found = zoo.ns(convnets(4), permutations=9, device=device)
     return {"mmd": found.mmd.value, "ns": found.ns.value}
 
 
@@ -151,7 +149,7 @@ def barrier(device: str, folder: Path) -> Found:
 
 @case(ROUNDING)
 def compact(device: str, folder: Path) -> Found:
-    found = zoo.compact(convnets(5), digits(), samples=3, splits=2, device=device)
+    found = zoo.compact(convnets(4), digits(), samples=3, splits=2, device=device)
     return {f"{c} {row}": x.value for c, rows in found.table.items() for row, x in rows.items()}
 
 

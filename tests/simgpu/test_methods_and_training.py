@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 import checkpoints_zoo as zoo
 from checkpoints_zoo.methods import fitting
 from checkpoints_zoo.methods.method import Method
+from checkpoints_zoo.predictions import storing
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.loop import initial_state, measure_accuracies, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
@@ -26,6 +29,10 @@ DEVICES = ("cuda:0", "cuda:1")
 # The libraries behind these methods draw noise on the device.
 DRAWN_ON_THE_CARD = {"vi", "laplace", "laplace-last-layer", "sgld", "sghmc", "csghmc"}
 CONVNET = dataclasses.replace(convnet_digits(), name="brief", epochs=1, batch_size=250, stack_width=2)
+OF_FEW = dataclasses.replace(
+    CONVNET, dataset="few-digits", split_rule="the first", images=lambda: (some("train", 128), some("test", 60)),
+    batch_size=32,
+)  # fmt: skip
 RESNET = dataclasses.replace(resnet8_digits(), name="brief", epochs=1, batch_size=32, arguments={"widths": (4, 4, 4)})
 RECIPES = {
     "alone": dataclasses.replace(RESNET, stack_width=1, channels_last=True, precision="bfloat16"),
@@ -49,9 +56,25 @@ def test_training_is_the_same_on_each_card(name: str) -> None:
     assert all(torch.equal(t.cpu(), second[n].cpu()) for n, t in first.items())
 
 
-def test_workers_on_two_cards_predict_what_one_card_predicts(tmp_path: Path) -> None:
-    """In processes of their own, one for each card; logits are stored in float16, each rounded by 1/2048."""
+@dataclasses.dataclass(frozen=True)
+class InTurn:
+    """An engine that runs jobs in this process, on several devices in turn."""
+
+    devices: Sequence[str]
+
+    @property
+    def device(self) -> str:
+        return self.devices[0]
+
+    def run(self, work: Any, jobs: Iterable[Any]) -> Generator[tuple[Any, Any], None, None]:
+        for i, job in enumerate(jobs):
+            yield job, work(job.argument, self.devices[i % len(self.devices)])
+
+
+def test_two_cards_predict_what_one_card_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are stored in float16, each rounded by 1/2048."""
     members = zoo.load("convnet-digits", n=4)
+    monkeypatch.setattr(storing, "choose_engine", lambda workers, devices, *rest: InTurn(devices))
     both = members.predict(some("test", 40), tmp_path / "two", devices=DEVICES).logits()
     one = members.predict(some("test", 40), tmp_path / "one", device=DEVICES[0]).logits()
     assert (both - one).abs().max() <= one.abs().max() / 1024
@@ -82,4 +105,4 @@ def test_a_method_draws_close_to_the_cpus(name: str, tmp_path: Path) -> None:
 
 def draws(method: Method, device: str, folder: Path) -> dict[str, Tensor]:
     out = folder / device.replace(":", "-")
-    return fitting.fit(method, CONVNET, out=out, runs=2, draws=2, device=device).stack(dtype=torch.float32)
+    return fitting.fit(method, OF_FEW, out=out, runs=2, draws=2, device=device).stack(dtype=torch.float32)

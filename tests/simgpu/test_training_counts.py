@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from checkpoints_zoo.images import ImageData
+from checkpoints_zoo.networks.architectures.resnet18 import small_resnet
 from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.optimizers import optimizer_step
 from checkpoints_zoo.training.recipe import Recipe
@@ -19,18 +21,24 @@ pytestmark = pytest.mark.simgpu
 GPU = torch.device("cuda")
 # Recipe, width, and the launches in its captured step: as many as the step's operations had before it was captured.
 CASES = {
-    "resnet18": ("resnet18-cifar10", 1, 247),
+    "resnet18": ("resnet18-cifar10", 1, 254),
     "resnet20": ("resnet20-frn-silu-cifar10", 2, 1322),
 }
 
 
 def brief(name: str, width: int) -> Recipe:
-    """Return a recipe with small batches of images of 8 pixels."""
+    """Return a recipe with small batches of images of 8 pixels; a ResNet-18 is narrow, with one more shortcut."""
     recipe = recipe_by_name(name)
+    if recipe.architecture == "resnet18":
+        recipe = dataclasses.replace(recipe, architecture="own", arguments={}, build=narrow)
     return dataclasses.replace(
         recipe, stack_width=width, batch_size=4, epochs=2, warmup_epochs=0, milestones=(), schedule="constant",
         eval_every=0, snapshots=(), preprocess=dataclasses.replace(recipe.preprocess, size=(8, 8)),
     )  # fmt: skip
+
+
+def narrow() -> nn.Module:
+    return small_resnet((2, 2, 2, 2), nn.Conv2d(3, 64, 3, padding=1, bias=False), 10, channels=(2, 4, 8, 16))
 
 
 def colourful(count: int) -> ImageData:
@@ -53,10 +61,10 @@ def counts_of_epochs(recipe: Recipe, steps: int) -> tuple[Counts, Counts]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_one_replay(case: str) -> None:
     name, width, launches = CASES[case]
-    (first, short), (_, long) = (counts_of_epochs(brief(name, width), steps) for steps in (2, 3))
+    (first, short), (_, long) = (counts_of_epochs(brief(name, width), steps) for steps in (1, 2))
     assert [captured.total() for captured in first.captures] == [launches]
-    assert (short.replays, long.replays) == (2, 3)
-    assert long.replayed_launches == 3 * launches
+    assert (short.replays, long.replays) == (1, 2)
+    assert long.replayed_launches == 2 * launches
     assert not long.captures
     assert long.launches == short.launches < 20
     assert long.host_waits == short.host_waits < 10

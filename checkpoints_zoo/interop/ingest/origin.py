@@ -17,6 +17,7 @@ from checkpoints_zoo.sources.archives import indexing, numbers_in
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, is_header
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pt.tar", ".pth.tar")
+ARRAY_PICKLE_SUFFIXES = (".pkl", ".pickle")  # of pickles of numpy arrays, which lie beside other checkpoints too
 SAFETENSORS_SUFFIX = ".safetensors"
 FIRST_READ_NBYTES = 512
 IMPORT_FOLDERS = (".import", "manifests", "shards")  # names of folders that an import creates
@@ -212,14 +213,15 @@ def _files_in_folder(
     tars = [p for p in candidates if p.parent == folder and p.name.lower().endswith(indexing.ARCHIVE_SUFFIXES)]
     archives = [p for p in tars if p not in pickles]
     files = [p for p in candidates if p.name.lower().endswith(SAFETENSORS_SUFFIX)]
-    kinds = [kind for kind in (archives, files, pickles) if kind]
+    array_pickles = [p for p in candidates if is_pickle_of_arrays(p.name)]
+    kinds = [kind for kind in (archives, files, pickles) if kind] or [array_pickles] * bool(array_pickles)
     if not kinds:
         filter_text = f" that match {file_filter.pattern}" if file_filter.pattern else ""
         raise SourceNotFound(
             f"source {folder}",
             expected=(
                 f"archives ({', '.join(indexing.ARCHIVE_SUFFIXES)}), safetensors files, or "
-                f"{', '.join(PICKLE_SUFFIXES)} files"
+                f"{', '.join(PICKLE_SUFFIXES + ARRAY_PICKLE_SUFFIXES)} files"
             ),
             found=f"none among {len(candidates):,} files{filter_text}",
             path=folder,
@@ -278,6 +280,11 @@ def _walk_files(folder: Path, excluded_folder: Path | None) -> Iterable[Path]:
         starts = sorted(linked_folders)
 
 
+def is_pickle_of_arrays(file_name: str) -> bool:
+    """Return whether a file should be a pickle of numpy arrays, by its name."""
+    return file_name.lower().endswith(ARRAY_PICKLE_SUFFIXES)
+
+
 def _file_kind(first_bytes: bytes, file_label: str) -> str:
     """Return the kind of a file by its first bytes: "tar", "gzip", "safetensors" or "pickle".
 
@@ -292,11 +299,11 @@ def _file_kind(first_bytes: bytes, file_label: str) -> str:
         first_bytes[8:9] == b"{" and not file_label.lower().endswith(PICKLE_SUFFIXES)
     ):
         return "safetensors"  # a damaged file becomes a failed member
-    if file_label.lower().endswith(PICKLE_SUFFIXES):
+    if file_label.lower().endswith(PICKLE_SUFFIXES + ARRAY_PICKLE_SUFFIXES):
         return "pickle"
     raise DamagedError(
         f"file {file_label}",
-        expected="a tar archive, a safetensors file or a file of torch.save",
+        expected="a tar archive, a safetensors file, a file of torch.save or a pickle of numpy arrays (.pkl)",
         found=guess_kind(first_bytes) or f"something else: {first_bytes[:16]!r}",
         path=file_label,
     )
@@ -377,6 +384,10 @@ def number_files(paths: Sequence[str]) -> list[int]:
 def _without_suffix(file_path: str) -> str:
     """Return a path without the suffix of a checkpoint."""
     return next(
-        (file_path[: -len(s)] for s in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES) if file_path.lower().endswith(s)),
+        (
+            file_path[: -len(s)]
+            for s in (SAFETENSORS_SUFFIX, *PICKLE_SUFFIXES, *ARRAY_PICKLE_SUFFIXES)
+            if file_path.lower().endswith(s)
+        ),
         file_path,
     )

@@ -1,4 +1,4 @@
-"""Files of torch.save on this disk: only tensors are read, and no code of a file runs.
+"""Files of torch.save, and pickles of numpy arrays, on this disk: only tensors are read, and no code of a file runs.
 
 Files from the Hub are never opened here.
 """
@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from checkpoints_zoo.errors import DamagedError, LayoutError, TooLargeError, UsageError
 from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.pickled_arrays import read_pickled_arrays
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import first_few
-from checkpoints_zoo.interop.ingest.origin import SAFETENSORS_SUFFIX, Origin
+from checkpoints_zoo.interop.ingest.origin import SAFETENSORS_SUFFIX, Origin, is_pickle_of_arrays
 from checkpoints_zoo.interop.ingest.selection import NetTensors
 from checkpoints_zoo.sources.archives import IdentifyNet, MemberGroup, MemberHeader, MemberRange
 
@@ -123,14 +126,19 @@ def _read_selected_state_dicts(path: Path, place: StateDictPlace) -> dict[str, S
 
 
 def _read_candidate_state_dicts(path: Path, place: StateDictPlace) -> dict[str, StateDict]:
-    """Read the state dicts in a file of torch.save that may be the network's; return key -> state dict.
+    """Read the state dicts in a file that may be the network's; return key -> state dict.
 
     Raises:
-        UsageError: the file can't be read without running code, so it was not read; or the file lacks the key.
+        UsageError, FormatError: the file can't be read without running code, so it was not read; or the file lacks the
+            key.
         DamagedError: the file is cut short, or holds no named tensors.
     """
-    loaded_object = _load_file(path)
-    state_dicts = dict(_find_state_dicts(loaded_object))
+    if is_pickle_of_arrays(path.name):
+        loaded_object = read_pickled_arrays(path.read_bytes(), f"file {path}")
+        state_dicts = dict(_find_dicts_of_arrays(loaded_object))
+    else:
+        loaded_object = _load_file(path)
+        state_dicts = dict(_find_state_dicts(loaded_object))
     if place.key:
         if place.key not in state_dicts:
             raise UsageError(
@@ -175,6 +183,31 @@ def _find_state_dicts(loaded_object: Any) -> Iterator[tuple[str, StateDict]]:
             else:
                 next_level_entries += [(f"{key}/{n}" if key else n, v) for n, v in value.items() if type(n) is str]
         level_entries = next_level_entries
+
+
+def _find_dicts_of_arrays(loaded_object: Any, key: str = "") -> Iterator[tuple[str, StateDict]]:
+    """Yield a dict of numpy arrays, and each dict in it, as state dicts with their keys. The name of an array in a dict
+    inside the state dict is the path to it ("conv/w"); values that are no arrays are left out."""
+    if isinstance(loaded_object, dict):
+        if state := dict(_named_tensors(loaded_object, "")):
+            yield key, state
+        for name, value in loaded_object.items():
+            if type(name) is str:
+                yield from _find_dicts_of_arrays(value, f"{key}/{name}" if key else name)
+
+
+def _named_tensors(arrays: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    import torch
+
+    for name, value in arrays.items():
+        if isinstance(value, dict):
+            yield from _named_tensors(value, f"{prefix}{name}/")
+        elif isinstance(value, np.ndarray):
+            try:
+                yield f"{prefix}{name}", torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
+            except TypeError as error:  # torch has no such numbers, as of 16 bytes.
+                expected = "an array of a dtype that torch has"
+                raise DamagedError(f"array {prefix}{name}", expected=expected, found=str(value.dtype)) from error
 
 
 def _is_tensor_entry(name: object, value: object) -> bool:
