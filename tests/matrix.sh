@@ -2,8 +2,8 @@
 # Builds the wheel, installs it with all extras at one corner of what pyproject.toml allows, and runs the quick tests there.
 # docs/install.md says which corners were run.
 #
-#   bash tests/matrix.sh oldest [PYTEST ARGUMENTS]    Python 3.11, each direct requirement at its lowest version
-#   bash tests/matrix.sh newest [PYTEST ARGUMENTS]    the newest versions, on Python 3.14 or, if set, on $PYTHON
+#   bash tests/matrix.sh oldest [TESTS AND OPTIONS]   Python 3.11, each direct requirement at its lowest version
+#   bash tests/matrix.sh newest [TESTS AND OPTIONS]   the newest versions, on Python 3.14 or, if set, on $PYTHON
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in
@@ -37,4 +37,4 @@ pathlib.Path(sys.argv[1]).symlink_to(pathlib.Path(sysconfig.get_path("purelib"),
 PYTHON
 cd "$place/clone"
 # Other versions warn of other things.
-"$place/environment/bin/python" -m pytest --quiet -m "not slow" -n logical -o filterwarnings=default tests "$@"
+"$place/environment/bin/python" -m pytest --quiet -m "not slow" -n logical -o filterwarnings=default "${@:-tests}"

@@ -26,6 +26,7 @@ from checkpoints_zoo.evaluation.figures import (
     TEMPERATURE,
     UNCERTAINTY,
 )
+from checkpoints_zoo.formats.progress import progress
 
 MOST_MEAN_BYTES = 2**27  # Largest number of bytes of mean probabilities in memory at a time.
 SUBSETS_PER_PASS = 512  # Number of subsets measured in one pass over the inputs out of distribution.
@@ -315,10 +316,16 @@ class Population:
             subsets: the ensembles, each as (k,) positions of members; duplicates are measured once.
         """
         order = {tuple(subset.tolist()): subset for subset in subsets}
-        rows = {key: self._measure_member(int(subset)) for key, subset in order.items() if len(key) == 1}
+        single_keys = [key for key in order if len(key) == 1]
+        rows = {
+            key: self._measure_member(key[0]) for key in progress(single_keys, len(single_keys), "figures of members")
+        }
         larger_keys = [key for key in order if len(key) > 1]
         size = _most_subsets_in_memory(self.test)
-        for first in range(0, len(larger_keys), SUBSETS_PER_PASS):
+        for first in progress(
+            range(0, len(larger_keys), SUBSETS_PER_PASS), len(larger_keys), "figures of ensembles", "ensembles",
+            size=lambda first: min(SUBSETS_PER_PASS, len(larger_keys) - first),
+        ):  # fmt: skip
             group = [order[key] for key in larger_keys[first : first + SUBSETS_PER_PASS]]
             membership = torch.zeros(len(group), self.members)
             for row, subset in zip(membership, group, strict=True):

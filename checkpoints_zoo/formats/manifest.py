@@ -34,6 +34,7 @@ LOCATION_COLUMNS = ("path", "offset", "nbytes", "layout", "dtype")
 LARGEST_UNPACKED_NBYTES = 2**32  # Largest number of bytes that a manifest's columns may have after unpacking.
 LARGEST_ROW_COUNT = 2**24
 LONGEST_PATH = 1024  # characters
+_NUMPY_NAME_OF_TYPE = {"double": "float64", "float": "float32", "halffloat": "float16"}  # of Arrow; others are the same
 
 
 class DescriptionWithLayouts(Protocol):
@@ -531,13 +532,14 @@ def take_rows(rows: pa.Table, positions: Sequence[int] | np.ndarray[tuple[int], 
 
 def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any]]:
     """Return the values of a column of numbers, or of true and false; values at nulls are arbitrary."""
-    # `ChunkedArray.to_numpy` and `pyarrow.compute` with Python values would import pandas.
+    # `ChunkedArray.to_numpy`, old `to_pandas_dtype` and `pyarrow.compute` with Python values would import
+    # pandas.
     if pa.types.is_boolean(column.type):
         return numpy_values(column.cast(pa.uint8())).astype(bool)
     combined_array = column.combine_chunks()
-    values: np.ndarray[tuple[int], Any] = np.frombuffer(
-        combined_array.buffers()[1] or b"", combined_array.type.to_pandas_dtype()
-    )
+    type_name = str(combined_array.type)
+    dtype = np.dtype(_NUMPY_NAME_OF_TYPE.get(type_name, type_name))
+    values: np.ndarray[tuple[int], Any] = np.frombuffer(combined_array.buffers()[1] or b"", dtype)
     return values[combined_array.offset : combined_array.offset + len(combined_array)]
 
 
