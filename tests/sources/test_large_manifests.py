@@ -29,18 +29,18 @@ def write_large(
     """Write a source with 20,000 rows, which share the bytes of three members: each third member has a snapshot."""
     built = build(folder, members=range(3))
     random = np.random.default_rng(5)
+    seeds, accuracies, splits = random.integers(1000, size=COUNT), random.random(COUNT), random.integers(2, size=COUNT)
     built.rows = change(
         [
             {**built.rows[i % 3], "member": i - i % 3 // 2, "epoch": 10 if i % 3 == 1 else 40, "final": i % 3 != 1,
              "status": "failed" if i % 50 == 7 else "ok", "reason": "diverged" if i % 50 == 7 else None,
-             "seed": None if i < 5_000 else int(random.integers(1000)), "test_accuracy": float(random.random()),
-             "split": ("train", "test")[int(random.integers(2))]}
-            for i in range(COUNT)
+             "seed": None if i < 5_000 else seed, "test_accuracy": accuracy, "split": ("train", "test")[split]}
+            for i, (seed, accuracy, split) in enumerate(
+                zip(seeds.tolist(), accuracies.tolist(), splits.tolist(), strict=True)
+            )
         ]
     )  # fmt: skip
-    built.write(schema)
-    table = pq.ParquetFile(built.manifest).read()
-    pq.write_table(table, built.manifest, **{"row_group_size": GROUP, "use_dictionary": ["split"]} | options)
+    built.write(schema, **{"row_group_size": GROUP, "use_dictionary": ["split"]} | options)
     return built
 
 

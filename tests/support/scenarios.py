@@ -182,15 +182,15 @@ class Built:
         """The first row's file."""
         return self.root / str(self.rows[0]["path"])
 
-    def write(self, schema: pa.Schema = SCHEMA, version: bytes | None = b"1") -> None:
-        """Write manifest and description, as they stand in `rows` and `description`."""
+    def write(self, schema: pa.Schema = SCHEMA, version: bytes | None = b"1", **options: Any) -> None:
+        """Write manifest and description, as they stand in `rows` and `description`; options are pyarrow's."""
         self.manifest.parent.mkdir(parents=True, exist_ok=True)
         columns = [pa.array([r.get(f.name) for r in self.rows], f.type) for f in schema]
         table = pa.table(columns, schema=schema)
         if version is not None:
             table = table.replace_schema_metadata({"schema_version": version})
         with self.manifest.open("wb") as file:
-            pq.write_table(table, file)
+            pq.write_table(table, file, **options)
         self.json.write_text(json.dumps(self.description))
 
 
