@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -34,7 +35,9 @@ def small_resnet(blocks: tuple[int, ...], stem: nn.Conv2d, classes: int, **optio
         options: further arguments of timm's class `ResNet`.
     """
     # timm is imported here, because importing it takes seconds and the rest of the package doesn't need it.
-    from timm.models.resnet import BasicBlock, ResNet
+    # On the CPU: with torch 2.6 the import calculates with tensors, which fails on the meta device.
+    with torch.device("cpu"):
+        from timm.models.resnet import BasicBlock, ResNet
 
     kind: Any = BasicBlock  # The variable avoids timm's wrong annotation, which asks for an instance.
     net = ResNet(kind, blocks, in_chans=stem.in_channels, num_classes=classes, zero_init_last=False, **options)

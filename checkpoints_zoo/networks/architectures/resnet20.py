@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from checkpoints_zoo.networks.architectures.resnet18 import reset_weights, small_resnet
@@ -24,8 +25,9 @@ def resnet20_frn_silu(channels: int = 3, classes: int = 10, conv_bias: bool = Fa
     273258
     """
     # timm is imported here, because importing it takes seconds and the rest of the package doesn't need it.
-    from timm.layers.filter_response_norm import FilterResponseNormTlu2d
-    from timm.models.resnet import BasicBlock
+    with torch.device("cpu"):  # as in `small_resnet`
+        from timm.layers.filter_response_norm import FilterResponseNormTlu2d
+        from timm.models.resnet import BasicBlock
 
     norm: Any = partial(FilterResponseNormTlu2d, eps=1e-6)  # The eps of torch-uncertainty; timm's default is 1e-5.
     stem = nn.Conv2d(channels, 16, kernel_size=3, padding=1, bias=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import UsageError
@@ -35,7 +36,8 @@ class ResNet8(nn.Module):
 def _stage(width_in: int, width: int, stride: int) -> nn.Sequential:
     """Build a stage of one basic block, with a 1x1 convolution as shortcut where the shape changes."""
     # timm is imported here, because importing it takes seconds and the rest of the package doesn't need it.
-    from timm.models.resnet import BasicBlock, downsample_conv
+    with torch.device("cpu"):  # as in `small_resnet`
+        from timm.models.resnet import BasicBlock, downsample_conv
 
     shortcut = None
     if stride != 1 or width_in != width:
