@@ -20,7 +20,7 @@ from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, 
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
 from checkpoints_zoo.formats.printing import LONGEST_REPR, html_text
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.formats.text import first_few, format_bytes, one_line, whole_number
+from checkpoints_zoo.formats.text import count_with_noun, first_few, format_bytes, one_line, whole_number
 from checkpoints_zoo.images import ImageInput, Preprocess
 from checkpoints_zoo.networks import architectures, modules
 from checkpoints_zoo.networks.device import check_device
@@ -112,7 +112,7 @@ class Collection:
         network_text = f"{self.description.architecture} on {self.description.dataset}"
         steps_text = "".join(f", {step}" for step in self._view.steps)
         source_text = f"from {self.source.display_name}{steps_text}"
-        return f"Collection({self.name!r}, {len(self)} members, {network_text}, {source_text})"
+        return f"Collection({self.name!r}, {count_with_noun(len(self), 'member')}, {network_text}, {source_text})"
 
     def _repr_html_(self) -> str:
         facts = {

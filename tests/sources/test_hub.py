@@ -213,7 +213,7 @@ def test_revisions(hub: Hub, tiny: Built, revision: str) -> None:
     hub.commit(REPO, {"manifests/tiny.json": None})
     members = zoo.load("tiny", n=1, source=f"{ADDRESS}@{revision}")
     assert members._commit == first
-    assert repr(members) == f"Collection('tiny', 1 members, convnet on digits, from {ADDRESS}@{first})"
+    assert repr(members) == f"Collection('tiny', 1 member, convnet on digits, from {ADDRESS}@{first})"
     assert members.citation.startswith(f"{ADDRESS}@{first}/tiny#0~")
     assert resolve_address(f"{ADDRESS}@{first}").commit == first
 
