@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PICTURE_SIZE = (11.0, 8.4)  # Width and height of a report's picture in inches.
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 2.6  # Width and height in inches of one panel of curves.
+NOTE_LETTERS_PER_INCH, NOTE_LINE_HEIGHT = 15.4, 0.14  # Letters an inch, and height in inches, of lines of notes.
+LONGEST_AXIS_LABEL = 20  # Largest number of letters in a line of an axis label.
 PANEL_COLUMNS = 3  # Number of columns of panels in a picture of curves.
 MOST_SIZES = 3  # Largest number of ensemble sizes in a text table.
 USUAL_LEGEND_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # Legend entries of every curve.
@@ -181,7 +183,7 @@ class Report(PrintedResult):
     @property
     def remarks(self) -> list[str]:
         """Sentences about missing intervals, and about figures that are best for fewer than all members."""
-        return [*_sentences_on_missing_intervals(self), *_sentences_on_better_small_sizes(self)]
+        return _remarks_on(self, self.ensemble)
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
         """Yield ("" or "scaled", needed members) for each distance in `within`, before and after scaling."""
@@ -326,14 +328,20 @@ def _measurement_notes(report: Report) -> str:
     return "\n".join([*lines, *(line for remark in report.remarks for line in wrap(remark, 118))])
 
 
-def _sentences_on_missing_intervals(report: Report) -> Iterator[str]:
-    """Yield sentences on the intervals that the report leaves out, with the reason."""
+def _remarks_on(report: Report, figures: Iterable[str]) -> list[str]:
+    """Return the remarks of a report that are about some of its figures."""
+    names = [name for name in report.ensemble if name in set(figures)]
+    return [*_sentences_on_missing_intervals(report, names), *_sentences_on_better_small_sizes(report, names)]
+
+
+def _sentences_on_missing_intervals(report: Report, figures: Sequence[str]) -> Iterator[str]:
+    """Yield sentences on the intervals of figures that the report leaves out, with the reason."""
     if report.members < 3:
         yield "No intervals: they need 3 members or more."
     elif report.members < FEWEST_MEMBERS_IF_SKEWED:
-        names = [
-            KNOWN_FIGURES[name].title for name in KNOWN_FIGURES if name in SENSITIVE_FIGURES and name in report.ensemble
-        ]
+        names = [KNOWN_FIGURES[name].title for name in KNOWN_FIGURES if name in SENSITIVE_FIGURES and name in figures]
+        if not names:
+            return
         share = 100 * 0.9**report.members
         yield (
             f"No intervals of limits, of means of members, and of the ensemble's {'; '.join(names)}: they need "
@@ -343,16 +351,17 @@ def _sentences_on_missing_intervals(report: Report) -> Iterator[str]:
         )
 
 
-def _sentences_on_better_small_sizes(report: Report) -> Iterator[str]:
+def _sentences_on_better_small_sizes(report: Report, figures: Sequence[str]) -> Iterator[str]:
     """Yield sentences on figures that are best for fewer than all members, with a possible reason."""
     chance_texts: list[str] = []
     calibration_texts: list[str] = []
     other_texts: list[str] = []
-    for name, full_value in report.ensemble.items():
+    for name in figures:
+        full_value = report.ensemble[name]
         sign = {"higher": 1, "lower": -1}.get(KNOWN_FIGURES[name].better)
         if sign is None or name not in report.growth:
             continue
-        values = {size: sign * figures[name].value for size, figures in report.curve.items() if name in figures}
+        values = {size: sign * intervals[name].value for size, intervals in report.curve.items() if name in intervals}
         best_size = max(values, key=lambda size: values[size])
         if best_size == report.members or values[best_size] - values[report.members] <= ROUNDING_ERROR:
             continue
@@ -390,7 +399,7 @@ def draw_report(report: Report) -> Figure:
     figure = Figure(figsize=PICTURE_SIZE, dpi=DPI, layout=layout_engine)
     figure.suptitle(f"{picture_title(report)}\n", fontsize=14, fontweight="bold")
     figure.text(0.5, 0.958, picture_subtitle(report), ha="center", va="top", color=GREY, fontsize=10)
-    figure.supxlabel(picture_notes(report), fontsize=8, color=GREY)
+    figure.supxlabel(picture_notes(report, PICTURE_SIZE[0]), fontsize=8, color=GREY)
     panel_grid = figure.add_gridspec(
         20, 2
     )  # All panels share one grid, so that the left and right edges of upper and lower panels are aligned.
@@ -621,15 +630,27 @@ def draw_curves(report: Report, figures: Iterable[str] | None = None) -> Figure:
     names = _select_figures(report, figures)
     columns = min(PANEL_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
-    size = (max(2, columns) * PANEL_WIDTH, rows * PANEL_HEIGHT + 1.6)
+    width = max(2, columns) * PANEL_WIDTH
+    notes = f"members in the ensemble\n\n{picture_notes(report, width, names)}"
+    size = (width, rows * PANEL_HEIGHT + 0.9 + NOTE_LINE_HEIGHT * len(notes.split("\n")))
     layout_engine = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.03)
     figure = Figure(figsize=size, dpi=DPI, layout=layout_engine)
-    figure.suptitle(f"{picture_title(report)}\n{picture_subtitle(report)}", fontsize=12)
-    figure.supxlabel(f"members in the ensemble\n\n{picture_notes(report)}", fontsize=8, color=GREY)
+    figure.suptitle(f"{picture_title(report)}\n{picture_subtitle(report)}\n", fontsize=12)
+    figure.supxlabel(notes, fontsize=8, color=GREY)
+    handle_of_entry: dict[str, Any] = {}
     for number, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, number, label=name)
         draw_curve(report, axes, name)
         _add_panel_legend(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        handle_of_entry |= zip(labels, handles, strict=True)
+    entries = [entry for entry in USUAL_LEGEND_ENTRIES if entry in handle_of_entry]
+    # The title's last line is empty: the legend stands there, 0.48 inches below the picture's upper edge.
+    legend_place = (0.5, 1 - 0.48 / size[1])
+    figure.legend(
+        [handle_of_entry[entry] for entry in entries], entries, loc="upper center", bbox_to_anchor=legend_place,
+        ncols=3, borderaxespad=0,
+    )  # fmt: skip
     return figure
 
 
@@ -674,7 +695,8 @@ def draw_curve(report: Report, axes: Axes, figure: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks := _spaced_ticks(sizes), [f"{size:,}" for size in ticks])
     axes.minorticks_off()
-    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=KNOWN_FIGURES[figure].label)
+    label = "\n".join(wrap(KNOWN_FIGURES[figure].label, LONGEST_AXIS_LABEL))
+    axes.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.2), ylabel=label)
 
 
 def _draw_size_curve(
@@ -774,23 +796,37 @@ def citation_without_source(report: Report) -> str:
     return report.citation.rpartition("@")[2]
 
 
-def picture_notes(report: Report) -> str:
+def picture_notes(report: Report, width: float, figures: Iterable[str] | None = None) -> str:
     """Return the lines of text below a picture: the meaning of the intervals, the needed members, and the members'
-    ids."""
-    text = "Bands: where 95 % of fresh ensembles of that size fall. [ ]: 95 % intervals over members,"
-    text += " by a delete-d jackknife (a bootstrap for the mean of members)."
-    text = text if report.members >= 3 else ""
+    ids.
+
+    Args:
+        report: the drawn report.
+        width: width of the picture in inches.
+        figures: names of the figures in a picture of curves; None for the picture of the whole report.
+    """
+    letters = int(width * NOTE_LETTERS_PER_INCH)
+    names = [*KNOWN_FIGURES] if figures is None else [*figures]
+    text = ""
+    if report.members >= 3:
+        text = (
+            "Bands: where 95 % of fresh ensembles of that size fall. Error bars and [ ]: 95 % intervals over members,"
+        )
+        has_bootstrap = figures is None and report.member["accuracy"].low is not None
+        text += f" by a delete-d jackknife{' (a bootstrap for the mean of members)' if has_bootstrap else ''}."
     if report.growth:
         text += "\nDashed: the limit, of an infinite ensemble."
     needed = [
         f"{KNOWN_FIGURES[x.figure].short_title or KNOWN_FIGURES[x.figure].title} within {x.within:.3g}"
         f"{f', {kind}' if kind else ''}: {x}"
         for kind, x in report.answers()
+        if x.figure in names
     ]
     if needed:
         text += f" Members needed to come near it: {'; '.join(needed)}."
-    text = "\n".join("\n".join(wrap(line, 170)) for line in [*text.split("\n"), *report.remarks])
+    text = "\n".join("\n".join(wrap(line, letters)) for line in [*text.split("\n"), *_remarks_on(report, names)])
     # The commit and the check digits of the citation are in the metadata of the picture's file.
     members = citation_without_source(report).partition("/")[2].rpartition("~")[0]
-    shortened_members = members if len(members) <= 150 else f"{members[:100]}…{members[-45:]}"
+    limit = letters - 20
+    shortened_members = members if len(members) <= limit else f"{members[: limit * 2 // 3]}…{members[-limit // 4 :]}"
     return f"{text}\n{f'Members: {shortened_members}' if shortened_members else ''}"

@@ -14,6 +14,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.evaluation import report as reports
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.growth import Growth, estimate_growth
 from checkpoints_zoo.evaluation.metrics import Interval
@@ -223,6 +224,45 @@ def test_the_pictures_mark_the_members_needed(report: Report, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [["brier"], ["brier", "auroc"], ["ace", "mi_ood", "nll"], ["accuracy", "nll", "ece", "ace", "aupr", "mi_id"]],
+)
+def test_pictures_of_curves_hold_their_text_and_speak_of_their_figures(
+    report: Report, names: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(
+        reports, "draw_curves", lambda report, names: figures.append(draw_curves(report, names)) or figures[0]
+    )
+    report.plot_curves(tmp_path / "c.png", names)
+    figure = figures[0]
+    notes = figure.get_supxlabel()
+    texts = [*figure.texts, *figure.legends[0].get_texts(), *(axes.yaxis.label for axes in figure.axes)]
+    assert {id(text) for text in texts} >= {id(figure._supxlabel), id(figure._suptitle)}
+    for text in texts:
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= figure.bbox.x1, text
+        assert box.y1 <= figure.bbox.y1, text
+    for axes in figure.axes:
+        assert axes.yaxis.label.get_window_extent().height < axes.get_window_extent().height
+        assert axes.get_window_extent().y1 < figure.legends[0].get_window_extent().y0
+    # A bar of all members is drawn for figures that have an interval for 12 members.
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    has_bar = any(report[name].low is not None for name in names)
+    assert entries == ["mean of that size", "a fresh ensemble", *(["all members"] if has_bar else [])]
+    words = {
+        "accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": " ECE", "ace": "ACE", "auroc": "AUROC",
+        "aupr": "AUPR", "adaptive_ece": "adaptive ECE", "mi_id": "mutual information, ID",
+        "mi_ood": "mutual information, OOD", "disagreement": "disagreement", "fpr95": "FPR95", "aurc": "AURC",
+    }  # fmt: skip
+    # "accuracy" is also a word of the sentence on calibration.
+    absent = [words[name] for name in report.ensemble if name not in (*names, "accuracy")]
+    assert not [word for word in absent if word in notes.replace("\n", " ")]
+
+
 def test_the_command_line_prints_the_members_needed(tmp_path: Path) -> None:
     asked = ("convnet-digits", "-n", "4", "--sizes", "2")
     result = run("evaluate", *asked, "--within", "brier=0.002", "--within", "accuracy=0.05")
