@@ -36,12 +36,13 @@ def command(request: EvaluationRequest, path: Path, out: Output) -> None:
         within=request.within, device=request.device, seed=request.seed, say=out.say,
     )  # fmt: skip
     page_values = page.values()
+    has_missing_figures = any(part["left_out"] for part in page_values["parts"])
     part_rows = [
         {
             "part": part["title"],
             "figures": len(part["figures"]),
             "tables": len(part["tables"]),
-            "left out": "; ".join(part["left_out"]),
+            **({"left out": "; ".join(part["left_out"])} if has_missing_figures else {}),
         }
         for part in page_values["parts"]
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -75,6 +76,30 @@ def test_captions_say_what_is_shown_on_what() -> None:
         "Table 1. All figures. On digits/test, n = 90 inputs; out of distribution: photos/test, n = 200 inputs. [ ]:"
     )
     assert all("n = " in t for t in texts if t.startswith(("Figure 1", "Figure 2", "Figure 3", "Figure 4", "Figure 6")))
+    # Means of 6 members have no interval, so no caption speaks of a bootstrap.
+    assert not any("[" in row[2] for row in table(page, "all-figures").rows if len(row) > 1)
+    assert not any("bootstrap" in t for t in texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("members", [2, 32])
+def test_captions_explain_the_intervals_that_are_shown(members: int) -> None:
+    page = zoo.report_page(zoo.load("convnet-digits", n=members), few(), None, sizes=[1], subsets=2)
+    captions = {
+        number: plain(text)
+        for number, text in re.findall(r"<figcaption[^>]*>(?:<b>)?(Table 1|Figure [13])\.(.*?)</figcaption>", page.html)
+    }
+    assert len(captions) == 3
+    has_intervals = members == 32
+    assert ("of the mean of members, its 95 % bootstrap interval" in captions["Table 1"]) == has_intervals
+    assert ("by a bootstrap and a jackknife over members" in captions["Figure 1"]) == has_intervals
+    assert ("diamond: all members" in captions["Figure 3"]) == has_intervals
+    assert has_intervals or not any("[ ]" in text or "%" in text for text in captions.values())
+
+
+def test_a_page_without_a_subtitle_has_no_dangling_colon() -> None:
+    text = Page("mine: a population of 5 networks", "", (), {}).to_text()
+    assert text.splitlines()[0] == "mine: a population of 5 networks"
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +313,12 @@ def test_the_command_makes_the_same_page(tmp_path: Path) -> None:
     result = run("report", *words[:-1], tmp_path / "a.html")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0].split() == ["part", "figures", "tables", "left", "out"]
+    complete = replace(digits_page(), path=tmp_path / "b.html")
+    assert not any(left_out(complete).values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("checkpoints_zoo.publishing.html_report.report_page", lambda *_, **__: complete)
+        table_lines = run("report", "convnet-digits", "--out", tmp_path / "b.html").stdout.splitlines()
+    assert table_lines[0].split() == ["part", "figures", "tables"]
     assert result.stdout.splitlines()[-1].startswith(f"{tmp_path}/a.html, ")
     assert (tmp_path / "a.html").read_bytes() == page.html.encode()
 

@@ -78,6 +78,11 @@ class Measurements:
         return " (95 % jackknife intervals)" if self.report.members > 2 else ""
 
     @property
+    def has_member_intervals(self) -> bool:
+        """Whether the means over single members have intervals, which need more members than an ensemble's figures."""
+        return any(mean.low is not None for mean in self.report.member.values())
+
+    @property
     def images(self) -> str:
         """The images in distribution and their number."""
         return f"{self.report.data.split(' ')[0]}, n = {self.report.inputs:,} inputs"

@@ -63,7 +63,8 @@ class Page(PrintedResult):
         """Return the page's parts and the path of its file as a table in plain text."""
         rows = [{"part": part.title, "blocks": len(part.blocks)} for part in self.parts]
         saved_sentence = "It is not saved: .save(path) writes it." if self.path is None else f"Saved at {self.path}."
-        return f"{self.title}: {self.subtitle}\n\n{text_table(rows)}\n\n{saved_sentence}"
+        heading = f"{self.title}: {self.subtitle}" if self.subtitle else self.title
+        return f"{heading}\n\n{text_table(rows)}\n\n{saved_sentence}"
 
     @property
     def panels(self) -> Mapping[str, Panel]:

@@ -156,7 +156,8 @@ def _members_figure(measured: Measurements) -> FigureBlock:
     deviation_text = ""
     if len(accuracy_percentages) > 1:
         deviation_text = f", standard deviation {statistics.stdev(accuracy_percentages):.2g} points"
-    intervals_note = "; [ ]: 95 % intervals, by a bootstrap and a jackknife over members"
+    resampling = "a bootstrap and a jackknife" if measured.has_member_intervals else "a jackknife"
+    intervals_note = f"; [ ]: 95 % intervals, by {resampling} over members"
     caption = (
         bold("The single members."), " Test accuracy (a) and ", term("nll"), f" (b) of each of "
         f"{count_with_noun(report.members, 'member')} on {measured.images}{deviation_text}. Dashed: mean of the "

@@ -89,13 +89,17 @@ def build_part(measured: Measurements) -> Part:
                 )
             )
     ood_text = f"; out of distribution: {measured.images_ood}" if measured.outside is not None else ""
+    means_text = "of the mean of members, its 95 % bootstrap interval; " if measured.has_member_intervals else ""
+    interval_texts = (
+        term("interval", "[ ]"), f": {means_text}of an ensemble of fewer than all, ",
+        term("band", "where 95 % of fresh ensembles"),
+        " of that size fall; of all members, a 95 % jackknife interval. ",
+    )  # fmt: skip
     caption = (
         bold("All figures."),
         f" On {measured.images}{ood_text}. ",
-        term("interval", "[ ]"),
-        ": of the mean of members, its 95 % bootstrap interval; of an ensemble of fewer than all, ",
-        term("band", "where 95 % of fresh ensembles"),
-        " of that size fall; of all members, a 95 % jackknife interval. ↑ ↓: which way is better.",
+        *(interval_texts if report.members > 2 else ()),
+        "↑ ↓: which way is better.",
     )
     few_members_note = (
         [] if report.members > 2 else [NoteBlock(("Fewer than 3 members say nothing about intervals.",), True)]
@@ -172,10 +176,13 @@ def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str],
     report = measured.report
     images_text = measured.images_ood if figures == OOD_FIGURES else measured.images
     limit_note = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
+    band_texts = (
+        "; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; diamond: all members, with "
+        "their 95 % jackknife interval, where there is one",
+    )  # fmt: skip
     caption = (
         bold("Figures against ensemble size."), f" On {images_text}. Line: mean over random ensembles of that size, of "
-        f"{report.members:,} members; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; "
-        f"diamond: all members, with their 95 % jackknife interval.{limit_note}",
+        f"{report.members:,} members", *(band_texts if report.members > 2 else ()), f".{limit_note}",
     )  # fmt: skip
     header = ("members", *(TERMS[figure][0] + (" (%)" if figure == "accuracy" else "") for figure in figures))
     rows = [
