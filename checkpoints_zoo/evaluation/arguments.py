@@ -51,7 +51,7 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
             f"classes of {description.name}",
             expected="names of classes in the order of the logits, to compare the logits with labels",
             found="none in its description",
-            do="Make the collection again, with like= or with classes= and preprocessing= (`zoo-cli import --like NAME`)",
+            do="Make the collection again, with like= or classes= and preprocessing= (`zoo-cli import --like NAME`)",
         )
     renumbered_data = in_order(data, description.classes)
     if renumbered_data.labels is not None and tuple(renumbered_data.classes) == description.classes:

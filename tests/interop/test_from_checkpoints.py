@@ -573,7 +573,7 @@ def test_without_classes_one_is_told(tmp_path: Path) -> None:
         zoo.evaluate(members, "digits", ood="photos")
     assert str(caught.value) == (
         "classes of mine: expected names of classes in the order of the logits, to compare the logits with labels; "
-        "found none in its description. Make the collection again, with like= or with classes= and preprocessing= "
+        "found none in its description. Make the collection again, with like= or classes= and preprocessing= "
         "(`zoo-cli import --like NAME`)."
     )
 
