@@ -502,6 +502,15 @@ def test_figures_are_measured(tmp_path: Path) -> None:
     again = zoo.from_checkpoints(folder, "convnet", out=tmp_path / "out", name="mine")
     assert again.description == members.description
     assert again.rows.equals(members.rows)
+    # With another preprocessing the figures are others.
+    shifted = zoo.images.Preprocess(shipped.preprocess.size, 1, (0.5,), (1.0,))
+    facts: dict[str, Any] = {"out": tmp_path / "out", "name": "mine", "preprocessing": shifted}
+    unmeasured = zoo.from_checkpoints(folder, "convnet", **facts)
+    assert unmeasured.manifest[["test_accuracy", "test_nll", "eval_data"]].isna().all(axis=None)
+    assert unmeasured.rows.column("sha256").equals(members.rows.column("sha256"))
+    measured = zoo.from_checkpoints(folder, "convnet", evaluate="digits", **facts)
+    assert zoo.verify(measured) == []
+    assert measured.rows.column("test_nll").to_pylist() != members.rows.column("test_nll").to_pylist()
 
 
 @pytest.mark.slow

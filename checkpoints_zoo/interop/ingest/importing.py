@@ -120,11 +120,11 @@ def ingest(
             shards.record_import(target, name, import_record)
             staged_indexes = checkpoint_members.stage_gzips(origin, staging_folder, say)
         survey = survey_origin(origin, name, staged_indexes, False, user_facts, like, options, copy_root, say)
-        test_images = None if evaluate is None else load_test_images(evaluate, survey.description, build)
+        description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
+        test_images = None if evaluate is None else load_test_images(evaluate, description, build)
         if reshard is None:
             survey.write(target)
         else:
-            description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
             shards.record_import(target, name, import_record)
             origin = survey.origin  # safetensors files with more tensors than the net's are read as state dicts
             reader = shards.MemberReader(
