@@ -475,6 +475,8 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
             zoo.from_checkpoints(folder, **base | options)
     with pytest.raises(SourceNotFound, match="expected a folder of checkpoints; found nothing there"):
         source_of(tmp_path / "none", out)
+    with pytest.raises(UsageError, match="directory: expected the path of one folder with checkpoints; found a list"):
+        source_of([folder / "seed-0.pt"], out)  # type: ignore[arg-type]
     with pytest.raises(SourceNotFound, match="expected a folder of checkpoints; found a file"):
         source_of(folder / "seed-0.pt", out)
     with pytest.raises(SourceNotFound, match=r"found none among 0 files that match \*\.ckpt"):

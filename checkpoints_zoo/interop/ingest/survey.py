@@ -102,8 +102,8 @@ def survey_origin(
         checkpoint_members.check_all_fit(origin.label, member_groups, recogniser)
     broken = [why for group in member_groups for _, why in group.damaged]
     if not any(group.members for group in member_groups):
-        first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
-        raise DamagedError(f"source {origin.label}", expected="members", found=first)
+        found = f"none in {len(broken):,} files, the first: {broken[0]}" if broken else "none"
+        raise DamagedError(f"source {origin.label}", expected="members", found=found)
     try:
         rows, layouts, net = archives.rows_of_groups(member_groups, recogniser)
     except LayoutError as error:
