@@ -114,7 +114,8 @@ class Collection:
         return _join([self, other])
 
     def __repr__(self) -> str:
-        network_text = f"{self.description.architecture} on {self.description.dataset}"
+        dataset_text = f" on {self.description.dataset}" if self.description.dataset else ""
+        network_text = f"{self.description.architecture}{dataset_text}"
         steps_text = "".join(f", {step}" for step in self._view.steps)
         source_text = f"from {self.source.display_name}{steps_text}"
         return f"Collection({self.name!r}, {len(self)} members, {network_text}, {source_text})"

@@ -575,6 +575,18 @@ def test_without_preprocessing_one_is_told(tmp_path: Path) -> None:
         members.preprocess  # noqa: B018
 
 
+def test_without_classes_one_is_told(tmp_path: Path) -> None:
+    members = source_of(keep(tmp_path / "in", mlps(2)), tmp_path / "out")
+    assert repr(members) == f"Collection('mine', 2 members, Mlp, from {tmp_path / 'out'})"
+    with pytest.raises(UsageError) as caught:
+        zoo.evaluate(members, "digits", ood="photos")
+    assert str(caught.value) == (
+        "classes of mine: expected names of classes in the order of the logits, to compare the logits with labels; "
+        "found none in its description. Make the collection again, with like= or classes= and preprocessing= "
+        "(`zoo-cli import --like NAME`)."
+    )
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_net_of_test.py").write_text(
