@@ -285,9 +285,9 @@ def align_command(
     """
     if barrier and isinstance(to, str):
         raise click.UsageError("--barrier needs --to ID: lines start at a member, not at the mean.")
+    members = selection.load()
     from checkpoints_zoo.populations.alignment_table import measure_alignment
 
-    members = selection.load()
     if to is None and len(members):
         to = members.ids[0]
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, aligned to {to} …")
