@@ -87,9 +87,9 @@ def compact_command(
         return _compare_with_hmc(selection, against, vi, data, to, plot, out, options)
     if vi is not None:
         raise click.UsageError("--vi needs --against, a collection of HMC's draws.")
+    members = selection.load()
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
-    members = selection.load()
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)} …")
     result = compact(members, data, to=to, **options)
     if plot:
@@ -113,10 +113,10 @@ def _compare_with_hmc(
         raise click.UsageError(
             "--to ID can't be combined with --against: draws are aligned to the first of each, or to their mean."
         )
-    from checkpoints_zoo.methods.comparing.compact_comparison import compact
-
     ensemble, hmc = selection.load(), selection.other_collection(hmc_name).load()
     vi_draws = None if vi_name is None else selection.other_collection(vi_name).load()
+    from checkpoints_zoo.methods.comparing.compact_comparison import compact
+
     out.say(f"{ensemble.name}: {len(ensemble)} members against {len(hmc)} draws of {hmc.name} …")
     result = compact(ensemble, data, against=hmc, vi=vi_draws, to=align_to, **compact_options)
     out.data(json.loads(result.to_json()), result.to_text())

@@ -75,9 +75,9 @@ class EvaluationRequest:
 
     def report(self, out: Output) -> Report:
         """Evaluate the members; return the report."""
+        members = self.selection.load()
         from checkpoints_zoo.evaluation.evaluating import evaluate
 
-        members = self.selection.load()
         if self.stored is None:
             ood_name = self.ood_name()
             images_text = f"{self.data or members.description.dataset}{f' against {ood_name}' if ood_name else ''}"

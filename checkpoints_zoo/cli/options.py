@@ -37,11 +37,15 @@ class Selection:
     architecture: str | None = None
 
     def load(self) -> Collection:
-        """Load the selected members; return them as a Collection."""
-        from checkpoints_zoo.collection.collection import load
+        """Load the selected members; return them as a Collection. An error of the selection comes before torch is
+        imported."""
+        selected = None if " + " in self.name else self.find()
+        from checkpoints_zoo.collection.collection import Collection, load
 
         build = None if self.architecture is None else import_function(self.architecture)
-        return load(**self._load_arguments(), architecture=build)
+        if selected is None:  # Citations of several collections, which are joined.
+            return load(**self._load_arguments(), architecture=build)
+        return Collection._of_selected(selected, build)
 
     def find(self) -> SelectedMembers:
         """Select members as `zoo.load` does, without importing torch or pandas; return their manifest rows."""

@@ -13,10 +13,10 @@ import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
 from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
-from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.errors import CollectionNotFound, UsageError
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.text import format_bytes
+from checkpoints_zoo.formats.text import did_you_mean, format_bytes
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -126,7 +126,13 @@ def _open_table_and_members(selection: Selection, member_options: list[str]) -> 
     listing = catalog.collections().get(name)
     if listing is not None and listing.archives is not None and not given_options and not member_options:
         return symmetries(name), None
-    members = selection.load()
+    try:
+        members = selection.load()
+    except CollectionNotFound as error:
+        if selection.source is None:
+            error.expected += f", or an architecture ({', '.join(ARCHITECTURES)})"
+            error.do = did_you_mean(name, [*ARCHITECTURES, *catalog.collections()], largest_count=3) or error.do
+        raise
     return members.symmetry_table, members
 
 
@@ -279,9 +285,9 @@ def align_command(
     """
     if barrier and isinstance(to, str):
         raise click.UsageError("--barrier needs --to ID: lines start at a member, not at the mean.")
+    members = selection.load()
     from checkpoints_zoo.populations.alignment_table import measure_alignment
 
-    members = selection.load()
     if to is None and len(members):
         to = members.ids[0]
     out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, aligned to {to} …")

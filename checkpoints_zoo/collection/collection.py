@@ -92,6 +92,11 @@ class Collection:
             )
             return getattr(self, _RENAMED_ATTRIBUTES[name])
 
+    @classmethod
+    def _of_selected(cls, selected: SelectedMembers, architecture: Callable[[], nn.Module] | None) -> Collection:
+        """Return a collection of selected members; `architecture` builds a network that the package lacks."""
+        return cls(selected.source, selected.commit, selected.description, selected.rows, architecture)
+
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
@@ -109,7 +114,8 @@ class Collection:
         return _join([self, other])
 
     def __repr__(self) -> str:
-        network_text = f"{self.description.architecture} on {self.description.dataset}"
+        dataset_text = f" on {self.description.dataset}" if self.description.dataset else ""
+        network_text = f"{self.description.architecture}{dataset_text}"
         steps_text = "".join(f", {step}" for step in self._view.steps)
         source_text = f"from {self.source.display_name}{steps_text}"
         return f"Collection({self.name!r}, {count_with_noun(len(self), 'member')}, {network_text}, {source_text})"
@@ -825,7 +831,7 @@ def load(
     selection = select_members(
         name, n=n, where=where, members=members, sample=sample, snapshots=snapshots, source=source, check=check
     )
-    return Collection(selection.source, selection.commit, selection.description, selection.rows, architecture)
+    return Collection._of_selected(selection, architecture)
 
 
 def _join(collections: Sequence[Collection]) -> Collection:

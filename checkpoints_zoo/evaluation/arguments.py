@@ -43,8 +43,16 @@ def require_labels(data: ImageData, description: Description) -> tuple[ImageData
     The images may have only some of the classes, in any order: classes are matched by name, as in `images.in_order`.
 
     Raises:
-        UsageError: the images have no labels, or their classes have no names or are not the collection's.
+        UsageError: the collection has no classes, the images have no labels, or their classes have no names or are not
+            the collection's.
     """
+    if not description.classes:
+        raise UsageError(
+            f"classes of {description.name}",
+            expected="names of classes in the order of the logits, to compare the logits with labels",
+            found="none in its description",
+            do="Make the collection again, with like= or classes= and preprocessing= (`zoo-cli import --like NAME`)",
+        )
     renumbered_data = in_order(data, description.classes)
     if renumbered_data.labels is not None and tuple(renumbered_data.classes) == description.classes:
         return renumbered_data, renumbered_data.labels

@@ -378,9 +378,12 @@ class _Machine:
         return DamagedError(self.label, expected=f"{expected} of a pickle", found=found)
 
     def _refused(self, found: str) -> FormatError:
+        advice = "save its arrays with safetensors"
+        if found.startswith("torch."):
+            advice = "load it in your own code, and save the tensors with torch.save (.pt) or safetensors"
         return FormatError(
             self.label,
             expected="a pickle of numpy arrays in dicts, lists and tuples",
             found=found,
-            do="Nothing was run. If you made it yourself, save its arrays with safetensors",
+            do=f"Nothing was run. If you made it yourself, {advice}",
         )

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Any
 
 LONGEST_LINE = 300
+SHORTEST_PART_OF_NAME = 3  # Smallest number of characters by which a longer name is suggested.
 LARGEST_LISTED_COUNT = 5  # Largest number of values that a shortened list shows.
 # Characters that have a meaning in Markdown, tables, HTML, formulas, links or mentions.
 _MARKDOWN_CHARACTERS = re.compile(r"(?<=www)\.|[\\`*_\[\]<>|~&$:@#]", re.IGNORECASE)
@@ -191,7 +192,8 @@ def did_you_mean(
     cutoff: float = 0.5,
     text_of_name: Callable[[str], str] = str,
 ) -> str:
-    """Return a question that suggests known names which are similar to an unknown name; "" if no name is similar.
+    """Return a question that suggests known names which are similar to an unknown name, or else up to three that
+    contain it; "" if there are none.
 
     Args:
         name: the unknown name.
@@ -202,8 +204,13 @@ def did_you_mean(
 
     >>> did_you_mean("convent", ["convnet", "resnet18"])
     'Did you mean convnet?'
+    >>> did_you_mean("acc", ["test_accuracy", "test_nll"])
+    'Did you mean test_accuracy?'
     """
-    similar_names = get_close_matches(name, known_names, n=largest_count, cutoff=cutoff)
+    names = list(known_names)
+    similar_names = get_close_matches(name, names, n=largest_count, cutoff=cutoff)
+    if not similar_names and len(name) >= SHORTEST_PART_OF_NAME:
+        similar_names = [known_name for known_name in names if name in known_name][:3]
     return f"Did you mean {' or '.join(map(text_of_name, similar_names))}?" if similar_names else ""
 
 

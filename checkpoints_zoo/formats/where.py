@@ -379,7 +379,7 @@ def _check_column(table: pa.Table, schema: pa.Schema, condition: str, column_nam
         )
         do = f"{suggestion} " if suggestion else ""
         do += f"Text takes single quotes: {column_name!r}. " if f'"{column_name}"' in condition else ""
-        do += "`Collection.manifest.columns` has all names"
+        do += "`zoo-cli show NAME --format json` and `Collection.manifest.columns` have all names"
         raise _condition_error(condition, "names of columns", repr(column_name[:80]), do)
     if not _duckdb_type(schema, column_name):
         found = f"{column_name} of type {schema.field(column_name).type}"

@@ -151,8 +151,12 @@ class Preprocess:
 
 
 def _are_counts(values: tuple[Any, ...], length: int) -> bool:
-    return len(values) == length and all(type(value) is int and value >= 1 for value in values)
+    return _has_length(values, length) and all(type(value) is int and value >= 1 for value in values)
 
 
 def _are_numbers(values: tuple[Any, ...], length: int) -> bool:
-    return len(values) == length and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    return _has_length(values, length) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+
+
+def _has_length(values: Any, length: int) -> bool:
+    return isinstance(values, tuple | list) and len(values) == length

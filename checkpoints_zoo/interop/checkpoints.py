@@ -68,11 +68,11 @@ def from_checkpoints(
 ) -> Collection:
     """Make a source from a folder of checkpoints, one member a file; return the collection loaded from it.
 
-    The files are .safetensors, or .pt, .pth, .ckpt and .bin, from which only tensors are read; no code runs. Prefixes
-    of wrappers, such as "module.", are removed from names if the shorter names fit the architecture exactly. A file
-    that is damaged or has other tensors is refused before anything is written. A member with values that are not finite
-    becomes `failed`, a copy of an earlier member `excluded`; a warning names both. OUT/files/NAME.csv lists the file of
-    each member. After an interruption the same call continues.
+    The files are .safetensors; .pt, .pth, .ckpt and .bin, from which only tensors are read; or .pkl and .pickle with
+    dicts of numpy arrays. No code runs. Prefixes of wrappers, such as "module.", are removed from names if the shorter
+    names fit the architecture exactly. A file that is damaged or has other tensors is refused before anything is
+    written. A member with values that are not finite becomes `failed`, a copy of an earlier member `excluded`; a
+    warning names both. OUT/files/NAME.csv lists the file of each member. After an interruption the same call continues.
 
     Args:
         directory: folder that has the checkpoints, directly or in folders below it.
@@ -89,7 +89,9 @@ def from_checkpoints(
         like: name of a collection of the catalog with the same images, classes and preprocessing.
         device: torch device on which the members are evaluated.
         say: function called with lines of text on the progress.
-        facts: title, images, licence and citation of the collection, see `Facts`.
+        facts: title (one line), dataset (name of the training images), classes (names in the order of the logits, or
+            images that have these classes), preprocessing (a Preprocess, or its JSON), licence (SPDX name) and citation
+            of the collection. Without `like`, `evaluate` needs classes and preprocessing.
 
     Raises:
         UsageError: arguments contradict each other, a file has more than tensors, or the folder has other members under
@@ -106,6 +108,13 @@ def from_checkpoints(
     [7]
     """
     chosen_net = net_from_argument(architecture, arguments)
+    if not isinstance(directory, str | Path):
+        raise UsageError(
+            "directory",
+            expected="the path of one folder with checkpoints",
+            found=f"a {type(directory).__name__}",
+            do='To take some of its files only, give files="PATTERN"',
+        )
     folder = Path(directory).expanduser()
     if not folder.is_dir():
         obstacle = "a file" if folder.exists() else "nothing there"

@@ -45,7 +45,7 @@ from checkpoints_zoo.publishing.remote import (
     parse_repo,
 )
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.hub import Repo, fetch_file, retry_patiently
+from checkpoints_zoo.sources.hub import TRY_AGAIN_ADVICE, Repo, fetch_file, retry_patiently
 from checkpoints_zoo.sources.source import open_source
 
 # Size of a commit: an interrupted publication continues after its last commit; the Hub takes 128 commits an hour.
@@ -194,10 +194,16 @@ def publish(
     if sample and not dry_run:
         with explain_missing_packages("publish", "or give sample=0 (--sample 0), which measures no accuracy again"):
             import torch  # noqa: F401 - found out before anything is uploaded
-    (check_online if dry_run and not create_pr else check_login)(remote.label)
+    if create_pr or not dry_run:
+        check_login(remote.label)
     local_folder = read_folder(folder)
     check_ranges(local_folder)
-    main_branch = remote.branch(MAIN)
+    if dry_run:
+        check(local_folder, say, check_finite=False)
+        say(f"{local_folder.source.display_name}: the checks of a dry run found no problem")
+        main_branch = _main_branch_for_plan(remote, say)
+    else:
+        main_branch = remote.branch(MAIN)
     _check_repo(remote, main_branch, private, create_pr)
     if not dry_run and not (create_pr and main_branch):
         remote.check_may_write(main_branch is not None)
@@ -207,7 +213,8 @@ def publish(
         if collection.base:
             _check_base(remote, collection)
     own_readme = _readme_by_hand(local_folder, remote, main_branch)
-    check(local_folder, say, check_finite=not dry_run)
+    if not dry_run:
+        check(local_folder, say, check_finite=True)
     shards = hash_files(
         {
             **local_folder.shards,
@@ -246,6 +253,21 @@ def publish(
         say("the card has no pictures, since matplotlib is not installed")
     say(plan.summary())
     return _carry_out(remote, plan, local_folder, tag_exists, say)
+
+
+def _main_branch_for_plan(remote: Remote, say: Say) -> Branch | None:
+    """Return the main branch for the plan of a dry run; None if there is no repo. Say so if the Hub can't be reached.
+
+    Raises:
+        AccessError, NetworkError: the Hub does not answer or refuses.
+    """
+    try:
+        check_online(remote.label)
+        return remote.branch(MAIN)
+    except NetworkError as error:
+        say(f"no plan, since the Hub can't be asked which files {remote.label} has")
+        error.do = error.do.replace(TRY_AGAIN_ADVICE, "Try again")  # a dry run sends nothing that could have arrived
+        raise
 
 
 def _check_arguments(tag: str | None, create_pr: bool, sample: int) -> None:

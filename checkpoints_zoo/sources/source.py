@@ -14,10 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -27,7 +29,15 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, SelectionError, SourceNotFound, ZooError
+from checkpoints_zoo.errors import (
+    CollectionNotFound,
+    DamagedError,
+    FormatError,
+    MemberNotFound,
+    SelectionError,
+    SourceNotFound,
+    ZooError,
+)
 from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
@@ -41,6 +51,7 @@ from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.parts import PartialFile
 
 T = TypeVar("T")
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 EMBEDDED = "embedded"
 EMBEDDED_ROOT = Path(__file__).parents[1] / "embedded"
@@ -739,8 +750,26 @@ def open_source(source: str | Path | None, collection: str, check: bool = False)
         SourceNotFound: the folder does not exist or has no manifests, or the repo or revision does not exist.
         AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
-    folder_or_repo = _open_folder_or_repo(catalog.find_listing(collection).sources[0] if source is None else source)
+    folder_or_repo = _open_folder_or_repo(_source_in_catalog(collection) if source is None else source)
     return collection_source(collection, replace(folder_or_repo, check=check))
+
+
+def _source_in_catalog(collection: str) -> str:
+    """Return the first source that the catalog names for a collection.
+
+    Raises:
+        CollectionNotFound: the catalog has no such name; if a folder with collections has it, the error says so.
+    """
+    try:
+        return catalog.find_listing(collection).sources[0]
+    except CollectionNotFound as error:
+        folder = str(collection)
+        if folder and "://" not in folder:
+            with suppress(SourceNotFound):
+                if names := _open_folder_or_repo(folder).collections():
+                    load_text = f"zoo.load({names[0]!r}, source={folder!r}), or --source {folder} {names[0]}"
+                    error.do = f"{folder} is a folder with {first_few(names, 3)}: {load_text}"
+        raise
 
 
 def collection_source(collection: str, base_source: Source) -> Source:
@@ -784,11 +813,13 @@ def _open_folder_or_repo(source: str | Path) -> FolderSource | HubSource:
     except (OSError, RuntimeError) as error:  # The path is too long, or refers to the home folder of an unknown user.
         problem = str(error)
     if problem:
+        is_repo_id = problem == "nothing there" and _REPO_ID.fullmatch(address_or_path)
+        hub_advice = f", or for a repo of the Hub {hub.ADDRESS_SCHEME}datasets/{address_or_path}" if is_repo_id else ""
         raise SourceNotFound(
             f"source {address_or_path}",
             expected="a folder with manifests/NAME.parquet in it",
             found=problem,
-            do="Give the folder that holds manifests/ and shards/",
+            do=f"Give the folder that holds manifests/ and shards/{hub_advice}",
             path=root,
         )
     return FolderSource(root.absolute(), root.absolute().as_uri())

@@ -185,6 +185,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["convnet-digits", "-n", "1", "--no-mass", "--corollary"], 2,
      "draws of convnet-digits: expected two runs or more; found 1 of 1 run."),
     (["convnet-digit"], 3, "collection 'convnet-digit': expected a name in the catalog"),
+    (["resnet9"], 3, "collection 'resnet9': expected a name in the catalog (convnet-digits, convnet-digits-varied, "),
     (["convnet-digits", "--device", "moon"], 2, "device 'moon': expected a device of this machine; found "),
 ]  # fmt: skip
 
@@ -194,6 +195,12 @@ def test_what_is_refused(arguments: list[str], code: int, text: str) -> None:
     result = run("symmetries", *arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert f"zoo-cli: error: {text}" in result.stderr
+
+
+def test_an_unknown_name_may_be_meant_for_an_architecture() -> None:
+    stderr = run("symmetries", "resnet9").stderr
+    assert ", or an architecture (" in stderr
+    assert "Did you mean resnet8 or " in stderr
 
 
 def test_a_net_that_the_package_lacks(tmp_path: Path) -> None:

@@ -164,6 +164,14 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_a_tensor_of_torch_is_not_an_array() -> None:
+    content = proto(of_global(b"torch.storage\n_load_from_bytes") + b"C\x01x\x85R", 4)
+    with pytest.raises(
+        FormatError, match=r"found torch\.storage\._load_from_bytes\. .* save the tensors with torch\.sav"
+    ):
+        read(content)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_pickle_of_arrays_is_refused(name: str) -> None:
     content = REFUSED[name]

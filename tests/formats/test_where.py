@@ -378,7 +378,7 @@ PARTS = (
 MORE = "For more, choose ids from `Collection.manifest` and pass them as `members`."
 ALONE = "expected one expression only; found a parameter, a second statement, or a clause such as ORDER BY or LIMIT."
 NAMES = "expected names of columns; found"
-ALL_NAMES = "`Collection.manifest.columns` has all names."
+ALL_NAMES = "`zoo-cli show NAME --format json` and `Collection.manifest.columns` have all names."
 FIT = "expected values that fit the columns; found"
 VALUE = "expected true or false for each row; found a value. Compare it, as in `lr > 0.1`."
 NULL = "is null in every row of this source."
@@ -397,6 +397,7 @@ ERRORS = {
     "member > 1; SELECT 2": ALONE,
     "member > 1 ORDER BY member": ALONE,
     "test_acuracy > 0.5": f"{NAMES} 'test_acuracy'. Did you mean test_accuracy? {ALL_NAMES}",
+    "acc > 0.5": f"{NAMES} 'acc'. Did you mean test_accuracy? {ALL_NAMES}",
     "MEMBER > 1": f"{NAMES} 'MEMBER'. Did you mean member? {ALL_NAMES}",
     'optimizer = "sgd"': f"{NAMES} 'sgd'. Text takes single quotes: 'sgd'. {ALL_NAMES}",
     "random() < 0.5": f"{PARTS} the function random(). {MORE}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -188,3 +189,7 @@ def test_preprocess_from_json_needs_every_field() -> None:
 def test_preprocess_checks_itself() -> None:
     with pytest.raises(UsageError):
         Preprocess(size=(8, 8), channels=3, mean=(0.3,), std=(0.4,))
+    fields: dict[str, Any] = {"size": (8, 8), "channels": 1, "mean": (0.3,), "std": (0.4,)}
+    for name, value in (("size", 8), ("channels", (1,)), ("mean", 0.3), ("std", 0.4)):
+        with pytest.raises(UsageError, match=rf"^preprocess {name}: expected .*; found {re.escape(repr(value))}\.$"):
+            Preprocess(**fields | {name: value})

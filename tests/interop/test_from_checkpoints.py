@@ -475,6 +475,8 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
             zoo.from_checkpoints(folder, **base | options)
     with pytest.raises(SourceNotFound, match="expected a folder of checkpoints; found nothing there"):
         source_of(tmp_path / "none", out)
+    with pytest.raises(UsageError, match="directory: expected the path of one folder with checkpoints; found a list"):
+        source_of([folder / "seed-0.pt"], out)  # type: ignore[arg-type]
     with pytest.raises(SourceNotFound, match="expected a folder of checkpoints; found a file"):
         source_of(folder / "seed-0.pt", out)
     with pytest.raises(SourceNotFound, match=r"found none among 0 files that match \*\.ckpt"):
@@ -502,6 +504,15 @@ def test_figures_are_measured(tmp_path: Path) -> None:
     again = zoo.from_checkpoints(folder, "convnet", out=tmp_path / "out", name="mine")
     assert again.description == members.description
     assert again.rows.equals(members.rows)
+    # With another preprocessing the figures are others.
+    shifted = zoo.images.Preprocess(shipped.preprocess.size, 1, (0.5,), (1.0,))
+    facts: dict[str, Any] = {"out": tmp_path / "out", "name": "mine", "preprocessing": shifted}
+    unmeasured = zoo.from_checkpoints(folder, "convnet", **facts)
+    assert unmeasured.manifest[["test_accuracy", "test_nll", "eval_data"]].isna().all(axis=None)
+    assert unmeasured.rows.column("sha256").equals(members.rows.column("sha256"))
+    measured = zoo.from_checkpoints(folder, "convnet", evaluate="digits", **facts)
+    assert zoo.verify(measured) == []
+    assert measured.rows.column("test_nll").to_pylist() != members.rows.column("test_nll").to_pylist()
 
 
 @pytest.mark.slow
@@ -564,6 +575,18 @@ def test_without_preprocessing_one_is_told(tmp_path: Path) -> None:
         match=r"preprocessing of mine: expected the preprocessing that turns pixels .*preprocessing=, like=",
     ):
         members.preprocess  # noqa: B018
+
+
+def test_without_classes_one_is_told(tmp_path: Path) -> None:
+    members = source_of(keep(tmp_path / "in", mlps(2)), tmp_path / "out")
+    assert repr(members) == f"Collection('mine', 2 members, Mlp, from {tmp_path / 'out'})"
+    with pytest.raises(UsageError) as caught:
+        zoo.evaluate(members, "digits", ood="photos")
+    assert str(caught.value) == (
+        "classes of mine: expected names of classes in the order of the logits, to compare the logits with labels; "
+        "found none in its description. Make the collection again, with like= or classes= and preprocessing= "
+        "(`zoo-cli import --like NAME`)."
+    )
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

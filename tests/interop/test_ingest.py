@@ -141,8 +141,13 @@ def test_damaged_files_are_members_that_failed(tmp_path: Path) -> None:
     for path in folder.rglob("*.safetensors"):
         path.write_bytes(b"\x00" * 7)
     shutil.rmtree(folder / "manifests")
-    with pytest.raises(DamagedError, match="expected members; found 3 damaged ones, the first: file 'run_0/model"):
+    with pytest.raises(DamagedError, match="expected members; found none in 3 files, the first: file 'run_0/model"):
         ingest([folder], "nets")
+    folder = pickles(tmp_path / "nested", states(1))
+    for path in folder.iterdir():
+        torch.save({"model": states(1)[0], "epoch": 1}, path)
+    with pytest.raises(DamagedError, match=r"found none in 1 files, .* Give the architecture, which finds it, or key="):
+        ingest([folder], "nets", reshard=tmp_path / "none")
 
 
 NAMES = st.lists(st.from_regex(r"[a-z]{1,3}(\.[a-z]{1,3}){0,2}", fullmatch=True), min_size=1, max_size=5, unique=True)

@@ -80,9 +80,13 @@ def test_what_cannot_be_measured(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"Give --architecture NAME for a net of the package, or --architecture-name"):
         ingest([folder], "mine")
     convnet = NetSpec("convnet")
-    with pytest.raises(UsageError, match=r"expected classes that the members .*Give --classes-from digits, if the"):
+    with pytest.raises(
+        UsageError, match=r"expected classes that the members .*Give like= or classes= \(on .* --classes-from digits if"
+    ):
         ingest([folder], "mine", net=convnet, evaluate="digits")
-    with pytest.raises(UsageError, match=r"mine: expected preprocessing .*Give --like NAME or --facts FILE"):
+    with pytest.raises(
+        UsageError, match=r"mine: expected preprocessing .*Give like= or preprocessing= \(.* --like NAME or --f"
+    ):
         ingest([folder], "mine", net=convnet, user_facts={"classes": list("0123456789")}, evaluate="digits")
     with pytest.raises(UsageError, match=r"images 'digits' for mine: expected labels of the classes a, .*; found '0'"):
         ingest([folder], "mine", net=convnet, like="convnet-digits", user_facts={"classes": list("abcdefghij")},

@@ -152,6 +152,26 @@ def test_download_imports_no_torch(tmp_path: Path) -> None:
     assert "torch" not in done["loaded"]  # type: ignore[operator]  # pandas is imported by pyarrow itself
 
 
+WRONG_NAMES = """
+import json, sys
+from checkpoints_zoo.cli.main import main
+codes = []
+for command in ("evaluate", "predict", "plot", "pairwise", "report", "mmd", "align", "compact"):
+    try:
+        codes.append(main([command, "convnet-digts"]))
+    except SystemExit as stop:
+        codes.append(stop.code)
+print()
+print(json.dumps({"exit": min(codes), "loaded": sorted({"torch", "pandas"} & set(sys.modules))}))
+"""
+
+
+def test_a_wrong_name_is_told_before_torch_is_imported() -> None:
+    done = run_python(WRONG_NAMES)
+    assert done["loaded"] == []
+    assert done["exit"]  # Each command failed.
+
+
 LIST_CATALOG = """
 import json, sys
 from checkpoints_zoo.cli.main import main

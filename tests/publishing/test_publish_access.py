@@ -15,6 +15,7 @@ from checkpoints_zoo.errors import (
 )
 from checkpoints_zoo.publishing.publisher import Plan
 from tests.hub import READER, Hub
+from tests.support.commands import run
 from tests.support.publications import (
     ADDRESS,
     NEW,
@@ -198,6 +199,30 @@ def test_offline(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None
     refused(hub, NetworkError, text, tiny.root)
     refused(hub, NetworkError, text, tiny.root, dry_run=True)
     assert hub.log == []
+
+
+def test_a_dry_run_without_a_network_checks_the_folder_first(
+    hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    result = run("publish", tiny.root, "--repo", NEW, "--dry-run")
+    *said, error = result.stderr.splitlines()
+    assert said[-2:] == [
+        f"{tiny.root}: the checks of a dry run found no problem",
+        f"no plan, since the Hub can't be asked which files {ADDRESS} has",
+    ]
+    assert error.startswith(
+        f"zoo-cli: error: revision 'main' of {ADDRESS}: expected an answer from 127.0.0.1:9; found ConnectionError: "
+    )
+    assert error.endswith(". Try again.")
+    assert result.exit_code == 5
+    shard = next((tiny.root / "shards").rglob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    damaged = run("publish", tiny.root, "--repo", NEW, "--dry-run")
+    assert damaged.exit_code != 5
+    assert "no plan" not in damaged.stderr
 
 
 @pytest.mark.parametrize("repo", ["new", "a/b/c", "hf://models/alice/new", "alice/new@main", "", "alice/", "../x"])

@@ -14,6 +14,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats.manifest import path_problem
 from checkpoints_zoo.sources.source import EMBEDDED, FolderSource, open_source
+from tests.support.commands import run
 from tests.support.scenarios import build, digest_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +104,24 @@ def test_a_source_that_is_none(tmp_path: Path, make: object, found: str) -> None
         " Give the folder that holds manifests/ and shards/."
     )
     assert digest_of(tmp_path) == before
+
+
+def test_a_folder_in_place_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    hint = "found no such name. out/ is a folder with tiny: zoo.load('tiny', source='out/'), or --source out/ tiny."
+    with pytest.raises(CollectionNotFound) as caught:
+        zoo.load("out/")
+    assert str(caught.value).endswith(hint)
+    assert hint in run("show", "out/").stderr
+    with pytest.raises(CollectionNotFound, match="`zoo-cli list` shows the catalog"):
+        zoo.load("empty")
+
+
+def test_the_name_of_a_repo_in_place_of_its_address() -> None:
+    with pytest.raises(SourceNotFound, match=r"and shards/, or for a repo of the Hub hf://datasets/me/no-such\.$"):
+        zoo.load("tiny", source="me/no-such")
 
 
 @pytest.mark.parametrize("source", ["~nobody-of-that-name/x", "x" * 5000, "\0", "file:///none", "file:///a\ud800", 5])

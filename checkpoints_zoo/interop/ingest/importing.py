@@ -120,11 +120,11 @@ def ingest(
             shards.record_import(target, name, import_record)
             staged_indexes = checkpoint_members.stage_gzips(origin, staging_folder, say)
         survey = survey_origin(origin, name, staged_indexes, False, user_facts, like, options, copy_root, say)
-        test_images = None if evaluate is None else load_test_images(evaluate, survey.description, build)
+        description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
+        test_images = None if evaluate is None else load_test_images(evaluate, description, build)
         if reshard is None:
             survey.write(target)
         else:
-            description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
             shards.record_import(target, name, import_record)
             origin = survey.origin  # safetensors files with more tensors than the net's are read as state dicts
             reader = shards.MemberReader(
@@ -198,8 +198,8 @@ def load_test_images(image_input: ImageInput, description: Description, build: B
             do="In Python, `ingest(..., build=...)` takes the function that builds it",
         )
     images_name = image_input if isinstance(image_input, str) else "IMAGES"
-    for fact_name, do in (
-        ("classes", f"--classes-from {images_name}, if the logits have its classes in this order, or "),
+    for fact_name, option in (
+        ("classes", f"--classes-from {images_name} if the logits have its classes in this order, "),
         ("preprocessing", ""),
     ):
         if not getattr(description, fact_name):
@@ -207,7 +207,7 @@ def load_test_images(image_input: ImageInput, description: Description, build: B
                 f"accuracies of {description.name}",
                 expected=f"{fact_name} that the members were trained with",
                 found="none in their description",
-                do=f"Give {do}--like NAME or --facts FILE",
+                do=f"Give like= or {fact_name}= (on the command line {option}--like NAME or --facts FILE)",
             )
     test_images, _ = arguments.require_labels(images.of(image_input), description)
     test_images.inputs(test_images.images[:1], images.Preprocess.from_json(description.preprocessing))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,21 @@ def fill_hashes_and_figures(
 def _is_incomplete(row: Mapping[str, Any], eval_data: str | None) -> bool:
     """Return whether a row's member must be read: the row has no hash, or no figures on these images."""
     return row["sha256"] is None or (eval_data is not None and row["status"] == "ok" and row["eval_data"] != eval_data)
+
+
+def drop_stale_figures(rows: Iterable[Row], old_description: Description, description: Description) -> None:
+    """Empty the test figures in rows if the members are described with other classes or another preprocessing than when
+    the figures were measured.
+
+    Args:
+        rows: rows of an earlier import.
+        old_description, description: the description of that import, and the one that takes its place.
+    """
+    for fact in ("classes", "preprocessing"):
+        old_fact = getattr(old_description, fact)
+        if old_fact and old_fact != getattr(description, fact):
+            for row in rows:
+                row |= dict.fromkeys(FIGURES)
 
 
 def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:

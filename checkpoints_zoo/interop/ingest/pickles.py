@@ -164,7 +164,9 @@ def _read_candidate_state_dicts(path: Path, place: StateDictPlace) -> dict[str, 
         f"file {path}",
         expected="a state dict, tensors by name, or one under 'state_dict'",
         found=description,
-        do=f"Choose one with key={keys[0]!r}, or --key {keys[0]}" if keys else "",
+        do=f"Give the architecture, which finds it, or key={keys[0]!r} (--architecture, --key {keys[0]})"
+        if keys
+        else "",
         path=path,
     )
 

@@ -93,6 +93,8 @@ def reshard(reader: MemberReader, rows: Sequence[Row], target: FolderSource, say
         layouts[keys[key]] = sharded_layout
     description = replace(old_description, layouts=layouts, base="")
     finished_rows = _rows_in_existing_files(target, name)
+    if finished_rows:
+        measuring.drop_stale_figures(finished_rows.values(), target.read_collection(name)[0], description)
     for row in rows:
         if row["path"] is None:
             finished_rows[row["member"]] = row

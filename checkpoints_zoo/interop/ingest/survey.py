@@ -13,7 +13,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import checkpoint_members, pickles
+from checkpoints_zoo.interop.ingest import checkpoint_members, measuring, pickles
 from checkpoints_zoo.interop.ingest.measuring import Row, batch_rows
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogniser, recogniser_of_user_net
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
@@ -102,8 +102,8 @@ def survey_origin(
         checkpoint_members.check_all_fit(origin.label, member_groups, recogniser)
     broken = [why for group in member_groups for _, why in group.damaged]
     if not any(group.members for group in member_groups):
-        first = f"{len(broken):,} damaged ones, the first: {broken[0]}".rstrip(".") if broken else "none"
-        raise DamagedError(f"source {origin.label}", expected="members", found=first)
+        found = f"none in {len(broken):,} files, the first: {broken[0]}" if broken else "none"
+        raise DamagedError(f"source {origin.label}", expected="members", found=found)
     try:
         rows, layouts, net = archives.rows_of_groups(member_groups, recogniser)
     except LayoutError as error:
@@ -156,7 +156,8 @@ class Survey:
         return make_plan(self.description, self.origin, target, self.rows.to_pylist(), header_count, reads_weights)
 
     def with_existing_manifest(self, source: FolderSource) -> Survey:
-        """Merge the survey into an existing manifest, whose rows and facts stay; return the merged survey.
+        """Merge the survey into an existing manifest, whose rows and facts stay, but for figures of other facts; return
+        the merged survey.
 
         Raises:
             UsageError: the collection has a manifest with members that are not in the survey.
@@ -176,13 +177,16 @@ class Survey:
             )
         description = with_earlier_facts(self.description, self.user_facts, self.like, old_description)
         layouts = {**self.description.layouts, **old_description.layouts}
-        return replace(self, description=replace(description, layouts=layouts), rows=_with_new_rows(rows, self.rows))
+        earlier_rows = rows.to_pylist()
+        measuring.drop_stale_figures(earlier_rows, old_description, description)
+        all_rows = _with_new_rows(manifest.build_manifest(earlier_rows), self.rows)
+        return replace(self, description=replace(description, layouts=layouts), rows=all_rows)
 
     def write(self, target: FolderSource) -> None:
         """Write description and manifest; rows of an existing manifest stay."""
         current, name = self.with_existing_manifest(target), self.description.name
         path = target.manifest_path(name)
-        is_changed = not path.is_file() or target.read_collection(name)[1].num_rows < current.rows.num_rows
+        is_changed = not path.is_file() or not target.read_collection(name)[1].equals(current.rows)
         manifest.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
         if is_changed:
