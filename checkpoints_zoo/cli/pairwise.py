@@ -73,13 +73,15 @@ def command(
 
     if stored is None:
         images_text = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"
-        out.say(f"{members.name}: {len(members)} members, {format_bytes(members.nbytes)}, on {images_text} …")
+        out.say(
+            f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}, on {images_text} …"
+        )
         result = pairwise(members, data, ood, device=device, seed=seed)
     else:
         from checkpoints_zoo.predictions import predictions_of
 
         prediction_set = data or f"{members.description.dataset}-test"
-        out.say(f"{members.name}: stored predictions of {len(members)} members, {prediction_set} …")
+        out.say(f"{members.name}: stored predictions of {count_with_noun(len(members), 'member')}, {prediction_set} …")
         id_predictions = predictions_of(members, prediction_set, source=stored)
         ood_predictions = None if ood is None else predictions_of(members, ood, source=stored)
         result = pairwise(id_predictions, None, ood_predictions, device=device, seed=seed)

@@ -477,8 +477,9 @@ def _network_and_storage_sentences(section: Section) -> str:
     """Return sentences on the network, the images, and the values that are stored for a member."""
     arguments = section.description.arguments
     arguments_text = f" with {markdown_code(json.dumps(dict(arguments), ensure_ascii=False))}" if arguments else ""
-    architecture, dataset = markdown_code(section.description.architecture), markdown_code(section.description.dataset)
-    sentences = f"Architecture {architecture}{arguments_text}, for the images of {dataset}."
+    dataset = section.description.dataset
+    images_text = f", for the images of {markdown_code(dataset)}" if dataset else ""
+    sentences = f"Architecture {markdown_code(section.description.architecture)}{arguments_text}{images_text}."
     layouts = section.layouts()
     if len(layouts) != 1:
         return sentences
