@@ -15,12 +15,12 @@ from checkpoints_zoo.cli.options import (
     OutputFile,
     OutputFolder,
     Selection,
+    name_and_size,
     network_options,
     parse_reference,
 )
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.compact_posterior import Compact
@@ -90,7 +90,7 @@ def compact_command(
     members = selection.load()
     from checkpoints_zoo.methods.comparing.compact_comparison import compact
 
-    out.say(f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)} …")
+    out.say(f"{name_and_size(members)} …")
     result = compact(members, data, to=to, **options)
     if plot:
         out.say(f"picture: {result.plot(plot)}")

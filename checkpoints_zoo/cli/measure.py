@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option
-from checkpoints_zoo.cli.options import IMAGES_HELP, NONE_WORD, OutputFile, Selection, network_options
+from checkpoints_zoo.cli.options import IMAGES_HELP, NONE_WORD, OutputFile, Selection, name_and_size, network_options
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
-from checkpoints_zoo.formats.text import count_with_noun, format_bytes
+from checkpoints_zoo.formats.text import count_with_noun
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -81,12 +81,11 @@ class EvaluationRequest:
         if self.stored is None:
             ood_name = self.ood_name()
             images_text = f"{self.data or members.description.dataset}{f' against {ood_name}' if ood_name else ''}"
-            out.say(
-                f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}, on {images_text} …"
-            )
+            out.say(f"{name_and_size(members)}, on {images_text} …")
         else:
             out.say(
-                f"{members.name}: stored predictions of {count_with_noun(len(members), 'member')}, {self._prediction_set_name(members)} …"
+                f"{members.name}: stored predictions of {count_with_noun(len(members), 'member')}, "
+                f"{self._prediction_set_name(members)} …"
             )
         data, ood, held_out = self.data_sets(members)
         return evaluate(

@@ -14,6 +14,7 @@ import click
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import disk
+from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
@@ -65,6 +66,11 @@ class Selection:
 
     def _load_arguments(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "architecture"}
+
+
+def name_and_size(members: Collection) -> str:
+    """Return the name of a collection, its number of members and their bytes: "mine: 2 members, 29.26 kB"."""
+    return f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}"
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:

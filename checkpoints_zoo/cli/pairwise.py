@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from checkpoints_zoo.cli.main import Output, format_option, table
-from checkpoints_zoo.cli.options import IMAGES_HELP, NONE_WORD, OutputFile, Selection, network_options
+from checkpoints_zoo.cli.options import IMAGES_HELP, NONE_WORD, OutputFile, Selection, name_and_size, network_options
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.evaluation.tables import as_text
-from checkpoints_zoo.formats.text import count_with_noun, format_bytes
+from checkpoints_zoo.formats.text import count_with_noun
 
 if TYPE_CHECKING:
     from checkpoints_zoo.populations.pairwise_information import Pairwise
@@ -73,9 +73,7 @@ def command(
 
     if stored is None:
         images_text = f"{data or members.description.dataset}{f' against {ood}' if ood else ''}"
-        out.say(
-            f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}, on {images_text} …"
-        )
+        out.say(f"{name_and_size(members)}, on {images_text} …")
         result = pairwise(members, data, ood, device=device, seed=seed)
     else:
         from checkpoints_zoo.predictions import predictions_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
-from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFolder, Selection, network_options
-from checkpoints_zoo.formats.text import count_with_noun, format_bytes
+from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFolder, Selection, name_and_size, network_options
+from checkpoints_zoo.formats.text import format_bytes
 
 
 @click.command()
@@ -49,7 +49,7 @@ def command(
     already are not run again. Several processes, or a cluster, store the same bytes as one process.
     """
     members = selection.load()
-    out.say(f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}, on {data} …")
+    out.say(f"{name_and_size(members)}, on {data} …")
     from checkpoints_zoo.predictions import predict
 
     devices = [device_name.strip() for device_name in device.split(",")]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, table
-from checkpoints_zoo.cli.options import OutputFile, Selection, network_options, parse_reference
+from checkpoints_zoo.cli.options import OutputFile, Selection, name_and_size, network_options, parse_reference
 from checkpoints_zoo.errors import CollectionNotFound, UsageError
 from checkpoints_zoo.evaluation.drawing import PICTURE_FORMATS
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.formats.text import count_with_noun, did_you_mean, format_bytes
+from checkpoints_zoo.formats.text import did_you_mean, format_bytes
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -198,9 +198,7 @@ def _mass_output(
     if follow_training and len(set(epochs)) < 2:
         found = f"only epoch {epochs[0]}" if epochs else "none"
         raise UsageError(f"snapshots of {members.name}", expected="two epochs or more", found=found)
-    out.say(
-        f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}, minimising their mass …"
-    )
+    out.say(f"{name_and_size(members)}, minimising their mass …")
     masses = minimal_mass(members, **mass_options)
     final_masses = select_masses(masses, last_snapshot_positions(masses, epochs)) if follow_training else masses
     values: dict[str, Any] = {
@@ -292,9 +290,7 @@ def align_command(
 
     if to is None and len(members):
         to = members.ids[0]
-    out.say(
-        f"{members.name}: {count_with_noun(len(members), 'member')}, {format_bytes(members.nbytes)}, aligned to {to} …"
-    )
+    out.say(f"{name_and_size(members)}, aligned to {to} …")
     aligned = members.align(to)
     result = measure_alignment(aligned)
     values: dict[str, Any] = json.loads(result.to_json())
