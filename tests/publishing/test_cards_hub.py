@@ -109,7 +109,7 @@ def test_the_examples_run(hub: Hub, revision: str | None) -> None:
     for name, tensor in scope["state"].items():
         assert torch.equal(tensor, scope["weights"][name][0])
     commands = [shlex.split(line)[1:] for block in blocks(text, "bash") for line in block.splitlines()]
-    assert commands.pop(0) == ["install", "./checkpoints_zoo"]
+    assert commands.pop(0) == ["install", "./checkpoints_zoo[torch]"]
     (command,) = commands
     assert values(run(*command, "--format", "json"))["members"] == 5
 
