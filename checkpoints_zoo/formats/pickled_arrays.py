@@ -3,7 +3,8 @@
 A pickle is a program for a machine with a stack and a memo. `read_pickled_arrays` walks its opcodes and builds numbers,
 texts, bytes, containers and arrays. Of the calls that a pickle asks for, those by which numpy's arrays, dtypes and
 scalars, OrderedDict and haiku's mappings are pickled are recognised by name and done here; every other call is refused.
-Opcodes: CPython's Lib/pickletools.py; the states of arrays and dtypes: `__reduce__` in numpy's core.
+Opcodes: CPython's Lib/pickletools.py; the states of arrays and dtypes: `__reduce__` in numpy's core. This is one file,
+since the stack, the memo and the limits on what a pickle may take belong to one machine.
 """
 
 from __future__ import annotations
