@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -194,34 +195,25 @@ def _matching_positions(
         positions_in_table = np.flatnonzero(is_candidate)
         return positions[positions_in_table], manifest.take_rows(table, positions_in_table)
 
+    def find_met(row_groups: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Return the positions of the rows of some row groups that can be selected and meet the condition."""
+        positions, table = read_candidates(row_groups)
+        return positions if condition is None or not len(positions) else positions[condition.is_met(table, rows.schema)]
+
     all_row_groups = list(range(len(rows.row_group_starts) - 1))
     if len(all_row_groups) > 1:
-        # Until enough rows are found, the row groups are read a few at a time. From the Hub they are fetched in parts,
-        # each twice as long as the part before it. If a few row groups can't be computed by themselves, or no row is
-        # found, all rows are read below.
+        # If a few row groups can't be computed by themselves, or no row is found, all rows are read below.
         possible_row_groups = all_row_groups
         for column, (low, high) in ({} if condition is None else condition.integer_intervals()).items():
             if column in rows.schema.names:
                 groups_in_interval = set(rows.row_groups_with(column, np.array([low]), np.array([high])).tolist())
                 possible_row_groups = [group for group in possible_row_groups if group in groups_in_interval]
-        position_parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-        group_count = GROUPS_AT_ONCE if needed_row_count is not None else max(1, len(possible_row_groups))
-        fetched_end = found_count = 0
         with contextlib.suppress(SelectionError):
-            for start in range(0, len(possible_row_groups), group_count):
-                if needed_row_count is not None and found_count >= needed_row_count:
-                    break
-                if start >= fetched_end:
-                    fetched_end = max(group_count, 2 * fetched_end)
-                    rows.fetch(read_columns, possible_row_groups[start:fetched_end])
-                positions, table = read_candidates(possible_row_groups[start : start + group_count])
-                if len(positions):
-                    position_parts.append(
-                        positions if condition is None else positions[condition.is_met(table, rows.schema)]
-                    )
-                    found_count += len(position_parts[-1])
-            if found_count:
-                return np.concatenate(position_parts)
+            met_positions = _search_row_groups(
+                possible_row_groups, needed_row_count, partial(rows.fetch, read_columns), find_met
+            )
+            if len(met_positions):
+                return met_positions
     positions, table = read_candidates(all_row_groups)
     if not len(positions):
         raise SelectionError(
@@ -234,8 +226,34 @@ def _matching_positions(
     is_met = condition.is_met(table, rows.schema)
     if not is_met.any():
         raise condition.no_row_error(table)
-    met_positions: np.ndarray[tuple[int], np.dtype[np.int64]] = positions[is_met]
-    return met_positions
+    return positions[is_met]
+
+
+def _search_row_groups(
+    row_groups: Sequence[int],
+    needed_row_count: int | None,
+    fetch: Callable[[Sequence[int]], None],
+    find_met: Callable[[Sequence[int]], np.ndarray[tuple[int], np.dtype[np.int64]]],
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Search row groups, a few at a time, until enough rows are found; return the positions of the rows.
+
+    Args:
+        row_groups: numbers of the row groups.
+        needed_row_count: number of rows after which the search may stop; None to search all row groups at once.
+        fetch: function that brings row groups to this machine, in parts each as long as all parts before it.
+        find_met: function that returns the positions of the rows that are searched for in some row groups.
+    """
+    step = max(1, len(row_groups)) if needed_row_count is None else GROUPS_AT_ONCE
+    parts = [np.zeros(0, np.int64)]
+    fetched_end = 0
+    for start in range(0, len(row_groups), step):
+        if needed_row_count is not None and sum(map(len, parts)) >= needed_row_count:
+            break
+        if start >= fetched_end:
+            fetched_end = max(step, 2 * fetched_end)
+            fetch(row_groups[start:fetched_end])
+        parts.append(find_met(row_groups[start : start + step]))
+    return np.concatenate(parts)
 
 
 def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

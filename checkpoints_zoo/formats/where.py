@@ -59,7 +59,7 @@ _DUCKDB_CONFIG: dict[str, Any] = {
 }
 _DUCKDB_SETTINGS = """SET GLOBAL TimeZone = 'UTC'; SET GLOBAL ieee_floating_point_ops = false;
 SET lock_configuration = true"""
-_thread = threading.local()
+_local = threading.local()  # `database`: the database of the thread, once it has been opened
 _EXAMPLE_TEXT = 'an SQL condition such as "test_accuracy > 0.76 AND seed < 10"'
 _ALLOWED_TEXT = (
     f"columns, values, = < > + - * / %, AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, {', '.join(ALLOWED_FUNCTIONS)}"
@@ -229,9 +229,9 @@ def _connect() -> Iterator[DuckDBPyConnection]:
     import duckdb
 
     # Opening a database takes about 100 times as long as connecting to it.
-    if not hasattr(_thread, "database"):
-        _thread.database = duckdb.connect(":memory:", config=_DUCKDB_CONFIG).execute(_DUCKDB_SETTINGS)
-    with _thread.database.cursor() as connection:
+    if not hasattr(_local, "database"):
+        _local.database = duckdb.connect(":memory:", config=_DUCKDB_CONFIG).execute(_DUCKDB_SETTINGS)
+    with _local.database.cursor() as connection:
         try:
             yield connection
         finally:
