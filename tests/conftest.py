@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import importlib
 import operator
@@ -25,6 +26,9 @@ from tests.hub.fixtures import hub, hub_server, hub_xet, prepare, waits  # noqa:
 HERE = Path(__file__).parent
 CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 LIVE = os.environ.get("ZOO_LIVE") == "1"
+
+# Imports make millions of objects, and none of them is garbage.
+gc.disable()
 
 # Each is read once, when its package is imported. Assigned, so that the caller's own settings can't leak in.
 os.environ["MPLBACKEND"] = "Agg"
@@ -62,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 without_gpu = not torch.cuda.is_available()
             if without_gpu:
                 item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what is imported by now."""
+    gc.freeze()
+    gc.enable()
 
 
 def spread(tests: list[pytest.Item], processes: int) -> list[pytest.Item]:
