@@ -6,7 +6,6 @@ import atexit
 import gc
 import hashlib
 import importlib
-import operator
 import os
 import random
 import re
@@ -74,6 +73,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 def spread(tests: list[pytest.Item], processes: int) -> list[pytest.Item]:
     """Order tests so that each process, which gets a part of them in order, begins with its part of the slow ones."""
     slow = [test for test in tests if test.get_closest_marker("slow")]
@@ -96,9 +99,12 @@ def seed(name: str) -> None:
     """Make what draws without a seed a function of a name: of a test or a fixture, whatever ran before it."""
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
     random.seed(number)
-    for module, seeding in (("numpy", "random.seed"), ("torch", "manual_seed")):
-        if module in sys.modules:
-            operator.attrgetter(seeding)(sys.modules[module])(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        # Seeding cards that nobody has used yet notes each time where it was asked for, which takes a millisecond.
+        (torch.manual_seed if torch.cuda.is_initialized() else torch.default_generator.manual_seed)(number)
 
 
 @pytest.hookimpl(tryfirst=True)
