@@ -27,9 +27,9 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def draw_pictures(folder: Path = DOCS) -> None:
-    """Measure the collection, and write all pictures into a folder."""
-    members = zoo.load("convnet-digits")
+def draw_pictures(folder: Path = DOCS, count: int = 64) -> None:
+    """Measure members of the collection, and write all pictures into a folder."""
+    members = zoo.load("convnet-digits", n=count)
     report = zoo.evaluate(members, "digits", ood="photos")
     pictures: dict[str, tuple[str, Callable[[Figure], None]]] = {
         "population": ("A population of 64 networks", lambda figure: _draw_population(figure, members, report)),
