@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.hub.fixtures import hub, hub_server, hub_xet, prepare, waits  # noqa: F401 (fixtures)
+from tests.support.web_host import web  # noqa: F401 (a fixture)
 
 HERE = Path(__file__).parent
 CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}

@@ -24,6 +24,7 @@ from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.web import WebFile
 
 LARGEST_READ_GAP_NBYTES = (
     256 * 2**10
@@ -73,11 +74,11 @@ class MemberRequest:
 
 
 @dataclass(frozen=True)
-class _Download:
+class Download:
     """A member to be fetched, and the cache file that its bytes are written to."""
 
     request: MemberRequest
-    remote: RemoteFile
+    remote: RemoteFile | WebFile
     draft: cache.MemberDraft
 
 
@@ -249,26 +250,45 @@ def _find_local(
                 )
                 continue
         if etag_and_size is not None:
-            data_offset = len(cache_header) or request.layout.header_nbytes
-            path = _find_cached_member(repo, request, etag_and_size[0], cache_header)
-            if path is None:
-                continue
-            member_hash = HashRecord(path, cache.hash_record_path(path), check)
-            if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
-                member_hash.save()
-                locations[request] = Location(request.key[0], "", path, data_offset, request.layout)
-            elif not hub.is_offline():
-                delete_file(path, cache.hash_record_path(path))
+            location = cached_location(repo.id, request, etag_and_size[0], cache_header, check)
+            if location is not None:
+                locations[request] = location
     for record_of_file in hash_record_of_path.values():
         record_of_file.save()
     return locations, sorted(irregular_paths)
 
 
-def _find_cached_member(repo: Repo, request: MemberRequest, etag: str, cache_header: bytes) -> Path | None:
+def cached_location(
+    repo: str, request: MemberRequest, etag: str, cache_header: bytes, check: bool = False
+) -> Location | None:
+    """Look for a member in our cache; return its location, None if it is missing. A file with wrong bytes is deleted,
+    but not in offline mode.
+
+    Args:
+        repo: name of the repo or web folder in the cache.
+        request: the request for the member.
+        etag: ETag of the file that holds the member.
+        cache_header: header of the member's cache file.
+        check: whether the member is hashed again even if a hash is recorded.
+    """
+    path = _find_cached_member(repo, request, etag, cache_header)
+    if path is None:
+        return None
+    data_offset = len(cache_header) or request.layout.header_nbytes
+    member_hash = HashRecord(path, cache.hash_record_path(path), check)
+    if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
+        member_hash.save()
+        return Location(request.key[0], "", path, data_offset, request.layout)
+    if not hub.is_offline():
+        delete_file(path, cache.hash_record_path(path))
+    return None
+
+
+def _find_cached_member(repo: str, request: MemberRequest, etag: str, cache_header: bytes) -> Path | None:
     """Look for a member's file of the right size in our cache; return its path, None if there is no such file."""
     name = cache.member_file_name(etag, request.offset, request.layout, cache_header, request.name_in_archive)
     nbytes = (len(cache_header) or request.layout.header_nbytes) + request.layout.nbytes
-    return cache.find_member(repo.id, name, nbytes)
+    return cache.find_member(repo, name, nbytes)
 
 
 def _is_intact(
@@ -378,7 +398,7 @@ def _fetch_missing(
                     )
                 )
                 downloads.append(
-                    _Download(
+                    Download(
                         request,
                         remote,
                         cache.MemberDraft(draft_path, cache_header, request.end - request.start, request.proof_nbytes),
@@ -386,12 +406,12 @@ def _fetch_missing(
                 )
         if downloads:
             cache.check_room(folder, sum(p.draft.size for p in downloads))
-            irregular_paths = _read_ranges(downloads, collection, pool)
+            irregular_paths = read_ranges(downloads, collection, pool)
     _remote_files.update({(repo, repo_path): remote for repo_path, remote in remote_of_path.items()})
     return irregular_paths
 
 
-def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
+def read_ranges(downloads: Sequence[Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
     """Read members' bytes over several connections, each member into its cache file; if one read fails, members that
     arrived stay.
 
@@ -406,7 +426,7 @@ def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPo
     progress_bar = tqdm(total=total_nbytes, unit="B", unit_scale=True, desc=bar_title)  # type: ignore[no-untyped-call]
     with progress_bar:
 
-        def read_range(range_downloads: Sequence[_Download], start: int, end: int) -> None:
+        def read_range(range_downloads: Sequence[Download], start: int, end: int) -> None:
             def write_piece(piece_offset: int, piece: bytes) -> None:
                 if stop_event.is_set():
                     raise _Stopped
@@ -442,10 +462,10 @@ def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPo
     return irregular_paths
 
 
-def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Download], int, int]]:
+def _plan_ranges(downloads: Sequence[Download]) -> Iterator[tuple[list[Download], int, int]]:
     """Join members that lie close together into ranges, and split long ranges; yield (downloads of a range, start,
     end)."""
-    groups: list[list[_Download]] = []
+    groups: list[list[Download]] = []
     group_end = 0
     for download in sorted(downloads, key=lambda p: (p.request.repo_path, p.request.start)):
         if (
@@ -470,7 +490,7 @@ def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Downloa
             )
 
 
-def _check_and_keep(download: _Download) -> bool:
+def _check_and_keep(download: Download) -> bool:
     """Check a member that has arrived, and store it; if its bytes are wrong, read the member a second time.
 
     Return False, without storing the bytes, if the bytes belong to another member than predicted.
@@ -496,7 +516,7 @@ def _check_and_keep(download: _Download) -> bool:
     return False
 
 
-def _belongs_to_requested_member(download: _Download) -> bool:
+def _belongs_to_requested_member(download: Download) -> bool:
     """Say whether the bytes before the tensors belong to the requested member."""
     request = download.request
     return request.proves_member is None or request.proves_member(
@@ -504,11 +524,11 @@ def _belongs_to_requested_member(download: _Download) -> bool:
     )
 
 
-def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
+def _hash_and_compare(download: Download) -> tuple[str, DamagedError | None]:
     """Hash a member that has arrived; return its hash, and the error for bytes that differ from the manifest."""
     request = download.request
     draft_bytes = download.draft.content()
-    member_text = f"member {format_ids([request.key])} in file {request.repo_path} of {download.remote.repo.label}"
+    member_text = f"member {format_ids([request.key])} in {download.remote.error_subject}"
     if request.layout.header_nbytes:
         try:
             check_own_header(bytes(draft_bytes[: request.layout.header_nbytes]), request.layout, member_text)
@@ -546,7 +566,8 @@ def _offline_error(
             damaged_paths.append(request.repo_path)
         elif (
             etag_and_size
-            and _find_cached_member(repo, request, etag_and_size[0], header_of_layout[id(request.layout)]) is not None
+            and _find_cached_member(repo.id, request, etag_and_size[0], header_of_layout[id(request.layout)])
+            is not None
         ):
             damaged_keys.append(request.key)
     damaged_texts = [f"file {path}" for path in dict.fromkeys(damaged_paths)]

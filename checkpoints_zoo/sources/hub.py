@@ -27,7 +27,7 @@ from importlib.metadata import version
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from checkpoints_zoo.errors import (
@@ -42,6 +42,7 @@ from checkpoints_zoo.errors import (
 from checkpoints_zoo.formats import disk, limits, manifest
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.sources import hosts
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
 LIBRARY_NAME = "checkpoints_zoo"
@@ -615,14 +616,18 @@ def _guard_client() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Check the commit and the ETag in an answer's headers, after which the client names files of its cache; and for
-    `fetch_small_file` the size of the file.
+    """Check where a redirect leads; the commit and the ETag in an answer's headers, after which the client names files
+    of its cache; and for `fetch_small_file` the size of the file.
 
     Raises:
+        AccessError: a redirect of a public host leads to a private address.
         DamagedError: the commit or the ETag is not a plain word.
         _LargeFile: the file is too large for `fetch_small_file`.
     """
     headers = response.headers
+    if response.has_redirect_location:
+        url = str(response.request.url)
+        hosts.check_link(urljoin(url, headers["location"]), url, f"answer of {hosts.origin(url)[1]}")
     if "x-repo-commit" not in headers:  # the client uses no other answers for names
         return
     for header_name, allowed_pattern in (("X-Repo-Commit", _COMMIT), ("X-Linked-ETag", _ETAG), ("ETag", _ETAG)):
@@ -801,8 +806,7 @@ def host() -> str:
 
 def is_hub_link(link: str) -> bool:
     """Say whether a link leads to the Hub itself, the only origin that a token is sent to."""
-    hub_parts, link_parts = urlsplit(endpoint()), urlsplit(link)
-    return (hub_parts.scheme, hub_parts.netloc) == (link_parts.scheme, link_parts.netloc)
+    return hosts.same_origin(endpoint(), link)
 
 
 def fallback_folder(unwritable_folder: Path, error: OSError) -> Path:

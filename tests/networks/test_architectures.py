@@ -21,6 +21,7 @@ NETS = {
     "resnet8": (19810, 1, 8),
     "resnet18": (11_173_962, 3, 32),
     "resnet20-frn-silu": (273_258, 3, 32),
+    "resnet20-frn-swish": (274_042, 3, 32),
     "optunet": (392, 1, 28),
     "mlp": (3466, 1, 8),
 }
@@ -113,8 +114,8 @@ sys.exit('timm' in sys.modules)"""
         (
             "resnet",
             {},
-            "architecture 'resnet': expected one of convnet, resnet8, resnet18, resnet20-frn-silu, optunet,"
-            " mlp; found 'resnet'. Use the nearest name, 'resnet8'.",
+            "architecture 'resnet': expected one of convnet, resnet8, resnet18, resnet20-frn-silu,"
+            " resnet20-frn-swish, optunet, mlp; found 'resnet'. Use the nearest name, 'resnet8'.",
         ),
         (
             "convnet",

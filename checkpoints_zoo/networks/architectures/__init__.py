@@ -15,6 +15,7 @@ _PLACE_OF_NAME = {
     "resnet8": ("resnet8", "resnet8"),
     "resnet18": ("resnet18", "resnet18"),
     "resnet20-frn-silu": ("resnet20", "resnet20_frn_silu"),
+    "resnet20-frn-swish": ("resnet20", "resnet20_frn_swish"),
     "optunet": ("optunet", "optunet"),
     "mlp": ("mlp", "mlp"),
 }

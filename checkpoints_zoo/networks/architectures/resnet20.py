@@ -1,4 +1,5 @@
-"""ResNet-20 with filter response normalisation (Singh & Krishnan 2020) and SiLU, from timm's parts."""
+"""ResNet-20 with filter response normalisation (Singh & Krishnan 2020) and SiLU, from timm's parts; its variant with
+JAX's padding."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from checkpoints_zoo.networks.architectures.resnet18 import reset_weights, small_resnet
 
@@ -40,6 +41,47 @@ def resnet20_frn_silu(channels: int = 3, classes: int = 10, conv_bias: bool = Fa
         _add_biases(net)
     reset_weights(net)
     return net
+
+
+def resnet20_frn_swish(channels: int = 3, classes: int = 10) -> nn.Module:
+    """Build the ResNet-20-FRN-Swish of Izmailov et al. 2021, whose HMC draws are public, and return it with its random
+    initial parameters.
+
+    It differs from `resnet20_frn_silu` in the padding of the two convolutions of stride 2, which is JAX's "SAME" for
+    images of even height and width: no row and column of zeros before the image, one after. Every convolution has a
+    bias.
+
+    Args:
+        channels: number of channels of the images, whose height and width must be multiples of 4.
+        classes: number of classes.
+
+    >>> sum(p.numel() for p in resnet20_frn_swish().parameters())
+    274042
+    """
+    net = resnet20_frn_silu(channels, classes, conv_bias=True)
+    for name in ("layer2.0", "layer3.0"):
+        net.set_submodule(name, _DownsamplingBlock(net.get_submodule(name)))
+    return net
+
+
+class _DownsamplingBlock(nn.Module):
+    """A basic block of stride 2 with the layers of a block of timm, padded as JAX's "SAME" pads.
+
+    Axes: images (batch, channel, height, width).
+    """
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.pad = nn.ZeroPad2d((0, 1, 0, 1))
+        self.conv1, self.bn1, self.act1 = block.conv1, block.bn1, block.act1
+        self.conv2, self.bn2, self.act2 = block.conv2, block.bn2, block.act2
+        self.downsample = block.downsample
+        self.conv1.padding = (0, 0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(self.pad(images))))))
+        result: Tensor = self.act2(features + self.downsample(images))
+        return result
 
 
 def _add_biases(net: nn.Module) -> None:
