@@ -50,6 +50,7 @@ def test_every_made_page_is_there() -> None:
     assert all((make.ROOT / path).is_file() for path in make.PAGES)
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_rooms_is_up_to_date() -> None:
     written = architecture.PAGE.read_text(encoding="utf-8")
     assert f"<!-- rooms -->\n{rooms.room_table()}\n<!-- end of rooms -->" in written

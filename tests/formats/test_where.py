@@ -527,6 +527,7 @@ print(sorted({"pandas", "torch", "polars", "pyarrow.dataset"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_neither_pandas_nor_torch_is_imported() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", PURE], cwd=root, capture_output=True, text=True, check=False)
