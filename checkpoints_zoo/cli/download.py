@@ -9,7 +9,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import OutputFolder, Selection, selection_options
-from checkpoints_zoo.formats.manifest import check_located, sum_of
+from checkpoints_zoo.formats.manifest import check_located
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.source import SelectedMembers
@@ -37,7 +37,7 @@ def command(selection: Selection, dest: Path | None, dry_run: bool, out: Output)
         "citation": selected.citation,
         "members": selected.rows.num_rows,
         "files": len(set(rows_with_weights.column("path").to_pylist())),
-        "bytes": sum_of(selected.rows, "nbytes"),
+        "bytes": selected.source.transfer_nbytes(rows_with_weights),
         "members_here": local_count,
         "members_fetched": 0 if dry_run else rows_with_weights.num_rows - local_count,
         "fetched": not dry_run,

@@ -82,7 +82,9 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--where", metavar="SQL", help='A condition on the manifest\'s columns: "test_accuracy > 0.97".')
     @click.option("--members", metavar="IDS", help='Members by id: "0-9,15,7@40".')
     @click.option("--sample", type=int, metavar="SEED", help="Choose the N members at random, by this seed.")
-    @click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
+    @click.option(
+        "--source", metavar="SOURCE", help="A folder, hf://datasets/ORG/NAME[@REVISION], https://… or gs://…."
+    )
     @wraps(command)
     def run_command(*args: Any, **options: Any) -> Any:
         option_names = [field.name for field in fields(Selection) if field.name != "architecture"]

@@ -124,7 +124,7 @@ def _open_table_and_members(selection: Selection, member_options: list[str]) -> 
             )
         return symmetries(name), None
     listing = catalog.collections().get(name)
-    if listing is not None and listing.archives is not None and not given_options and not member_options:
+    if listing is not None and listing.stated is not None and not given_options and not member_options:
         return symmetries(name), None
     try:
         members = selection.load()
@@ -161,7 +161,7 @@ def _all_snapshots(selection: Selection, members: Collection) -> Collection:
 
 def _would_fetch_all(selection: Selection, members: Collection) -> bool:
     selects_part = any(option is not None for option in (selection.n, selection.where, selection.members))
-    return members.source.repo is not None and not selects_part and not selection.name.startswith("hf://")
+    return members.source.uses_cache and not selects_part and not selection.name.startswith("hf://")
 
 
 def _table_output(symmetry_table: Table, list_tensors: bool) -> tuple[dict[str, Any], list[str]]:

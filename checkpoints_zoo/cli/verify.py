@@ -43,7 +43,7 @@ LARGEST_LINE_COUNT = 20  # largest number of findings of one kind that are print
 
 @click.command()
 @click.argument("name", metavar="NAME|DIR|ADDRESS")
-@click.option("--source", metavar="SOURCE", help="A folder, or hf://datasets/ORG/NAME[@REVISION].")
+@click.option("--source", metavar="SOURCE", help="A folder, hf://datasets/ORG/NAME[@REVISION], https://… or gs://….")
 @click.option("--sample", default=8, metavar="N", help="Members of each collection whose accuracy is measured again.")
 @click.option("--architecture", metavar="MODULE:FUNCTION", help="Builds a network of your own; its code runs.")
 @click.option(

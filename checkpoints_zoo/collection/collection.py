@@ -828,7 +828,8 @@ def load(
         members: ids of the members to select, or a text of ids ("0-99,205,7@40").
         sample: seed of the random draw of n members.
         snapshots: whether to select snapshots that are not final as well.
-        source: folder or address (hf://datasets/ORG/NAME[@REVISION]) to load from; None for the collection's source in
+        source: folder or address to load from: hf://datasets/ORG/NAME[@REVISION], or https://HOST/PATH or
+            gs://BUCKET/PATH for a folder on the web, to which no login is sent; None for the collection's source in
             the catalog.
         architecture: function that builds the module, for a network that the package lacks.
         check: whether to compare the hash of each member with the manifest when the member is opened. Without the

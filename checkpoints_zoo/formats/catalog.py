@@ -61,6 +61,44 @@ class Archives:
 
 
 @dataclass(frozen=True)
+class PickledDraws:
+    """Facts on a collection of a sampler's draws that lie in pickles of haiku's parameters: each file has one draw of
+    each chain.
+
+    Args:
+        files: path of a file in the source, in which {} stands for the file's number, counted from 0.
+        count: number of files.
+        chains: number of chains, which are the draws of a file.
+        classes, preprocessing, citation: facts on the collection, as in `Description`.
+    """
+
+    files: str
+    count: int
+    chains: int
+    classes: tuple[str, ...]
+    preprocessing: Mapping[str, Any]
+    citation: str
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of all files, in order."""
+        return [self.files.replace("{}", str(number)) for number in range(self.count)]
+
+    @classmethod
+    def from_json(cls, values: Any, path: Path) -> PickledDraws:
+        """Read and check the part of the catalog's JSON that describes draws; return it as an object.
+
+        Raises:
+            FormatError: a key of the JSON object is missing, or its value has another type.
+        """
+        required_types = {
+            "files": str, "count": int, "chains": int, "classes": list, "preprocessing": dict, "citation": str,
+        }  # fmt: skip
+        fields_by_name = check_keys({"format_version": FORMAT_VERSION, **values}, required_types, path)
+        return cls(**{**fields_by_name, "classes": tuple(fields_by_name["classes"])})
+
+
+@dataclass(frozen=True)
 class Listing:
     """One collection of the catalog: its summary and its sources."""
 
@@ -73,6 +111,12 @@ class Listing:
     licence: str
     sources: tuple[str, ...]
     archives: Archives | None = None
+    draws: PickledDraws | None = None
+
+    @property
+    def stated(self) -> Archives | PickledDraws | None:
+        """What the catalog states on a collection without a manifest, whose source states no classes and the like."""
+        return self.archives or self.draws
 
 
 @dataclass(frozen=True)
@@ -272,14 +316,18 @@ def collections() -> dict[str, Listing]:
 def _read_catalog(path_stamps: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
     """Read the catalog again only if one of its files has changed."""
     required_types = {
-        f.name: {"int": int, "str": str}.get(str(f.type), list) for f in fields(Listing) if f.name != "archives"
+        f.name: {"int": int, "str": str}.get(str(f.type), list)
+        for f in fields(Listing)
+        if f.name not in ("archives", "draws")
     }
     listings = {}
     for path, _, _ in path_stamps:
         values = read_json(path)
         checked_values = check_keys(values, required_types, path)
         archives = Archives.from_json(values["archives"], path) if "archives" in values else None
-        listing = Listing(**{**checked_values, "sources": tuple(checked_values["sources"]), "archives": archives})
+        draws = PickledDraws.from_json(values["draws"], path) if "draws" in values else None
+        sources = tuple(checked_values["sources"])
+        listing = Listing(**{**checked_values, "sources": sources, "archives": archives, "draws": draws})
         listings[listing.name] = listing
     return listings
 

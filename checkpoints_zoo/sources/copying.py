@@ -163,7 +163,7 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
     name = selected.description.name
     root = dest.expanduser().absolute()
     target = FolderSource(root, root.as_uri())
-    if selected.source.repo is None and root.resolve() == selected.source.root.resolve():
+    if not selected.source.uses_cache and root.resolve() == selected.source.root.resolve():
         raise UsageError(f"folder {dest}", expected="another one than the source", found="the source itself", path=dest)
     existing_collection = target.read_collection(name) if target.manifest_path(name).is_file() else None
     old_rows = (
@@ -184,7 +184,7 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
     shards = _plan_shards(
         description, [new_rows[key] for key in sorted(new_rows)], new_snapshots, most_snapshots_per_member
     )
-    passes_cache = selected.source.repo is not None or bool(selected.description.base)
+    passes_cache = selected.source.uses_cache or bool(selected.description.base)
     cached_nbytes = (
         sum(
             selected.description.layouts[planned_snapshot.row["layout"]].nbytes

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.web import WebFile, WebFolder
 
 LARGEST_READ_GAP_NBYTES = (
     256 * 2**10
@@ -38,6 +39,8 @@ WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the requested members take 
 WHOLE_MODEL_SHARE = 0.98  # The same for a file of a model repo, which may hold buffers that no network needs.
 
 RepoFile = tuple[Repo, str]  # A file of a repo: the repo at its commit, and the path of the file in it.
+# A file that is fetched: the repo or the folder on the web, and the path of the file in it.
+FetchedFile = tuple[Repo | WebFolder, str]
 
 # Cache of this process: each file on the Hub is asked for its size and link only once.
 _remote_files: dict[RepoFile, RemoteFile] = {}
@@ -45,7 +48,7 @@ _remote_files: dict[RepoFile, RemoteFile] = {}
 
 @dataclass(frozen=True)
 class FileRange:
-    """A byte range of a file on the Hub, with a member's bytes or a part of them.
+    """A byte range of a file on the Hub or the web, with a member's bytes or a part of them.
 
     Args:
         file: the file.
@@ -53,7 +56,7 @@ class FileRange:
         etag: ETag of the file according to the manifest; None if the manifest does not say it.
     """
 
-    file: RepoFile
+    file: FetchedFile
     start: int
     end: int
     etag: str | None = None
@@ -61,6 +64,14 @@ class FileRange:
     @property
     def nbytes(self) -> int:
         return self.end - self.start
+
+    @property
+    def repo_file(self) -> RepoFile:
+        """The file, which is known to be on the Hub."""
+        place, path = self.file
+        if not isinstance(place, Repo):
+            raise TypeError(f"{path} is not on the Hub")
+        return place, path
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class MemberRequest:
 
     @classmethod
     def of_range(
-        cls, file: RepoFile, key: SnapshotKey, prefix: str, offset: int, layout: Layout, sha256: str | None,
+        cls, file: FetchedFile, key: SnapshotKey, prefix: str, offset: int, layout: Layout, sha256: str | None,
         proof_nbytes: int = 0, **proof: Any,
     ) -> MemberRequest:  # fmt: skip
         """Return the request for a member whose bytes are one range of a file.
@@ -119,7 +130,7 @@ class MemberRequest:
 
     @property
     def path(self) -> str:
-        """Path in its repo of the file that has the member's first byte."""
+        """Path in its repo or folder of the file that has the member's first byte."""
         return self.first.file[1]
 
     def of_tensor(self, name: str) -> MemberRequest:
@@ -152,11 +163,11 @@ def tensor_layout(layout: Layout, name: str) -> tuple[Layout, int]:
 
 
 @dataclass(frozen=True)
-class _Download:
+class Download:
     """A member to be fetched, its files, and the cache file that its bytes are written to."""
 
     request: MemberRequest
-    remotes: Mapping[RepoFile, RemoteFile]
+    remotes: Mapping[FetchedFile, RemoteFile | WebFile]
     draft: cache.MemberDraft
 
     def write(self, position: int, file_range: FileRange, piece_offset: int, piece: bytes) -> bool:
@@ -182,12 +193,12 @@ class _Download:
 class _Wanted:
     """A range of a member to be fetched, and the position of its first byte in the member."""
 
-    download: _Download
+    download: Download
     position: int
     range: FileRange
 
     @property
-    def remote(self) -> RemoteFile:
+    def remote(self) -> RemoteFile | WebFile:
         return self.download.remotes[self.range.file]
 
 
@@ -230,13 +241,13 @@ def fetch_rows(
 
 
 def requests_of_rows(
-    repo: Repo | None, described: manifest.DescriptionWithLayouts, rows: pa.Table
+    place: Repo | WebFolder | None, described: manifest.DescriptionWithLayouts, rows: pa.Table
 ) -> list[MemberRequest | None]:
     """Return the requests for the bytes of a manifest's rows.
 
     Args:
-        repo: the repo that holds the bytes of rows without parts; None if a folder holds them, so that there is no
-            request for such a row.
+        place: the repo or folder on the web that holds the bytes of rows without parts; None if a folder on this
+            machine holds them, so that there is no request for such a row.
         described: the description that belongs to the manifest of the rows.
         rows: manifest rows of members with weights.
     """
@@ -249,10 +260,12 @@ def requests_of_rows(
             # Files of model repos hold one member each, under the plain names of its tensors.
             prefix = "" if address.kind == "model" else prefix
             requests.append(MemberRequest(key, prefix, tuple(map(_range_of_part, parts)), layout, sha256))
-        elif repo is None:
+        elif place is None:
             requests.append(None)
         else:
-            requests.append(MemberRequest.of_range((repo, parts[0].path), key, prefix, parts[0].offset, layout, sha256))
+            requests.append(
+                MemberRequest.of_range((place, parts[0].path), key, prefix, parts[0].offset, layout, sha256)
+            )
     return requests
 
 
@@ -356,7 +369,7 @@ def fetch_predicted(
     if missing_requests and is_offline_mode():
         raise _offline_error(place, collection, missing_requests, len(requests), header_of_layout)
     if missing_requests:
-        partly_cached_files = {request.first.file for request in (locations if allow_whole_files else requests)}
+        partly_cached_files = {request.first.repo_file for request in (locations if allow_whole_files else requests)}
         irregular_after_fetch = _fetch_missing(collection, missing_requests, header_of_layout, partly_cached_files)
         fetched_locations, irregular_paths = _find_local(missing_requests, header_of_layout)
         damaged_requests = [
@@ -367,7 +380,7 @@ def fetch_predicted(
         # The wrong bytes are in files that were fetched whole. Fetching the members again by ranges either works or
         # raises the right error.
         if damaged_requests and not irregular_after_fetch and not irregular_paths:
-            damaged_files = {request.first.file for request in damaged_requests}
+            damaged_files = {request.first.repo_file for request in damaged_requests}
             irregular_after_fetch = _fetch_missing(collection, damaged_requests, header_of_layout, damaged_files)
             fetched_locations |= _find_local(damaged_requests, header_of_layout)[0]
         return locations | fetched_locations, sorted({*irregular_after_fetch, *irregular_paths})
@@ -383,8 +396,8 @@ def _find_local(
     A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode nothing is deleted,
     and members of a damaged file are used if they have their own hashes.
     """
-    files = list(dict.fromkeys(request.first.file for request in requests if len(request.ranges) == 1))
-    files_without_hash = {request.first.file for request in requests if request.sha256 is None}
+    files = list(dict.fromkeys(request.first.repo_file for request in requests if len(request.ranges) == 1))
+    files_without_hash = {request.first.repo_file for request in requests if request.sha256 is None}
     whole_file_of_file = {
         file: path
         for file in files
@@ -397,7 +410,7 @@ def _find_local(
     etags = _known_etags(requests)
     locations, irregular_paths = {}, set[str]()
     for request in requests:
-        file = request.first.file
+        file = request.first.repo_file
         whole_file = whole_file_of_file.get(file) if len(request.ranges) == 1 else None
         cache_header = header_of_layout[id(request.layout)]
         if whole_file is not None:
@@ -413,33 +426,52 @@ def _find_local(
                     request.key[0], request.prefix, whole_file, request.offset, request.layout
                 )
                 continue
-        path = _find_cached_member(request, etags, cache_header)
-        if path is not None:
-            data_offset = len(cache_header) or request.layout.header_nbytes
-            member_hash = HashRecord(path, cache.hash_record_path(path), check)
-            if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
-                member_hash.save()
-                locations[request] = Location(request.key[0], "", path, data_offset, request.layout)
-            elif not hub.is_offline():
-                delete_file(path, cache.hash_record_path(path))
+        location = cached_location(request, etags, cache_header, check)
+        if location is not None:
+            locations[request] = location
     for record_of_file in hash_record_of_file.values():
         record_of_file.save()
     return locations, sorted(irregular_paths)
 
 
-def _known_etags(requests: Sequence[MemberRequest]) -> dict[RepoFile, str]:
+def cached_location(
+    request: MemberRequest, etags: Mapping[FetchedFile, str], cache_header: bytes, check: bool = False
+) -> Location | None:
+    """Look for a member in our cache; return its location, None if it is missing. A file with wrong bytes is deleted,
+    but not in offline mode.
+
+    Args:
+        request: the request for the member.
+        etags: ETags of the files that hold the member, as far as they are known.
+        cache_header: header of the member's cache file.
+        check: whether the member is hashed again even if a hash is recorded.
+    """
+    path = _find_cached_member(request, etags, cache_header)
+    if path is None:
+        return None
+    data_offset = len(cache_header) or request.layout.header_nbytes
+    member_hash = HashRecord(path, cache.hash_record_path(path), check)
+    if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
+        member_hash.save()
+        return Location(request.key[0], "", path, data_offset, request.layout)
+    if not hub.is_offline():
+        delete_file(path, cache.hash_record_path(path))
+    return None
+
+
+def _known_etags(requests: Sequence[MemberRequest]) -> dict[FetchedFile, str]:
     """Return the ETags of the requests' files, as far as the manifest or our cache has them."""
-    etags: dict[RepoFile, str] = {}
+    etags: dict[FetchedFile, str] = {}
     for file_range in (file_range for request in requests for file_range in request.ranges):
         if file_range.etag is not None:
             etags[file_range.file] = file_range.etag
-    for repo, path in {file_range.file for request in requests for file_range in request.ranges} - etags.keys():
-        if (record := cache.read_file_record(repo.name, repo.commit, path)) is not None:
+    for repo, path in {x.repo_file for request in requests for x in request.ranges} - etags.keys():
+        if (record := cache.read_file_record(repo.cache_name, repo.commit, path)) is not None:
             etags[repo, path] = record[0]
     return etags
 
 
-def _cache_file_name(request: MemberRequest, etags: Mapping[RepoFile, str], cache_header: bytes) -> str:
+def cache_file_name(request: MemberRequest, etags: Mapping[FetchedFile, str], cache_header: bytes) -> str:
     """Return the name of a member's file in our cache, which depends only on the member's bytes and layout."""
     etag = etags[request.first.file]
     if len(request.ranges) > 1:
@@ -449,12 +481,12 @@ def _cache_file_name(request: MemberRequest, etags: Mapping[RepoFile, str], cach
     return cache.member_file_name(etag, request.offset, request.layout, cache_header, request.name_in_archive)
 
 
-def _find_cached_member(request: MemberRequest, etags: Mapping[RepoFile, str], cache_header: bytes) -> Path | None:
+def _find_cached_member(request: MemberRequest, etags: Mapping[FetchedFile, str], cache_header: bytes) -> Path | None:
     """Look for a member's file of the right size in our cache; return its path, None if there is no such file."""
     if any(file_range.file not in etags for file_range in request.ranges):
         return None
     nbytes = (len(cache_header) or request.layout.header_nbytes) + request.layout.nbytes
-    return cache.find_member(request.first.file[0].name, _cache_file_name(request, etags, cache_header), nbytes)
+    return cache.find_member(request.first.file[0].cache_name, cache_file_name(request, etags, cache_header), nbytes)
 
 
 def _is_intact(
@@ -517,13 +549,13 @@ def _fetch_missing(
     ranges_of_file: dict[RepoFile, list[FileRange]] = {}
     for request in missing_requests:
         for file_range in request.ranges:
-            ranges_of_file.setdefault(file_range.file, []).append(file_range)
+            ranges_of_file.setdefault(file_range.repo_file, []).append(file_range)
     # A link that expires is renewed while its file is read. After an error the next call asks the Hub for the link
     # again.
     known_remote_of_file = {
         file: remote for file in ranges_of_file if (remote := _remote_files.pop(file, None)) is not None
     }
-    folder_of_repo = {repo: cache.writable_folder(repo.name) for repo in {repo for repo, _ in ranges_of_file}}
+    folder_of_repo = {repo: cache.writable_folder(repo.cache_name) for repo in {repo for repo, _ in ranges_of_file}}
     for folder in set(folder_of_repo.values()):
         cache.delete_stale(folder)
 
@@ -540,15 +572,18 @@ def _fetch_missing(
 
     with ThreadPoolExecutor(CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as held_locks:
         remote_of_file = dict(zip(ranges_of_file, pool.map(ask_hub, ranges_of_file), strict=True))
-        etags = {file: remote.etag for file, remote in remote_of_file.items()}
+        etags: dict[FetchedFile, str] = {file: remote.etag for file, remote in remote_of_file.items()}
+        remotes = cast("Mapping[FetchedFile, RemoteFile | WebFile]", remote_of_file)
         # Locks are always taken in the same order, so that two processes can't block each other.
-        for folder, etag in sorted({(folder_of_repo[file[0]], etag) for file, etag in etags.items()}):
+        for folder, etag in sorted({(folder_of_repo[file[0]], remote.etag) for file, remote in remote_of_file.items()}):
             held_locks.enter_context(cache.hold_key_lock(folder, etag))
         # Another process may have fetched some members in the meantime.
         cached_locations, _ = _find_local(missing_requests, header_of_layout)
         requests_left = [request for request in missing_requests if request not in cached_locations]
-        touched_files = partly_cached_files | {request.first.file for request in cached_locations}
-        touched_files |= {x.file for request in missing_requests if len(request.ranges) > 1 for x in request.ranges}
+        touched_files = partly_cached_files | {request.first.repo_file for request in cached_locations}
+        touched_files |= {
+            x.repo_file for request in missing_requests if len(request.ranges) > 1 for x in request.ranges
+        }
         whole_files = {
             file
             for file, remote in remote_of_file.items()
@@ -561,19 +596,21 @@ def _fetch_missing(
             if file in whole_files:
                 hub.fetch_file(*file)
         for request in requests_left:
-            if request.first.file not in whole_files:
+            if request.first.repo_file not in whole_files:
                 cache_header = header_of_layout[id(request.layout)]
                 draft_path = (
-                    folder_of_repo[request.first.file[0]] / "members" / _cache_file_name(request, etags, cache_header)
+                    folder_of_repo[request.first.repo_file[0]]
+                    / "members"
+                    / cache_file_name(request, etags, cache_header)
                 )
                 draft = cache.MemberDraft(draft_path, cache_header, request.nbytes, request.proof_nbytes)
-                downloads.append(_Download(request, remote_of_file, draft))
+                downloads.append(Download(request, remotes, draft))
                 if not request.nbytes:  # A tensor without elements: all of it has arrived.
                     draft.write(0, b"")
                     _check_and_keep(downloads.pop())
         if downloads:
             cache.check_room(downloads[0].draft.path.parent, sum(p.draft.size for p in downloads))
-            irregular_paths = _read_ranges(downloads, collection, pool)
+            irregular_paths = read_ranges(downloads, collection, pool)
     _remote_files.update(remote_of_file)
     return irregular_paths
 
@@ -583,7 +620,7 @@ def _whole_file_share(repo: Repo) -> float:
     return WHOLE_FILE_SHARE if repo.kind == "dataset" else WHOLE_MODEL_SHARE
 
 
-def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
+def read_ranges(downloads: Sequence[Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
     """Read members' bytes over several connections, each member into its cache file; if one read fails, members that
     arrived stay.
 
@@ -627,12 +664,12 @@ def _read_ranges(downloads: Sequence[_Download], collection: str, pool: ThreadPo
     return irregular_paths
 
 
-def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Wanted], int, int]]:
+def _plan_ranges(downloads: Sequence[Download]) -> Iterator[tuple[list[_Wanted], int, int]]:
     """Join ranges that lie close together in a file, and split long ones; yield (wanted ranges, start, end)."""
     groups: list[list[_Wanted]] = []
     group_end = 0
     wanted_ranges = [_Wanted(download, *place) for download in downloads for place in download.positions]
-    for wanted in sorted(wanted_ranges, key=lambda w: (w.remote.repo.name, w.range.file[1], w.range.start)):
+    for wanted in sorted(wanted_ranges, key=lambda w: (w.range.file[0].cache_name, w.range.file[1], w.range.start)):
         if (
             groups
             and groups[-1][0].remote is wanted.remote
@@ -655,7 +692,7 @@ def _plan_ranges(downloads: Sequence[_Download]) -> Iterator[tuple[list[_Wanted]
             )
 
 
-def _check_and_keep(download: _Download) -> bool:
+def _check_and_keep(download: Download) -> bool:
     """Check a member that has arrived, and store it; if its bytes are wrong, read the member a second time.
 
     Return False, without storing the bytes, if the bytes belong to another member than predicted.
@@ -678,7 +715,7 @@ def _check_and_keep(download: _Download) -> bool:
     return False
 
 
-def _belongs_to_requested_member(download: _Download) -> bool:
+def _belongs_to_requested_member(download: Download) -> bool:
     """Say whether the bytes before the tensors belong to the requested member."""
     request = download.request
     return request.proves_member is None or request.proves_member(
@@ -686,11 +723,11 @@ def _belongs_to_requested_member(download: _Download) -> bool:
     )
 
 
-def _hash_and_compare(download: _Download) -> tuple[str, DamagedError | None]:
+def _hash_and_compare(download: Download) -> tuple[str, DamagedError | None]:
     """Hash a member that has arrived; return its hash, and the error for bytes that differ from the manifest."""
     request = download.request
     draft_bytes = download.draft.content()
-    member_text = f"member {format_ids([request.key])} in file {request.path} of {request.first.file[0].label}"
+    member_text = f"member {format_ids([request.key])} in {download.remotes[request.first.file].error_subject}"
     if request.layout.header_nbytes:
         try:
             check_own_header(bytes(draft_bytes[: request.layout.header_nbytes]), request.layout, member_text)
@@ -720,7 +757,7 @@ def _offline_error(
     ids_text, etags = format_ids(keys), _known_etags(missing_requests)
     damaged_paths, damaged_keys = list[str](), list[SnapshotKey]()
     for request in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
-        if len(request.ranges) == 1 and hub.cached_file(*request.first.file) is not None:
+        if len(request.ranges) == 1 and hub.cached_file(*request.first.repo_file) is not None:
             damaged_paths.append(request.path)
         elif _find_cached_member(request, etags, header_of_layout[id(request.layout)]) is not None:
             damaged_keys.append(request.key)

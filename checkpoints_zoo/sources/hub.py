@@ -87,7 +87,7 @@ class Repo:
         return repo_label(self.id, self.kind)
 
     @property
-    def name(self) -> str:
+    def cache_name(self) -> str:
         """Name of the repo in our cache: "org/name" of a data set, "models/org/name" of a model."""
         return self.id if self.kind == "dataset" else f"{self.kind}s/{self.id}"
 
@@ -316,7 +316,7 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 def whole_file_record(repo: Repo, cached_path: Path) -> Path:
     """Return the path of the record with the hashes of a file in the client's cache."""
     record_name = hashlib.sha256(str(cached_path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return cache_root() / folder_name(repo.name) / "records" / f"{record_name}.json"
+    return cache_root() / folder_name(repo.cache_name) / "records" / f"{record_name}.json"
 
 
 def _blob_name(cached_path: Path) -> str:

@@ -251,7 +251,7 @@ class WeightFile:
     def _stored(self) -> bytes | None:
         """Return the header's bytes from the cache; None if they are not there. Equal headers are stored once."""
         digest = _load(self.repo, "headers", self.file.etag)
-        for folder in cache.cache_folders(self.repo.name) if isinstance(digest, str) and is_etag(digest) else ():
+        for folder in cache.cache_folders(self.repo.cache_name) if isinstance(digest, str) and is_etag(digest) else ():
             path = folder / "headers" / f"{digest}.head"
             content = path.read_bytes() if path.is_file() else b""
             if hashlib.sha256(content).hexdigest() == digest:
@@ -259,7 +259,7 @@ class WeightFile:
         return None
 
     def _store(self, prefix: bytes) -> None:
-        digest, folder = hashlib.sha256(prefix).hexdigest(), cache.writable_folder(self.repo.name)
+        digest, folder = hashlib.sha256(prefix).hexdigest(), cache.writable_folder(self.repo.cache_name)
         try:
             if not (folder / "headers" / f"{digest}.head").is_file():
                 with disk.replace_file(folder / "headers" / f"{digest}.head", "wb") as file:
@@ -342,7 +342,7 @@ def read_json_file(repo: Repo, path: str) -> Any:
 
 def _load(repo: Repo, folder_name: str, key: str) -> Any:
     """Return JSON values from the cache; None if they are missing or damaged."""
-    for folder in cache.cache_folders(repo.name):
+    for folder in cache.cache_folders(repo.cache_name):
         try:
             return json.loads((folder / folder_name / f"{cache.etag_name(key)}.json").read_bytes())
         except (OSError, ValueError):
@@ -351,7 +351,7 @@ def _load(repo: Repo, folder_name: str, key: str) -> Any:
 
 
 def _save(repo: Repo, folder_name: str, key: str, values: Any) -> None:
-    folder: Path = cache.writable_folder(repo.name)
+    folder: Path = cache.writable_folder(repo.cache_name)
     try:
         with disk.replace_file(folder / folder_name / f"{cache.etag_name(key)}.json") as file:
             file.write(json.dumps(values))

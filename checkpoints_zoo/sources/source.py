@@ -1,10 +1,12 @@
-"""Sources of members: the interface, the three kinds of sources, and the selection of members by name or citation.
+"""Sources of members: the interface, the kinds of sources, and the selection of members by name or citation.
 
 | kind | its manifest | its members |
 |---|---|---|
 | `FolderSource` | a file, pinned by its hash | files inside the folder |
 | `HubSource` | a file at a commit | byte ranges, stored in the cache |
 | `ArchiveSource` | made from an index of archives in a folder or repo | byte ranges of the archives |
+| `WebSource` | a file at an https:// or gs:// address, pinned by its hash | byte ranges, stored in the cache |
+| `DrawsSource` | made from an index of pickles in a folder, on this machine or the web | the pickles, read whole |
 
 `open_source` chooses the kind. A manifest is checked before a byte of a shard is read.
 """
@@ -39,16 +41,18 @@ from checkpoints_zoo.errors import (
     ZooError,
 )
 from checkpoints_zoo.formats import catalog, manifest, selection
-from checkpoints_zoo.formats.catalog import Archives, Description, Listing
+from checkpoints_zoo.formats.catalog import Archives, Description, Listing, PickledDraws
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import SnapshotKey
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
 from checkpoints_zoo.formats.text import first_few, one_line
-from checkpoints_zoo.sources import archives, fetching, hub
+from checkpoints_zoo.sources import archives, fetching, hub, pickled_draws, web, web_members
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.parts import PartialFile
+from checkpoints_zoo.sources.pickled_draws import DrawIndex, LocalFolder
+from checkpoints_zoo.sources.web import WebFolder
 
 T = TypeVar("T")
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -80,6 +84,11 @@ class Source(ABC):
     @abstractmethod
     def display_name(self) -> str:
         """The name of the source in texts for people."""
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether members' bytes pass through the member cache."""
+        return self.repo is not None
 
     @abstractmethod
     def collections(self) -> list[str]:
@@ -157,6 +166,10 @@ class Source(ABC):
         requests = fetching.requests_of_rows(_repo_of_bytes(self, described), described, rows)
         fetched = [request for request in requests if request is not None]
         return len(requests) - len(fetched) + fetching.count_cached(fetched)
+
+    def transfer_nbytes(self, rows: pa.Table) -> int:
+        """Return the number of bytes that reading manifest rows takes."""
+        return manifest.sum_of(rows, "nbytes")
 
     @abstractmethod
     def list_files(self, folder: str) -> list[str]:
@@ -462,6 +475,16 @@ class HubSource(Source):
 def _repo_of_bytes(source: Source, described: manifest.DescriptionWithLayouts) -> hub.Repo | None:
     """Return the repo that holds the bytes of rows without parts; None if they are files of a folder."""
     return hub.resolve_address(described.base) if described.base else source.repo
+
+
+def _split_by_place(
+    requests: Iterable[fetching.MemberRequest],
+) -> tuple[list[fetching.MemberRequest], list[fetching.MemberRequest]]:
+    """Return the requests for bytes on the Hub, and those for bytes in a folder on the web."""
+    on_hub, on_web = list[fetching.MemberRequest](), list[fetching.MemberRequest]()
+    for request in requests:
+        (on_hub if isinstance(request.first.file[0], hub.Repo) else on_web).append(request)
+    return on_hub, on_web
 
 
 def _layout_keys(rows: pa.Table) -> list[str]:
@@ -799,12 +822,185 @@ def _locate_member(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class WebSource(Source):
+    """A source that is a folder on the web. Such a folder can't be listed, so that its collections have to be named.
+
+    Args:
+        folder: the folder.
+    """
+
+    folder: WebFolder
+
+    @classmethod
+    def of(cls, folder: WebFolder) -> WebSource:
+        """Return the source in a folder on the web."""
+        return cls(hub.cache_root() / hub.folder_name(folder.cache_name), folder.label, None, folder)
+
+    @property
+    def display_name(self) -> str:
+        """The name of the source in texts for people."""
+        return self.label
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether members' bytes pass through the member cache."""
+        return True
+
+    def collections(self) -> list[str]:
+        """Raise an error, because a folder on the web can't be listed."""
+        raise SourceNotFound(
+            f"collections of {self.label}",
+            expected="the name of one",
+            found="a folder on the web, which can't be listed",
+            do="Give the name that the folder's producer gave it",
+        )
+
+    def commit(self, name: str) -> str:
+        """Hash a collection's manifest and description; return 40 hex digits."""
+        digest = hashlib.sha256()
+        for path in self._collection_paths(name):
+            digest.update(_hash_file_once(path, file_stamp(path)))
+        return digest.hexdigest()[:40]
+
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
+        """Fetch and check a collection's description and manifest; return both."""
+        return _read_collection_files(name, *self._collection_paths(name))
+
+    def open_collection(self, name: str) -> tuple[Description, selection.Rows]:
+        """Fetch a collection's description and manifest; return the description, and the rows to select from."""
+        return _open_collection_files(name, *self._collection_paths(name))
+
+    def _collection_paths(self, name: str) -> tuple[Path, Path]:
+        """Return the paths of the fetched manifest and description, which are asked for once by each source object."""
+        paths = self._fetched_paths
+        if name not in paths:
+            manifest_path = f"manifests/{catalog.check_name(name)}.parquet"
+            try:
+                paths[name] = self.local_path(manifest_path), self.local_path(manifest_path[:-8] + ".json")
+            except SourceNotFound as error:
+                raise CollectionNotFound(
+                    f"collection {name!r} of {self.label}", expected=f"{manifest_path} and .json there",
+                    found=error.found, do="Check the address and the name: a folder on the web can't be listed",
+                    collection=name,
+                ) from error  # fmt: skip
+        return paths[name]
+
+    @cached_property
+    def _fetched_paths(self) -> dict[str, tuple[Path, Path]]:
+        return {}
+
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+        """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
+        requests = self._requests(described, rows)
+        on_hub, on_web = _split_by_place(requests)
+        from_web = web_members.fetch_members(self.folder, described.name, on_web, self.check)
+        from_hub = fetching.fetch_members(self.label, described.name, on_hub, check=self.check)
+        locations = dict(zip([*on_web, *on_hub], [*from_web, *from_hub], strict=True))
+        return [locations[request] for request in requests]
+
+    def locate_tensors(
+        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+    ) -> dict[str, list[Location]]:
+        """Fetch the missing bytes of manifest rows, of rows in repos on the Hub those of some tensors only; return for
+        each name the locations of the tensor, or of its member."""
+        on_hub, on_web = _split_by_place(self._requests(described, rows))
+        if on_web:
+            return super().locate_tensors(described, rows, names)
+        return fetching.fetch_tensors(self.label, described.name, on_hub, names, self.check)
+
+    def _requests(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[fetching.MemberRequest]:
+        place = _repo_of_bytes(self, described) or self.folder
+        return [request for request in fetching.requests_of_rows(place, described, rows) if request is not None]
+
+    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+        """Count the rows whose bytes are on this machine; nothing is fetched."""
+        on_hub, on_web = _split_by_place(self._requests(described, rows))
+        return web_members.count_cached(self.folder, on_web) + fetching.count_cached(on_hub)
+
+    def list_files(self, folder: str) -> list[str]:
+        """Return [], because a folder on the web can't be listed."""
+        return []
+
+    def local_path(self, source_path: str) -> Path:
+        """Fetch a whole file; return its path on this machine."""
+        return web_members.fetch_file(self.folder, source_path)
+
+
+@dataclass(frozen=True)
+class DrawsSource(Source):
+    """A source that consists of the pickled draws of one collection of the catalog, in a folder on this machine or the
+    web.
+
+    Args:
+        folder: the folder.
+        listing: the catalog's name, title and other fields of the collection.
+        facts: the catalog's facts on the draws.
+    """
+
+    folder: WebFolder | LocalFolder
+    listing: Listing
+    facts: PickledDraws
+
+    @classmethod
+    def of(cls, base_source: FolderSource | WebSource, listing: Listing, facts: PickledDraws) -> DrawsSource:
+        """Return the source that reads a collection's draws in a folder."""
+        folder = base_source.folder if isinstance(base_source, WebSource) else LocalFolder(base_source.root)
+        return cls(base_source.root, base_source.label, None, folder, listing, facts, check=base_source.check)
+
+    @property
+    def display_name(self) -> str:
+        """The name of the source in texts for people."""
+        return self.label
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether members' bytes pass through the member cache."""
+        return True
+
+    @cached_property
+    def _index(self) -> DrawIndex:
+        return pickled_draws.open_index(self.folder, self.listing, self.facts)
+
+    def collections(self) -> list[str]:
+        """Return the name of the collection."""
+        return [self.listing.name]
+
+    def commit(self, name: str) -> str:
+        """Hash the ETags and lengths of the files; return 40 hex digits."""
+        return self._index.commit
+
+    def read_collection(self, name: str) -> tuple[Description, pa.Table]:
+        """Make the description and the manifest from the index of the files; return both."""
+        return self._index.description(self.listing, self.facts), self._index.rows(self.listing)
+
+    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+        """Read the files of draws that are not in the cache; return the locations of the draws."""
+        return pickled_draws.fetch_draws(self.folder, self.listing, self._index, rows, self.check)
+
+    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+        """Count the rows whose draws are in the cache; nothing is fetched."""
+        return pickled_draws.count_cached(self.folder, self._index, rows)
+
+    def transfer_nbytes(self, rows: pa.Table) -> int:
+        """Return the number of bytes of the files of manifest rows: a file is read whole, with all its draws."""
+        return sum(self._index.files[path][1] for path in set(rows.column("path").to_pylist()))
+
+    def list_files(self, folder: str) -> list[str]:
+        """Return [], because the folder has nothing but files of draws."""
+        return []
+
+    def local_path(self, source_path: str) -> Path:
+        """Raise an error, because no file but the draws is in the folder."""
+        raise SourceNotFound(f"file {source_path} of {self.label}", expected="a file of draws", found="another name")
+
+
 def open_source(source: str | Path | None, collection: str, check: bool = False) -> Source:
     """Open the source that contains a collection; return it.
 
     Args:
-        source: a folder, a file URI, an address on the Hub, "embedded", or None for the first source that the catalog
-            names.
+        source: a folder, a file URI, an address on the Hub or the web, "embedded", or None for the first source that
+            the catalog names.
         collection: name of the collection; "" for the whole folder or repo.
         check: whether each member is hashed when its location is found.
 
@@ -813,7 +1009,7 @@ def open_source(source: str | Path | None, collection: str, check: bool = False)
         SourceNotFound: the folder does not exist or has no manifests, or the repo or revision does not exist.
         AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
     """
-    folder_or_repo = _open_folder_or_repo(_source_in_catalog(collection) if source is None else source)
+    folder_or_repo = _open_folder_or_repo(_source_in_catalog(collection) if source is None else source, collection)
     return collection_source(collection, replace(folder_or_repo, check=check))
 
 
@@ -836,7 +1032,7 @@ def _source_in_catalog(collection: str) -> str:
 
 
 def collection_source(collection: str, base_source: Source) -> Source:
-    """Choose whether a collection is read by its manifest or from its archives; return the source to read.
+    """Choose whether a collection is read by its manifest, from archives or from pickled draws; return the source.
 
     Args:
         collection: name of the collection.
@@ -844,6 +1040,9 @@ def collection_source(collection: str, base_source: Source) -> Source:
             archives.
     """
     listing = catalog.collections().get(collection)
+    if listing is not None and listing.draws is not None and isinstance(base_source, FolderSource | WebSource):
+        has_manifest = isinstance(base_source, FolderSource) and base_source.has_manifest(collection)
+        return base_source if has_manifest else DrawsSource.of(base_source, listing, listing.draws)
     if listing is None or listing.archives is None or not isinstance(base_source, FolderSource | HubSource):
         return base_source
     if base_source.has_manifest(collection) or not base_source.list_archives(listing.archives):
@@ -851,26 +1050,30 @@ def collection_source(collection: str, base_source: Source) -> Source:
     return ArchiveSource.of(base_source, listing, listing.archives)
 
 
-def _open_folder_or_repo(source: str | Path) -> FolderSource | HubSource:
-    """Return the folder or repo that an address or path names, as a source."""
+def _open_folder_or_repo(source: str | Path, collection: str = "") -> FolderSource | HubSource | WebSource:
+    """Return the folder or repo that an address or path names, as a source; `collection` is wanted from it."""
     if str(source) == EMBEDDED:
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     address_or_path = str(source)
     if address_or_path.startswith(hub.ADDRESS_SCHEME):
         return HubSource.of(hub.resolve_address(address_or_path))
+    if web.is_web_address(address_or_path):
+        return WebSource.of(WebFolder.of(address_or_path))
     if address_or_path.startswith("file:///"):
         address_or_path = unquote(urlsplit(address_or_path).path, sys.getfilesystemencoding(), "surrogateescape")
     elif "://" in address_or_path:
         raise SourceNotFound(
             f"source {address_or_path}",
-            expected="a folder, or hf://datasets/ORG/NAME[@REVISION]",
+            expected="a folder, hf://datasets/ORG/NAME[@REVISION], https://HOST/PATH or gs://BUCKET/PATH",
             found="another address",
         )
     root, problem = Path(address_or_path), ""
     try:
         root = root.expanduser()
         has_archives = any((root / archive_facts.folder).is_dir() for _, archive_facts in catalog.archived_listings())
-        if not (root / "manifests").is_dir() and not has_archives:
+        listing = catalog.collections().get(collection)
+        has_draws = listing is not None and listing.draws is not None and (root / listing.draws.paths[0]).is_file()
+        if not (root / "manifests").is_dir() and not has_archives and not has_draws:
             problem_of_kind = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
             problem = problem_of_kind.get(True, "nothing there")
     except (OSError, RuntimeError) as error:  # The path is too long, or refers to the home folder of an unknown user.

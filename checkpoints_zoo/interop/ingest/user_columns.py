@@ -444,11 +444,10 @@ def check_net(description: Description, build: Build | None) -> None:
 
 def _facts_of_listing(listing: Listing) -> dict[str, Any]:
     """Return the facts of a collection from the catalog, or from the source that the catalog names."""
-    archives = listing.archives
-    if archives is None:
+    if listing.stated is None:
         description = open_source(None, listing.name).read_collection(listing.name)[0]
         return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY_FACTS}
-    facts = {fact: getattr(archives, fact) for fact in ("classes", "preprocessing", "citation")}
+    facts = {fact: getattr(listing.stated, fact) for fact in ("classes", "preprocessing", "citation")}
     return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
 
 

@@ -95,10 +95,10 @@ def _table_of_named_network(network_name: str) -> Table:
     if network_name in ARCHITECTURES:
         return _table_of_architecture(network_name, network_name, {}, IMAGE_SHAPES[network_name])
     listing = catalog.collections().get(network_name)
-    if listing is not None and listing.archives is not None:
-        # The catalog knows the network of members in archives: nothing is fetched.
-        architecture, preprocessing = listing.architecture, listing.archives.preprocessing
-        arguments: Mapping[str, Any] = {"classes": len(listing.archives.classes)}
+    if listing is not None and listing.stated is not None:
+        # The catalog knows the network of members without a manifest: nothing is fetched.
+        architecture, preprocessing = listing.architecture, listing.stated.preprocessing
+        arguments: Mapping[str, Any] = {"classes": len(listing.stated.classes)}
     else:
         description = select_members(network_name).description
         architecture, preprocessing = description.architecture, description.preprocessing
