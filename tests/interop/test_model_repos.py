@@ -19,8 +19,9 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, epoch_of_name, index_model_repos, number_members
+from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, index_model_repos, number_members
 from checkpoints_zoo.sources import cache, fetching, pacing, revisions
+from checkpoints_zoo.sources.revisions import epoch_of_name
 from tests.hub.hub import Hub
 from tests.support.commands import run, values
 from tests.support.model_repos import EMBEDDING, STEPS, checkpoint, nbytes, neox, publish, shards
