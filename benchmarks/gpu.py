@@ -170,7 +170,8 @@ class Part:
         if self.left < 5 and not self.tiny:
             return
         modules, stacked = networks(net, member_count, self.device, dtype)
-        x = torch.randn(batch, 3, 32, 32, device=self.device, dtype=dtype)
+        size = 8 if self.tiny else 32
+        x = torch.randn(batch, 3, size, size, device=self.device, dtype=dtype)
         skeleton = build_architecture(NETS[net], channels=3, classes=10).eval().to("meta")
         loop = partial(in_inference_mode, lambda: torch.stack([m(x) for m in modules]))
         ensemble = Ensemble(skeleton, stacked, range(member_count))

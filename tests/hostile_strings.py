@@ -412,28 +412,30 @@ def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int,
     """
     inputs, out = Inputs(folder / "inputs"), folder / "out"
     runs = commands(inputs.addresses, out)
-    for kind, uses in runs.items():  # a sound input is read without an error, and what a command needs is imported
-        for label, sound in uses.items():
-            out.mkdir()
-            code, printed = sound()
-            assert code == 0 or (kind, label.split()[0]) in UNSOUND, f"{label}: exit code {code}: {printed}"
-            inputs.restore()
-            shutil.rmtree(out)
     rng = random.Random(f"{seed}/strings")
     texts = list(dict.fromkeys(itertools.chain(SEEDS, (hostile(rng) for _ in range(10 * strings)))))[:strings]
+    cases = [
+        (place, kind, text, label)
+        for place, (kind, _) in inputs.places.items()
+        for text, label in itertools.product(texts, runs[kind])
+        if rng.random() < (share / 10 if label.startswith(DRAWS) else share)
+    ]
+    # A sound input is read without an error, and what a command needs is imported.
+    for kind, label in dict.fromkeys((kind, label) for _, kind, _, label in cases):
+        out.mkdir()
+        code, printed = runs[kind][label]()
+        assert code == 0 or (kind, label.split()[0]) in UNSOUND, f"{label}: exit code {code}: {printed}"
+        inputs.restore()
+        shutil.rmtree(out)
     watch = Watch(folder, home, events=RUNS | ASKS_THE_NETWORK)
-    for place, (kind, put) in inputs.places.items():
-        for text, label in itertools.product(texts, runs[kind]):
-            chance = share / 10 if label.startswith(DRAWS) else share
-            if rng.random() >= chance:
-                continue
-            out.mkdir()
-            with contextlib.suppress(pa.ArrowException):  # Parquet takes most names and texts, but not all
-                put(text)
-            name, case_label = f"{place.split(':')[0]}, {label.split()[0]}", f"{place} {text[:60]!r}, {label}"
-            run_case(report, watch, case_label, name, partial(use, runs[kind][label], out), len(text))
-            inputs.restore()
-            shutil.rmtree(out)
+    for place, kind, text, label in cases:
+        out.mkdir()
+        with contextlib.suppress(pa.ArrowException):  # Parquet takes most names and texts, but not all
+            inputs.places[place][1](text)
+        name, case_label = f"{place.split(':')[0]}, {label.split()[0]}", f"{place} {text[:60]!r}, {label}"
+        run_case(report, watch, case_label, name, partial(use, runs[kind][label], out), len(text))
+        inputs.restore()
+        shutil.rmtree(out)
 
 
 def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:

@@ -52,8 +52,10 @@ class _Stream:
     """A CUDA stream, or a stand-in for devices without streams, where every call is done when it returns."""
 
     def __init__(self, device: torch.device) -> None:
+        # torch hands out 32 streams a priority, again and again. Those of the usual priority serve to capture graphs,
+        # and a copy on a stream that is captured would fail.
         has_streams = device.type == "cuda"
-        self.stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
+        self.stream: Any = torch.cuda.Stream(device, priority=-1) if has_streams else None  # type: ignore[no-untyped-call]
 
     def as_current(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)

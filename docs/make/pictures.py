@@ -27,12 +27,21 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def draw_pictures(folder: Path = DOCS) -> None:
-    """Measure the collection, and write all pictures into a folder."""
+def draw_pictures(folder: Path = DOCS, subsets: int = 100, lines: int = 16) -> None:
+    """Measure the collection, and write all pictures into a folder.
+
+    Args:
+        folder: gets the pictures.
+        subsets: number of random ensembles of each size.
+        lines: number of lines between members.
+    """
     members = zoo.load("convnet-digits")
-    report = zoo.evaluate(members, "digits", ood="photos")
+    report = zoo.evaluate(members, "digits", ood="photos", subsets=subsets)
     pictures: dict[str, tuple[str, Callable[[Figure], None]]] = {
-        "population": ("A population of 64 networks", lambda figure: _draw_population(figure, members, report)),
+        "population": (
+            "A population of 64 networks",
+            lambda figure: _draw_population(figure, members[: lines + 1], report),
+        ),
         "intervals": ("The intervals of a report", lambda figure: _draw_intervals(figure, report)),
         "views": ("One layer of two networks, through three views", lambda figure: _draw_views(figure, members)),
         "shard": ("The bytes of a shard", _draw_shard),
@@ -51,7 +60,7 @@ def _make_figure(draw: Callable[[Figure], None]) -> Figure:
     return figure
 
 
-def _draw_population(figure: Figure, members: zoo.Collection, report: zoo.Report) -> None:
+def _draw_population(figure: Figure, few: zoo.Collection, report: zoo.Report) -> None:
     """Draw what more members bring, and what alignment does to the line between two."""
     figure.set_size_inches(10, 2.9)
     curves, detection, lines = figure.subplots(1, 3)
@@ -59,7 +68,6 @@ def _draw_population(figure: Figure, members: zoo.Collection, report: zoo.Report
     curves.set(title="More networks, fewer surprises", ylabel="negative log-likelihood (nats)")
     _draw_curve(detection, report, "auroc", GREEN)
     detection.set(title="They disagree on the unknown", ylabel="AUROC against photos")
-    few = members[:17]
     for collection, colour, label in ((few, RED, "as trained"), (few.align(to=0), BLUE, "units matched")):
         found = zoo.barrier(collection)
         places, losses = found.lambdas.numpy(), found.losses.numpy()

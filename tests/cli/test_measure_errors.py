@@ -12,7 +12,8 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import SelectionError, UsageError
 from tests.support.commands import run, values
-from tests.support.report_pages import few
+from tests.support.report_pages import draw_only, few
+from tests.support.reports import measure_few
 from tests.support.scenarios import build, load, random_state
 
 SEED = "seed: expected a whole number of at most 64 bits; found "
@@ -119,8 +120,10 @@ def test_figures_may_have_spaces_between_them(members: zoo.Collection, tmp_path:
 
 
 @pytest.mark.slow
-def test_degenerate_members_give_strict_json(tmp_path: Path) -> None:
+def test_degenerate_members_give_strict_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One member, and members that are all the same: what is not known is null."""
+    measure_few(monkeypatch)
+    draw_only(monkeypatch)
 
     def same(member: int, state: dict[str, Any]) -> None:
         state.update({name: tensor.clone() for name, tensor in random_state("convnet", 7).items()})

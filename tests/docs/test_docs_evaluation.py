@@ -12,6 +12,7 @@ import pytest
 
 from checkpoints_zoo.predictions.prediction_sets import SCHEMA, SetDescription
 from tests.support.commands import run
+from tests.support.reports import measure_few
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("evaluation", "predictions")}
@@ -22,6 +23,7 @@ PAGES = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("e
     ("page", "count", "made"), [("evaluation", 4, ["curves.png", "report.png"]), ("predictions", 2, ["out"])]
 )
 def test_the_code_runs(page: str, count: int, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_few(monkeypatch)
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {"__name__": "page"}
     blocks = re.findall(r"```(python|bash)\n(.*?)```", PAGES[page], flags=re.DOTALL)

@@ -58,7 +58,7 @@ def test_the_picture_of_the_rooms_is_up_to_date() -> None:
 
 @pytest.mark.slow
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
-    pictures.draw_pictures(tmp_path)
+    pictures.draw_pictures(tmp_path, subsets=5, lines=2)
     docs = architecture.PAGE.parent
     for path in sorted(tmp_path.iterdir()):
         drawn, written = (ElementTree.parse(folder / path.name).getroot() for folder in (tmp_path, docs))

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.report_pages import draw_only
+from tests.support.reports import measure_few
+
 ROOT = Path(__file__).parents[2]
 README, START, ARCHIVES = (
     (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/start.md", "docs/archives.md")
@@ -34,6 +37,7 @@ def test_the_eight_lines_print_what_the_readme_says(capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_few(monkeypatch)
     tour, *more = blocks(START, "python")
     assert len(more) == 2
     monkeypatch.chdir(tmp_path)
@@ -47,6 +51,7 @@ def test_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_few(monkeypatch)
     from click.testing import CliRunner
 
     from checkpoints_zoo.cli.main import main
@@ -59,6 +64,7 @@ def test_the_commands_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     training = {"recipes", "train", "train-merge"}
     assert {c[0] for c in commands} == shown | training
     monkeypatch.chdir(tmp_path)
+    draw_only(monkeypatch)  # the tour draws them
     for command in commands:
         # These take hours, or need what the line before them makes, or upstream's archives.
         if command[0] in ("train", "import") or "out/" in command:

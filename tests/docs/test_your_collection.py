@@ -20,6 +20,7 @@ from checkpoints_zoo.cli.main import main
 from checkpoints_zoo.training.packing import device_name, split_threads
 from tests.hub import Hub
 from tests.support.publications import quick
+from tests.support.reports import measure_few
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-collection.md").read_text(encoding="utf-8")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -72,6 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_the_page(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
+    measure_few(monkeypatch)
     quick(monkeypatch, waits)
     scope = run_page(folder)
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo import predictions
+from checkpoints_zoo.collection import transfer
 from checkpoints_zoo.networks.ensemble.executions import Trials
 from checkpoints_zoo.predictions import running
+from tests.support.few_digits import some
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda"
@@ -61,6 +63,14 @@ def test_members_are_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
         found = members.ensemble(GPU, execution="graph")(x)
     assert errors == []
     assert_close(found, wanted)
+
+
+def test_no_capture_is_on_a_stream_that_members_are_read_on() -> None:
+    """torch has few streams, and hands each out again."""
+    zoo.load("convnet-digits", n=1).stack(GPU)
+    reading = {stream.stream.cuda_stream for stream in transfer._streams_of_device[torch.device(GPU, 0)]}
+    assert len(reading) == 2
+    assert not reading & {torch.cuda.Stream(GPU).cuda_stream for _ in range(64)}
 
 
 def test_a_graph_captured_in_inference_mode_serves_outside_it() -> None:
@@ -163,8 +173,8 @@ def test_the_fast_way_is_taken_with_tf32() -> None:
 def test_groups_of_members_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shapes of inputs are two graphs, however many groups of members there are."""
     members = zoo.load("resnet8-digits", n=6)
-    data = zoo.images.load("digits")
-    wanted = predictions.logits(members, data, "cpu", batch=300)
+    data = some("test", 50)
+    wanted = predictions.logits(members, data, "cpu", batch=30)
     begin, begun = torch.cuda.CUDAGraph.capture_begin, list[object]()
     monkeypatch.setattr(
         torch.cuda.CUDAGraph,
@@ -173,5 +183,5 @@ def test_groups_of_members_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(running, "GROUP_BYTES", 2 * 2 * members.nbytes // 6)
     assert running.group_size(members) == 2
-    assert_close(predictions.logits(members, data, GPU, batch=300, execution="graph"), wanted)
+    assert_close(predictions.logits(members, data, GPU, batch=30, execution="graph"), wanted)
     assert len(begun) == 2

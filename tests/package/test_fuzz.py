@@ -19,34 +19,34 @@ from tests.support.commands import ROOT
 def test_mutated_files_and_hostile_strings_break_nothing(tmp_path: Path) -> None:
     # In a process of its own: an audit hook stays, and a parser that crashes ends its process.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--files", "300", "--strings", "300"],
+        [sys.executable, "-m", "tests.fuzz", "--files", "132", "--strings", "135"],
         cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["cases"] == 600
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] == 267
 
 
 @pytest.mark.slow
 def test_hostile_strings_of_a_source_break_no_command(tmp_path: Path) -> None:
     """Case 1 of the reported ones: a part of the cases of `python -m tests.hostile_strings`, drawn by a seed."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_strings", "--share", "0.0002"],
+        [sys.executable, "-m", "tests.hostile_strings", "--share", "0.0001"],
         cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 75
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 35
 
 
 @pytest.mark.slow
 def test_hostile_strings_of_a_hub_break_no_command(tmp_path: Path) -> None:
     """Cases 2 and 22: a part of the cases of `python -m tests.hostile_hub`, by the quick commands."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_hub", "--share", "0.0003", "--only", "list", "show", "download", "audit"],
+        [sys.executable, "-m", "tests.hostile_hub", "--share", "0.0002", "--only", "list", "show", "download", "audit"],
         cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 90
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 55
 
 
 def test_a_fault_is_seen(tmp_path: Path) -> None:

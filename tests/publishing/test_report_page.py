@@ -18,6 +18,7 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.images import ImageData
 from tests.conftest import CI
+from tests.support.report_pages import draw_only
 from tests.support.scenarios import build
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -170,7 +171,8 @@ def test_figures_and_tables_in_wide_and_narrow_windows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_changed_script_does_not_run(tmp_path: Path) -> None:
+def test_a_changed_script_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     page = zoo.report_page(zoo.load("convnet-digits", n=1), ood=None)
     (tmp_path / "plain.html").write_text(page.html)
     text, messages = open_file(tmp_path / "plain.html", tmp_path)

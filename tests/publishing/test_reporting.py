@@ -25,7 +25,7 @@ from checkpoints_zoo.publishing.html_report import Page, markup, measurements, o
 from checkpoints_zoo.publishing.html_report.measurements import Scaling
 from checkpoints_zoo.publishing.html_report.page import FigureBlock, NoteBlock
 from tests.support.commands import run, values
-from tests.support.report_pages import Tree, column, digits_page, few, left_out, plain, table
+from tests.support.report_pages import Tree, column, digits_page, draw_only, few, left_out, plain, table
 from tests.support.scenarios import Built, build, load
 
 
@@ -83,7 +83,8 @@ def test_captions_say_what_is_shown_on_what() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [2, 32])
-def test_captions_explain_the_intervals_that_are_shown(members: int) -> None:
+def test_captions_explain_the_intervals_that_are_shown(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     page = zoo.report_page(zoo.load("convnet-digits", n=members), few(), None, sizes=[1], subsets=2)
     captions = {
         number: plain(text)
@@ -135,6 +136,7 @@ def test_the_same_bytes_each_time_and_the_day_that_is_given(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b.htm", "new"]
     assert "page made" not in first.origin
     assert str(built.root.parent) not in first.html
+    draw_only(monkeypatch)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     assert zoo.report_page(load(built, n=1), few(), None).origin["page made"] == "2023-11-14"
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
@@ -143,7 +145,8 @@ def test_the_same_bytes_each_time_and_the_day_that_is_given(
     assert str(error.value) == "SOURCE_DATE_EPOCH: expected seconds since 1970, as a whole number; found 'yesterday'."
 
 
-def test_one_member_and_no_images_out_of_distribution(tmp_path: Path) -> None:
+def test_one_member_and_no_images_out_of_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     page = zoo.report_page(load(build(tmp_path, members=[3])), few(), None)
     assert page.title == "tiny: a population of 1 network"
     assert left_out(page) == {
@@ -166,6 +169,7 @@ def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.
     members = load(built)
     for images in (few(), few(1, labels=False)):
         predict(members, images, tmp_path / "said")
+    draw_only(monkeypatch, "curve-nll", "reliability-diagram", "member-accuracy", "correlation-id")
     for file in (tmp_path / "out" / "shards" / "tiny").iterdir():
         file.unlink()
     inside, ood = (predictions_of(load(built), name, source=tmp_path / "said") for name in ("few-test", "far-test"))
@@ -184,6 +188,7 @@ def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.
     assert "command" not in alone.origin
 
     monkeypatch.chdir(tmp_path)
+    draw_only(monkeypatch)
     stored = ("--source", "out", "--stored", "said", "--data", "few-test", "-o", "r.html", "--format", "json")
     result = run("report", "tiny", *stored, "--ood", "far-test")
     assert values(result)["command"] == page.origin["command"]
@@ -212,7 +217,8 @@ class Odd(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
+def test_a_network_without_known_symmetries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     built = build(tmp_path, members=range(4))
     page = zoo.report_page(zoo.load("tiny", source=tmp_path, architecture=Odd), few(), None, subsets=2)
     found = left_out(page)
@@ -228,6 +234,7 @@ def test_a_network_without_known_symmetries(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_weights_of_many_members_are_those_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     monkeypatch.setattr(measurements, "LARGEST_MEMBER_COUNT", 5)
     members = load(build(tmp_path, members=range(7)))
     page = zoo.report_page(members, few(), None, subsets=2)
@@ -304,7 +311,8 @@ def test_what_can_not_be_measured_is_refused_before_anything_is_run(
 
 
 @pytest.mark.slow
-def test_the_command_makes_the_same_page(tmp_path: Path) -> None:
+def test_the_command_makes_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, "member-accuracy")
     page = zoo.report_page(zoo.load("convnet-digits", n=2), ood=None, sizes=[1], seed=5)
     command = page.origin["command"]
     assert command.startswith("zoo-cli report 'embedded@")

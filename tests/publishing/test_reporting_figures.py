@@ -20,7 +20,7 @@ from checkpoints_zoo.predictions import predict
 from checkpoints_zoo.publishing.html_report import detection, measurements
 from checkpoints_zoo.publishing.html_report.definitions import TERMS
 from tests.support.few_digits import some
-from tests.support.report_pages import column, digits_page, few, photos, plain, table
+from tests.support.report_pages import column, digits_page, draw_only, few, photos, plain, table
 from tests.support.scenarios import Built, build, load
 
 Oracle = Callable[[str], ModuleType]
@@ -51,7 +51,8 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
 
 
 @pytest.mark.slow
-def test_values_are_those_of_the_reports_it_asks(tmp_path: Path) -> None:
+def test_values_are_those_of_the_reports_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
     members, asked = load(build(tmp_path, members=range(5))), {"within": {"brier": "5%"}, "temperature": True}
     values = zoo.report_page(members, few(), few(1, labels=False), subsets=3, **asked).values()  # type: ignore[arg-type]
     report = zoo.evaluate(members, few(), few(1, labels=False), subsets=3, **asked)  # type: ignore[arg-type]
@@ -130,7 +131,8 @@ def test_roc_and_precision_recall_curves(oracle: Oracle) -> None:
 
 
 @pytest.mark.slow
-def test_temperature_scaling_limits_and_members_needed(tmp_path: Path) -> None:
+def test_temperature_scaling_limits_and_members_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, "reliability-diagram")
     members, inside = load(build(tmp_path, members=range(5))), few()
     asked: dict[str, float | str] = {"nll": 0.1, "brier": "5%"}
     page = zoo.report_page(members, inside, None, temperature=True, held_out=0.5, within=asked, subsets=3)

@@ -34,6 +34,7 @@ from tests.hub import Hub
 from tests.publishing.test_cards import ABOUT, ALL, REPO, some
 from tests.support import few_digits as digits
 from tests.support.commands import ROOT, ZOO, run, values
+from tests.support.logs import logged
 from tests.support.remote import ADDRESS, published
 from tests.support.reports import Drawn
 from tests.support.scenarios import SCHEMA, build
@@ -154,7 +155,6 @@ def test_without_a_network_the_error_comes_at_once(
     hub: Hub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Case 38. Nothing waits, and the client's own lines of retries are not shown."""
 
@@ -166,10 +166,11 @@ def test_without_a_network_the_error_comes_at_once(
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", no_wait)
     monkeypatch.setattr(hub_room, "_reached_addresses", set())
-    result = run(*(word.format(folder=tmp_path) for word in arguments))
+    with logged() as records:
+        result = run(*(word.format(folder=tmp_path) for word in arguments))
     assert result.exit_code == 5, result.stderr
     assert "expected an answer from 127.0.0.1:9; found ConnectionError: [Errno 111] Connection refused" in result.stderr
-    assert not caplog.records
+    assert not records
 
 
 @pytest.mark.parametrize("name", ["evaluate", "pairwise"])

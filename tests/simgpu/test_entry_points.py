@@ -55,12 +55,12 @@ def resnets(n: int = 3) -> Collection:
 
 
 def digits() -> ImageData:
-    return some("test", 60)
+    return some("test", 30)
 
 
 def photos() -> ImageData:
     whole = zoo.images.load("photos")
-    return dataclasses.replace(whole, images=whole.images[:40], labels=None)
+    return dataclasses.replace(whole, images=whole.images[:20], labels=None)
 
 
 @case(ROUNDING)
@@ -85,7 +85,7 @@ def predict(device: str, folder: Path) -> Found:
 def logits_of_groups(device: str, folder: Path) -> Found:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "GROUP_BYTES", 2 * 2 * resnets().nbytes // 3)
-        return {"logits": predictions.logits(resnets(5), digits(), device, batch=32)}
+        return {"logits": predictions.logits(resnets(5), digits(), device, batch=16)}
 
 
 @case(ROUNDING)
@@ -97,7 +97,7 @@ def pairwise(device: str, folder: Path) -> Found:
 
 @case(1e-9)  # float64 on the same float32 weights
 def mmd(device: str, folder: Path) -> Found:
-    found = zoo.mmd(convnets(4), permutations=19, device=device)
+    found = zoo.mmd(convnets(4), permutations=9, device=device)
     return {"value": found.value, "p": found.p_value}
 
 
@@ -176,7 +176,7 @@ def model(device: str, folder: Path) -> Found:
 
 @case(1e-5 * LARGEST_LOGIT)
 def batches_while_an_ensemble_runs(device: str, folder: Path) -> Found:
-    members = resnets(6)
+    members = resnets(4)
     inputs = members.preprocess(digits().images).to(device)
     found: Found = {}
     for ids, stacked in members.batches(2, device, torch.float32):
@@ -201,7 +201,7 @@ def ensemble_moved(device: str, folder: Path) -> Found:
     return {"logits": there, "mean": ensemble.predict(inputs)}
 
 
-@case(1e-4)  # relative to the largest, of sums over 10 classes and 60 inputs
+@case(1e-4)  # relative to the largest, of sums over 10 classes and 30 inputs
 def gradients_of_inputs(device: str, folder: Path) -> Found:
     members = resnets()
     inputs = members.preprocess(digits().images).to(device).requires_grad_()

@@ -21,18 +21,18 @@ from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
 from checkpoints_zoo.workers import choose_engine
 from tests.methods.test_fitting import BRIEF
-from tests.support.few_digits import some
+from tests.support.few_digits import noise, some
 
 pytestmark = [pytest.mark.simgpu, pytest.mark.filterwarnings("ignore:.*:FutureWarning")]
 FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
 DEVICES = ("cuda:0", "cuda:1")
 # The libraries behind these methods draw noise on the device.
 DRAWN_ON_THE_CARD = {"vi", "laplace", "laplace-last-layer", "sgld", "sghmc", "csghmc"}
-CONVNET = dataclasses.replace(convnet_digits(), name="brief", epochs=1, batch_size=250, stack_width=2)
-OF_FEW = dataclasses.replace(
-    CONVNET, dataset="few-digits", split_rule="the first", images=lambda: (some("train", 128), some("test", 60)),
-    batch_size=32,
+OF_NOISE = dataclasses.replace(
+    convnet_digits(), name="brief", epochs=1, batch_size=32, stack_width=2, dataset="noise",
+    split_rule="none", images=noise,
 )  # fmt: skip
+OF_FEW = dataclasses.replace(OF_NOISE, dataset="few-digits", images=lambda: (some("train", 64), some("test", 20)))
 RESNET = dataclasses.replace(resnet8_digits(), name="brief", epochs=1, batch_size=32, arguments={"widths": (4, 4, 4)})
 RECIPES = {
     "alone": dataclasses.replace(RESNET, stack_width=1, channels_last=True, precision="bfloat16"),
@@ -84,7 +84,7 @@ def test_workers_on_two_cards_train_what_one_card_trains(tmp_path: Path) -> None
     sources = []
     for devices in (DEVICES, DEVICES[:1]):
         folder = tmp_path / str(len(devices))
-        assert train_into(CONVNET, [0, 1, 2, 3], folder, choose_engine(devices=devices)) == 4
+        assert train_into(OF_NOISE, [0, 1, 2, 3], folder, choose_engine(devices=devices)) == 4
         sources.append(zoo.load("brief", source=folder).stack())
     assert all(torch.equal(t, sources[1][name]) for name, t in sources[0].items())
 

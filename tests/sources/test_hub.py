@@ -237,7 +237,11 @@ LOGIN = "Check its name; if it is private, log in with `hf auth login` or set HF
     [
         ("hf://datasets/alice/none", f"expected a data set repo; found none that this login may see. {LOGIN}"),
         (f"{ADDRESS}@v9", "expected a branch, tag or commit; found no such revision."),
-        ("hf://alice/zoo", f"expected {FORMS}; found a model repo."),
+        (
+            "hf://alice/zoo",
+            f"expected {FORMS}; found a model repo. "
+            "`zoo-cli import hf://alice/zoo --revisions GLOB` indexes it as a collection.",
+        ),
         ("hf://datasets/alice", f"expected {FORMS}; found another form."),
         ("hf://datasets/../zoo", f"expected {FORMS}; found another form."),
         (f"{ADDRESS}/shards", f"expected {FORMS}; found another form."),

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
+import pytest
 import torch
+from matplotlib.axes import Axes
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.evaluation.drawing import svg_element
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.publishing.html_report import Page
 from checkpoints_zoo.publishing.html_report.page import FigureBlock, TableBlock
 from tests.support.few_digits import some
+
+
+def draw_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Leave the panels of pages without a picture, but those of some names: a picture takes a fifth of a second."""
+
+    def drawn(draw: Callable[[Axes], None], name: str, size: tuple[float, float]) -> str:
+        return svg_element(draw, name, size) if name in names else "<svg></svg>"
+
+    monkeypatch.setattr("checkpoints_zoo.publishing.html_report.page.svg_element", drawn)
 
 
 @cache
