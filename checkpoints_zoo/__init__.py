@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from checkpoints_zoo.populations.mass import minimal_mass
     from checkpoints_zoo.populations.pairwise_information import pairwise
     from checkpoints_zoo.populations.predictives import compare_predictives
-    from checkpoints_zoo.publishing.html_report import report_page
+    from checkpoints_zoo.predictions import predictions_from_probabilities
+    from checkpoints_zoo.publishing.html_report import leaderboard_page, report_page
     from checkpoints_zoo.publishing.publisher import publish
     from checkpoints_zoo.publishing.verification import verify
     from checkpoints_zoo.symmetry import symmetries
@@ -44,8 +45,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Collection", "Comparison", "Ensemble", "Member", "Report", "ZooError", "alignment", "barrier",
     "check_equivalence", "collections", "compact", "compare", "compare_predictives", "corollary", "evaluate",
-    "from_checkpoints", "from_samples", "images", "interop", "load", "metrics", "minimal_mass", "mmd",
-    "ns", "pairwise", "publish", "report_page", "symmetries", "symmetry", "verify",
+    "from_checkpoints", "from_samples", "images", "interop", "leaderboard_page", "load", "metrics", "minimal_mass",
+    "mmd", "ns", "pairwise", "predictions_from_probabilities", "publish", "report_page", "symmetries", "symmetry",
+    "verify",
 ]  # fmt: skip
 
 # Resolved on first use, so that the command line starts without torch.
@@ -72,6 +74,8 @@ _MODULE_OF_NAME = {
     "minimal_mass": "populations.mass",
     "pairwise": "populations.pairwise_information",
     "compare_predictives": "populations.predictives",
+    "predictions_from_probabilities": "predictions",
+    "leaderboard_page": "publishing.html_report",
     "report_page": "publishing.html_report",
     "publish": "publishing.publisher",
     "verify": "publishing.verification",

@@ -23,6 +23,7 @@ EXTRA_OF_PACKAGE = {
     ),
     **dict.fromkeys(("laplace", "lightning", "posteriors", "torch_uncertainty"), "methods"),
     "ray": "ray",
+    "transformers": "transformers",
 }
 MAX_PART_CHARACTERS = 1000  # Largest number of characters in each part of an error's text; longer parts are shortened.
 

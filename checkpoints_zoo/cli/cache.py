@@ -14,7 +14,11 @@ from checkpoints_zoo.sources.hub import cache_root
 
 
 @click.command()
-@click.option("--drop", metavar="ORG/NAME", help="Delete the members of this repo; `all` for every repo.")
+@click.option(
+    "--drop",
+    metavar="ORG/NAME",
+    help="Delete the members of this repo (models/ORG/NAME of a model repo); `all` for every repo.",
+)
 @click.option("--dry-run", is_flag=True, help="With --drop: list what would be deleted, and delete nothing.")
 @format_option
 def command(drop: str | None, dry_run: bool, out: Output) -> None:

@@ -38,6 +38,13 @@ def _parse_draws(
     return address_of_label
 
 
+def _split_source(collection: str) -> tuple[str, str | None]:
+    """Split NAME@SOURCE; return the name, and the source or None. A citation, which begins with its source, is no such
+    pair."""
+    name, _, source = collection.partition("@")
+    return (collection, None) if "://" in name or "#" in source else (name, source or None)
+
+
 @click.command()
 @network_options
 @click.option(
@@ -52,8 +59,8 @@ def _parse_draws(
 )  # fmt: skip
 @click.option(
     "--reference",
-    metavar="NAME",
-    help="The population to compare with, a collection of the same source; NAME if not given.",
+    metavar="NAME[@SOURCE]",
+    help="The population to compare with, in the same source if none is given; the members of NAME if left out.",
 )
 @click.option(
     "--recipe", metavar="FILE.py[:NAME]", help="The recipe that trained NAME, if no recipe of the package has its name."
@@ -83,6 +90,10 @@ def _parse_draws(
 @click.option(
     "--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw each figure against MMD and NS."
 )
+@click.option(
+    "--page", type=OutputFile(".html", ".htm"), metavar="HTML",
+    help="Write a leaderboard; what logits determine is measured again, from the logits in --out.",
+)  # fmt: skip
 @click.option("--json", "json_file", type=OutputFile(".json"), metavar="JSON", help="Write the result as JSON.")
 @click.option("--latex", "latex_file", type=OutputFile(".tex"), metavar="TEX", help="Write the table for LaTeX.")
 @click.option(
@@ -105,6 +116,7 @@ def command(
     folder: Path | None,
     draws: int,
     plot: Path | None,
+    page: Path | None,
     json_file: Path | None,
     latex_file: Path | None,
     frame_file: Path | None,
@@ -112,7 +124,7 @@ def command(
     out: Output,
     **options: Any,
 ) -> None:
-    """Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.
+    """Compare approximate posteriors with a population: MMD, NS, agreement, calibration, OOD detection, diversity.
 
     Methods are fitted to NAME's recipe, several at a time. Earlier fits and measurements are read from --out: an
     interrupted run continues.
@@ -127,7 +139,7 @@ def command(
         data,
         ood,
         out=folder,
-        reference=None if reference is None else selection.other_collection(reference).load(),
+        reference=None if reference is None else selection.other_collection(*_split_source(reference)).load(),
         draws={
             label: selection.other_collection(name, source).load() for label, (name, source) in address_of_label.items()
         },
@@ -140,12 +152,16 @@ def command(
         remaining_work = prepared.remaining_work()
         out.data(asdict(remaining_work), _remaining_work_text(remaining_work))
         return
-    result = prepared.run()
+    result = prepared.run(from_logits=page is not None)
     for table_path, write_table in (
         (json_file, result.write_json), (latex_file, result.write_latex), (frame_file, result.write_frame),
     ):  # fmt: skip
         if table_path is not None:
             out.say(f"table: {write_table(table_path)}")
+    if page:
+        from checkpoints_zoo.publishing.html_report import leaderboard_page
+
+        out.say(f"page: {leaderboard_page(result, page).path}")
     if plot:
         out.say(f"picture: {result.plot(plot)}")
     out.data(json.loads(result.to_json()), result.to_text())

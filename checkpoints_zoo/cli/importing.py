@@ -15,8 +15,10 @@ from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import IMAGES_HELP, OutputFolder, import_function
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import catalog
+from checkpoints_zoo.formats.catalog import EPOCH_UNITS
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_columns
+from checkpoints_zoo.sources.hub import ADDRESS_SCHEME
 
 
 @click.command()
@@ -72,6 +74,12 @@ from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_col
 @click.option("--strict", is_flag=True, help="Refuse a folder with files that are damaged or of another network, "
               "instead of marking them as failed.")  # fmt: skip
 @click.option("--device", default="cpu", metavar="DEVICE", help="What to measure the members on, such as cuda.")
+@click.option("--revisions", multiple=True, metavar="GLOB", help="Of model repos: the branches and tags that are the "
+              "snapshots, such as 'step*'; may be given again.")  # fmt: skip
+@click.option("--epoch-rule", metavar="REGEX", help="Of model repos: a pattern whose first group is the epoch in a "
+              "branch's name.")  # fmt: skip
+@click.option("--epoch-unit", type=click.Choice(EPOCH_UNITS), metavar="|".join(EPOCH_UNITS),
+              help="Of model repos: what the epochs count.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would be imported; write nothing, and read no weights.")
 @format_option
 def command(
@@ -88,6 +96,10 @@ def command(
     key: str,
     columns: str | None,
     target: Path | None,
+    revisions: tuple[str, ...],
+    epoch_rule: str | None,
+    epoch_unit: str | None,
+    dry_run: bool,
     out: Output,
     **options: Any,
 ) -> None:
@@ -96,6 +108,9 @@ def command(
     A manifest is written that points into the files; with --reshard the members are copied into shards. A SOURCE is an
     archive, or a folder of archives, of safetensors files or of files of torch.save; or an address on the Hub,
     hf://datasets/ORG/NAME[@REVISION][/PATH]. An interrupted run continues.
+
+    Model repos, hf://ORG/NAME, are indexed: each is a member, each branch that matches --revisions a snapshot. Braces
+    are written out: 'hf://ORG/NAME-seed{1..9}'. Listings and headers are read, and no weights.
     """
     user_facts: dict[str, Any] = _read_facts(file) if file is not None else {}
     if dataset is not None:
@@ -104,6 +119,23 @@ def command(
         from checkpoints_zoo.interop.checkpoints import facts_to_json
 
         user_facts |= facts_to_json({"classes": classes_from})
+    if revisions or epoch_rule or epoch_unit or any(map(_is_model_repo, sources)):
+        from checkpoints_zoo.interop.ingest.model_repos import index_model_repos
+
+        given = {"--architecture": architecture, "--columns": columns, "--strip-prefix": prefix, "--key": key}
+        given |= {f"--{option}": value for option, value in options.items() if option != "device"} | {"--hash": hashed}
+        if wrong := [option for option, value in given.items() if value]:
+            raise UsageError("import of model repos", expected="--out, --revisions, --facts", found=", ".join(wrong))
+        if target is None:
+            raise UsageError(
+                "import of model repos", expected="a folder for the manifest", found="none", do="Give --out"
+            )
+        result = index_model_repos(
+            sources, name, target, revision_patterns=revisions, epoch_rule=epoch_rule, epoch_unit=epoch_unit,
+            user_facts=user_facts, dry_run=dry_run, say=out.say,
+        )  # fmt: skip
+        out.data(asdict(result), fact_lines(asdict(result)))
+        return
     network_arguments, build = dict(_parse_argument(argument_text) for argument_text in arguments), None
     if architecture is not None and ":" in architecture:
         build = partial(import_function(architecture), **network_arguments)
@@ -123,6 +155,7 @@ def command(
         net=net_spec,
         build=build,
         columns=columns_reader,
+        dry_run=dry_run,
         say=out.say,
         **options,
     )
@@ -133,6 +166,15 @@ def command(
         else values
     )
     out.data(values, fact_lines(printed_values))
+
+
+def _is_model_repo(source: str) -> bool:
+    from checkpoints_zoo.sources.revisions import parse_model_address
+
+    return (
+        source.startswith(ADDRESS_SCHEME)
+        and parse_model_address(source.replace("{", "0").replace("}", "0")) is not None
+    )
 
 
 def _read_facts(file: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,14 @@ from checkpoints_zoo.errors import (
 )
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.shard_files import Problem
-from checkpoints_zoo.formats.text import format_bytes
+from checkpoints_zoo.formats.text import first_few, format_bytes
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.publishing.byte_checks import check_stored_members, check_stored_predictions
+from checkpoints_zoo.publishing.revision_audit import RevisionFinding, audit_revisions
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.revisions import expand_braces, parse_model_address
 from checkpoints_zoo.sources.source import open_source, select_members
 
 if TYPE_CHECKING:
@@ -230,16 +233,29 @@ def _collections_of(place: str) -> tuple[str, list[str]]:
 
 
 @click.command()
-@click.argument("place", metavar="ADDRESS|DIR")
+@click.argument("places", nargs=-1, required=True, metavar="ADDRESS|DIR…")
+@click.option("--revisions", multiple=True, metavar="GLOB", help="Compare these branches and tags of model repos, such "
+              "as 'step*'; may be given again.")  # fmt: skip
+@click.option("--epoch-rule", metavar="REGEX", help="With model repos: a pattern whose first group is the step in a "
+              "branch's name.")  # fmt: skip
 @format_option
-def audit_command(place: str, out: Output) -> int:
+def audit_command(places: tuple[str, ...], revisions: tuple[str, ...], epoch_rule: str | None, out: Output) -> int:
     """Check the files of any repo or folder for damage by hashes, sizes and first bytes.
 
     ADDRESS is hf://datasets/ORG/NAME[@REVISION]. The command finds files and members with the same content under
     several names; pickles, LFS pointers and web pages in place of weights; empty and damaged files; manifest rows whose
     bytes are missing; and stored predictions of other weights. No weights are fetched and nothing is unpickled. Exit
     code 1: faults were found.
+
+    Of model repos, hf://ORG/NAME, all revisions that match --revisions are compared with each other: the same weights
+    under two names, shards of another model, missing tensors and steps, sizes that jump. Braces are written out:
+    'hf://ORG/NAME-seed{1..9}'. Listings and headers are read; an audit that was stopped goes on.
     """
+    if revisions or epoch_rule or any(parse_model_address(address) for p in places for address in expand_braces(p)[:1]):
+        return _audit_revisions(places, revisions, epoch_rule, out)
+    if len(places) > 1:
+        raise click.UsageError("Give one folder or address; several only of model repos.")
+    place = places[0]
     result = audit(place)
     summary = {
         "source": result.source,
@@ -263,7 +279,29 @@ def audit_command(place: str, out: Output) -> int:
     return PROBLEMS if result.findings else DONE
 
 
-def _finding_lines(findings: list[Finding]) -> list[str]:
+def _audit_revisions(
+    addresses: tuple[str, ...], revision_patterns: tuple[str, ...], epoch_rule: str | None, out: Output
+) -> int:
+    """Compare the revisions of model repos, and print the faults; return the exit code."""
+    result = audit_revisions(addresses, revision_patterns or ("*",), epoch_rule, out.say)
+    facts = {name: value for name, value in asdict(result).items() if name not in ("findings", "notes")}
+    facts["faulty_revisions"] = result.faulty_revisions
+    rows = [
+        {"kind": x.kind, "revisions": first_few(list(x.revisions), 3), "found": x.text, "compare": x.compare}
+        for x in result.findings[:LARGEST_LINE_COUNT]
+    ]
+    more = len(result.findings) - len(rows)
+    out.data(
+        asdict(result) | facts,
+        fact_lines({**facts, "bytes": format_bytes(result.bytes)}),
+        table(rows) or "Nothing is wrong with them.",
+        f"{more:,} more findings (--format json lists all)" if more > 0 else "",
+        "\n".join(f"note: {line}" for line in _finding_lines(result.notes)),
+    )
+    return PROBLEMS if result.findings else DONE
+
+
+def _finding_lines(findings: Sequence[Finding | RevisionFinding]) -> list[str]:
     """Return findings as lines of text, with only the first few of each kind."""
     lines, count_of_kind = [], Counter[str]()
     for finding in findings:

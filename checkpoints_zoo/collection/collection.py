@@ -15,6 +15,7 @@ from checkpoints_zoo import predictions
 from checkpoints_zoo.collection import reading
 from checkpoints_zoo.collection.dataset import WeightDataset, label_table
 from checkpoints_zoo.collection.joining import JoinedSource, join
+from checkpoints_zoo.collection.reading import LocatedTensors
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
 from checkpoints_zoo.formats import catalog, disk, manifest, selection
@@ -291,6 +292,23 @@ class Collection:
         manifest.check_located(self.rows, self.name)
         return self.source.locate(self.description, self.rows)
 
+    def _located(self, names: Iterable[str] | None) -> list[LocatedTensors]:
+        """Return the locations of tensors on this machine; missing bytes are fetched from the Hub together. If tensors
+        are named and no view needs the others, only their bytes are fetched.
+
+        Raises:
+            UsageError: a member has no tensor of such a name, or no name is given.
+            ZooError: for the same reasons as in `_locations`.
+        """
+        name_list = None if names is None else tuple(dict.fromkeys((names,) if isinstance(names, str) else names))
+        if name_list == ():
+            raise UsageError("names of tensors", expected="one or more, or None for all", found="none")
+        if name_list is None or self._view.steps:
+            return [LocatedTensors(name_list, self._locations())]
+        self._check_not_empty()
+        manifest.check_located(self.rows, self.name)
+        return LocatedTensors.group(self.source.locate_tensors(self.description, self.rows, name_list))
+
     def _skeleton(self) -> nn.Module:
         """Build the members' module without memory for parameters, checked against the layout; return it.
 
@@ -310,10 +328,11 @@ class Collection:
                     found="neither",
                     do="Give this function: zoo.load(…, architecture=build), or --architecture MODULE:FUNCTION",
                 )
+            layout = description.layouts[key]
             build = self._architecture or (
-                lambda: modules.build_architecture(description.architecture, **description.arguments)
+                lambda: modules.build_described(description.architecture, description.arguments, layout)
             )
-            self._skeletons[key] = modules.build_skeleton(build, description.layouts[key], self.name)
+            self._skeletons[key] = modules.build_skeleton(build, layout, self.name)
         return self._skeletons[key]
 
     def download(self, dest: str | Path | None = None) -> Collection:
@@ -369,45 +388,51 @@ class Collection:
         Args:
             device: device of the tensors.
             dtype: dtype of the weights; None for the stored dtype. Running statistics stay in float32 or wider.
-            names: names of the tensors to read; None for all tensors.
+            names: names of the tensors to read; None for all tensors. From the Hub, only the bytes of these tensors are
+                fetched. They can't be compared with the hash of the whole member.
 
         Raises:
             DamagedError, LayoutError, SourceNotFound: the bytes of a member do not match the manifest.
+            UsageError: the members have no tensor of such a name.
             TooLargeError: the tensors need more memory than is free; use `batches`.
         """
-        return self._read(check_device(device), dtype, names, check=False)
+        target_device = check_device(device)
+        return self._read(target_device, dtype, self._located(names), check=False)
 
     def _read(
         self,
         device: torch.device,
         dtype: torch.dtype | None,
-        tensor_names: Iterable[str] | None = None,
+        located: Sequence[LocatedTensors] | None = None,
         *,
         check: bool = True,
-        locations: list[Location] | None = None,
     ) -> dict[str, Tensor]:
         """Read stacked weights and apply the view's steps; return name -> (member, …).
 
         Args:
-            device, dtype, tensor_names: the same arguments as in `reading.stack`.
+            device, dtype: the same arguments as in `reading.stack`.
+            located: the tensors to read and their locations, as `_located` returns them; None for all tensors.
             check: whether to check that values are finite also if the tensors are views of a file.
-            locations: locations of the members' bytes, if they are known already.
         """
-        member_locations = self._locations() if locations is None else locations
+        tensors = self._located(None) if located is None else located
         if not self._view.steps:
-            return reading.stack(member_locations, device, dtype, tensor_names, check=check)
-        name_list = None if tensor_names is None else list(tensor_names)
-        return self._view.stack(self.symmetry_table, self._snapshot_keys, member_locations, device, dtype, name_list)
+            return reading.stack_located(tensors, device, dtype, check=check)
+        keys, (all_tensors,) = self._snapshot_keys, tensors  # A view reads all tensors of a member.
+        return self._view.stack(self.symmetry_table, keys, all_tensors.locations, device, dtype, all_tensors.names)
 
     def batches(
-        self, size: int, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+        self,
+        size: int,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        names: Iterable[str] | None = None,
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Stream the members in batches of `size`: yield (ids, stacked tensors) of each batch, while the next batch is
         read.
 
         Args:
             size: number of members in each batch.
-            device, dtype: the same arguments as in `stack`.
+            device, dtype, names: the same arguments as in `stack`.
 
         Raises:
             UsageError: the size is no whole number from 1.
@@ -420,16 +445,15 @@ class Collection:
         target_device = check_device(device)
         batch_starts = range(0, len(self), batch_size)
         # All members are fetched together before the first batch is read.
-        locations = self._locations()
+        located = self._located(names)
         batch_selections = [
             self._select(list(range(len(self)))[batch_start : batch_start + batch_size]) for batch_start in batch_starts
         ]
 
         def read_batch(batch_number: int) -> dict[str, Tensor]:
             batch_start = batch_starts[batch_number]
-            return batch_selections[batch_number]._read(
-                target_device, dtype, locations=locations[batch_start : batch_start + batch_size]
-            )
+            positions = range(batch_start, min(batch_start + batch_size, len(self)))
+            return batch_selections[batch_number]._read(target_device, dtype, [x.at(positions) for x in located])
 
         return zip(
             [batch_selection.ids for batch_selection in batch_selections],
@@ -442,6 +466,7 @@ class Collection:
         labels: Iterable[str] = ("test_accuracy",),
         split: str | None = None,
         dtype: torch.dtype = torch.float32,
+        names: Iterable[str] | None = None,
     ) -> WeightDataset:
         """Return a torch Dataset of flat weight vectors (weight,) and labels (label,).
 
@@ -450,6 +475,7 @@ class Collection:
             split: name of the split, "train", "validation" or "test" (all snapshots of a run are in the same split);
                 None for all members.
             dtype: dtype of the weight vectors.
+            names: names of the tensors that a vector is made of; None for all. See `stack`.
 
         Raises:
             UsageError: a label is no numeric column, or is null in a row.
@@ -466,7 +492,7 @@ class Collection:
         table = selected.symmetry_table if selected._view.steps else None
         label_values = label_table(selected.rows, label_names, self.name)
         return WeightDataset(
-            selected._locations(), selected._view, selected._snapshot_keys, table, label_values, label_names, dtype
+            selected._located(names), selected._view, selected._snapshot_keys, table, label_values, label_names, dtype
         )
 
     def ensemble(
@@ -498,11 +524,11 @@ class Collection:
             TooLargeError: even one member needs more memory than is free.
             UsageError: the device, the execution or the chunk is not possible.
         """
-        skeleton, target_device, locations = self._skeleton(), check_device(device), self._locations()
+        skeleton, target_device, located = self._skeleton(), check_device(device), self._located(None)
 
         def read_members(positions: range, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
             selected_members = self if len(positions) == len(self) else self._select(list(positions))
-            return selected_members._read(device, dtype, locations=locations[positions.start : positions.stop])
+            return selected_members._read(device, dtype, [x.at(positions) for x in located])
 
         return Ensemble.reading(
             skeleton,
@@ -751,8 +777,9 @@ class Member:
         Raises:
             DamagedError: the member's bytes do not match the manifest, or a value is not finite.
         """
-        target_device, locations = check_device(device), self._selected._locations()
-        stacked = self._selected._read(target_device, dtype, locations=locations)
+        target_device, located = check_device(device), self._selected._located(None)
+        locations = located[0].locations
+        stacked = self._selected._read(target_device, dtype, located)
         zero_counters = {
             n: torch.zeros((), dtype=torch.int64, device=target_device) for n in locations[0].layout.rebuilt_counters
         }

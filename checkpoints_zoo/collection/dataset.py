@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from checkpoints_zoo.collection.reading import check_finite, read_vectors
+from checkpoints_zoo.collection.reading import LocatedTensors, check_finite, read_vectors
 from checkpoints_zoo.collection.views import Key, View
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.shard_files import Location
@@ -51,7 +51,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
     """Flat weight vectors and labels; a member is read when it is indexed.
 
     Args:
-        locations: locations of the members' bytes.
+        located: the tensors that a vector is made of, in this order, and where they are.
         view: steps that change the weights as they are read.
         member_keys: (id, epoch) of each member.
         table: symmetry table of the network; None for a view that changes nothing.
@@ -62,7 +62,7 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(
         self,
-        locations: Sequence[Location],
+        located: Sequence[LocatedTensors],
         view: View,
         member_keys: Sequence[Key],
         table: Table | None,
@@ -71,11 +71,14 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
         dtype: torch.dtype,
     ) -> None:
         # The dataset holds only what it needs to read, so that it can be sent to other processes.
-        self.locations, self._view, self._snapshot_keys, self._table = locations, view, member_keys, table
+        self._located, self._view, self._snapshot_keys, self._table = located, view, member_keys, table
         self.labels = labels
         self.label_names = tuple(label_names)
         self.dtype = dtype
-        shapes = self.locations[0].layout.shapes
+        shapes: dict[str, tuple[int, ...]] = {}
+        for tensors in located:
+            all_shapes = tensors.locations[0].layout.shapes
+            shapes |= all_shapes if tensors.names is None else {n: all_shapes[n] for n in tensors.names}
         self.spans: dict[str, slice] = {}
         span_start = 0
         for name, shape in shapes.items():
@@ -83,6 +86,11 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
             span_start += math.prod(shape)
         self._shapes = shapes
         self.width = span_start
+
+    @property
+    def locations(self) -> Sequence[Location]:
+        """Locations of the members' bytes, or of their first tensor's."""
+        return self._located[0].locations
 
     def __len__(self) -> int:
         return len(self.locations)
@@ -95,12 +103,15 @@ class WeightDataset(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, positions: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Return several members' vectors and labels, read together (DataLoader calls this)."""
-        locations = [self.locations[i] for i in positions]
+        located = [tensors.at(positions) for tensors in self._located]
         if self._table is None:
-            vectors = read_vectors(locations, self.dtype)
+            vectors = torch.cat([read_vectors(x.locations, self.dtype, x.names) for x in located], dim=1)
         else:
+            locations = located[0].locations
             member_keys = [self._snapshot_keys[i] for i in positions]
-            stacked = self._view.stack(self._table, member_keys, locations, torch.device("cpu"), self.dtype)
+            stacked = self._view.stack(
+                self._table, member_keys, locations, torch.device("cpu"), self.dtype, located[0].names
+            )
             flat_tensors = {
                 n: stacked[n].to(self.dtype).reshape(len(positions), s.stop - s.start) for n, s in self.spans.items()
             }

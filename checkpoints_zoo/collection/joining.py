@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import groupby
@@ -67,6 +67,17 @@ class JoinedSource(Source):
             location for part in self.split(rows) for location in part.source.locate(part.description, part.rows)
         ]
         return [replace(location, member=joined_id) for location, joined_id in zip(locations, joined_ids, strict=True)]
+
+    def locate_tensors(
+        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+    ) -> dict[str, list[Location]]:
+        joined_ids, name_list = rows.column("member").to_pylist(), list(names)
+        parts = [part.source.locate_tensors(part.description, part.rows, name_list) for part in self.split(rows)]
+        locations_of_name = {name: [location for part in parts for location in part[name]] for name in name_list}
+        return {
+            name: [replace(location, member=i) for location, i in zip(locations, joined_ids, strict=True)]
+            for name, locations in locations_of_name.items()
+        }
 
     def citation(self, rows: pa.Table) -> str:
         """Return the citation of joined rows: the citations of their parts, joined by " + "."""

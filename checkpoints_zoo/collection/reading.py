@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,47 @@ from checkpoints_zoo.networks.modules import TORCH_DTYPES, check_tensors
 GROUP_BYTES = 2**24  # Number of bytes of members that are read into one buffer and converted together.
 NUMPY_LARGE_PAGES_BYTES = 2**22  # Number of bytes from which numpy requests large pages for an array.
 READER_THREADS = 2  # Number of threads that read large members; more threads are not faster.
+
+
+@dataclass(frozen=True)
+class LocatedTensors:
+    """Some tensors of members, and where they are.
+
+    Args:
+        names: names of the tensors; None for all tensors of the members.
+        locations: locations of the members' bytes, or of the tensors' if there is one name.
+    """
+
+    names: tuple[str, ...] | None
+    locations: Sequence[Location]
+
+    @classmethod
+    def group(cls, locations_of_name: Mapping[str, Sequence[Location]]) -> list[LocatedTensors]:
+        """Group successive tensors that have the same list of locations; return the groups."""
+        groups: list[LocatedTensors] = []
+        for name, locations in locations_of_name.items():
+            last = groups.pop() if groups and groups[-1].locations is locations else None
+            groups.append(cls((*(last.names or () if last else ()), name), locations))
+        return groups
+
+    def at(self, positions: Iterable[int]) -> LocatedTensors:
+        """Return the same tensors of the members at some positions."""
+        return LocatedTensors(self.names, [self.locations[position] for position in positions])
+
+
+def stack_located(
+    located: Iterable[LocatedTensors],
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    check: bool = False,
+) -> dict[str, Tensor]:
+    """Read located tensors into stacked tensors; return name -> (member, …). Arguments and errors are those of
+    `stack`."""
+    stacked: dict[str, Tensor] = {}
+    for tensors in located:
+        stacked |= stack(tensors.locations, device, dtype, tensors.names, check=check)
+    return stacked
 
 
 def stack(
@@ -108,19 +150,21 @@ def stack(
     return stacked
 
 
-def read_vectors(locations: Sequence[Location], dtype: torch.dtype) -> Tensor:
-    """Read members into flat vectors, in the order of the first member's layout, and check the values; return the
-    vectors (member, weight).
+def read_vectors(
+    locations: Sequence[Location], dtype: torch.dtype, tensor_names: Iterable[str] | None = None
+) -> Tensor:
+    """Read members into flat vectors, in the order of the names or of the first member's layout, and check the values;
+    return the vectors (member, weight).
 
     Tensors that follow each other in a file are converted together.
 
     Args:
-        locations, dtype: the same arguments as in `stack`; running statistics have this dtype too.
+        locations, dtype, tensor_names: the same arguments as in `stack`; running statistics have this dtype too.
 
     Raises:
         DamagedError, LayoutError, TooLargeError: for the same reasons as in `stack`.
     """
-    specs = _common_specs(locations, None)
+    specs = _common_specs(locations, tensor_names)
     check_against_files(locations)
     _dtypes(specs, locations, dtype)
     widths = [math.prod(spec.shape) for spec in specs]
@@ -339,19 +383,25 @@ def _copy_converted(stored_values: Tensor, target_values: Tensor) -> None:
 
 
 def _common_specs(locations: Sequence[Location], tensor_names: Iterable[str] | None) -> list[TensorSpec]:
-    """Check that all members have the same tensors; return the specs of the selected tensors."""
+    """Check that all members have the selected tensors in the same shapes; return the specs of these tensors.
+
+    Args:
+        locations: locations of the members' bytes.
+        tensor_names: names of the tensors; None for all tensors, which all members must have.
+    """
     layout = locations[0].layout
+    specs = (
+        [t for t in layout.tensors if not is_counter(t.name)]
+        if tensor_names is None
+        else [layout.spec(name) for name in tensor_names]
+    )
     for other in {id(x.layout): x for x in locations}.values():
-        if other.layout is not layout and other.layout.shapes != layout.shapes:
-            check_tensors(other.layout.shapes, layout, f"member {other.member} beside member {locations[0].member}")
-    if tensor_names is None:
-        return [t for t in layout.tensors if not is_counter(t.name)]
-    spec_of_name = {t.name: t for t in layout.tensors if not is_counter(t.name)}
-    selected = list(tensor_names)
-    for name in selected:
-        if name not in spec_of_name:
-            raise UsageError(f"tensor {name!r}", expected=f"a name among {', '.join(spec_of_name)}", tensor=name)
-    return [spec_of_name[name] for name in selected]
+        shapes = (
+            other.layout.shapes if tensor_names is None else {t.name: other.layout.spec(t.name).shape for t in specs}
+        )
+        if shapes != {t.name: t.shape for t in specs}:
+            check_tensors(shapes, layout, f"member {other.member} beside member {locations[0].member}")
+    return specs
 
 
 def _dtypes(

@@ -17,7 +17,13 @@ from checkpoints_zoo import images, predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, MEANS_OVER_MEMBERS, OOD_FIGURES
+from checkpoints_zoo.evaluation.figures import (
+    FIGURES,
+    KNOWN_FIGURES,
+    MEANS_OVER_MEMBERS,
+    MEMBER_DIFFERENCES,
+    OOD_FIGURES,
+)
 from checkpoints_zoo.evaluation.growth import (
     CONSTANT_FIGURES,
     SENSITIVE_FIGURES,
@@ -32,7 +38,7 @@ from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Po
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
-from checkpoints_zoo.predictions import Predictions
+from checkpoints_zoo.predictions import PosteriorMean, Predictions
 
 __all__ = ["Report", "evaluate"]
 SMALL_LOGITS = 2**22  # Number of logits below which one thread is faster.
@@ -62,7 +68,8 @@ def evaluate(
     error of the largest logit.
 
     Args:
-        members: a collection, or stored predictions on labelled images.
+        members: a collection, stored predictions on labelled images, or a posterior mean, which has no figures of
+            diversity.
         data: labelled images to measure on: a name, a path or address, any other argument of `images.of`, or the
             members' stored predictions on images; None for the collection's own test set. If the members are stored
             predictions, the images must be the images of the predictions; None skips the comparison of images.
@@ -129,6 +136,9 @@ def evaluate(
         picture_values = population.picture_values(
             None if calibrated_figures is None else calibrated_figures.temperature.value
         )
+    has_members = not isinstance(members, PosteriorMean)
+    names = [n for n in population.names if has_members or FIGURES[n].input_kind != MEMBER_DIFFERENCES]
+    columns = [population.names.index(name) for name in names]
     report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
@@ -140,7 +150,8 @@ def evaluate(
         drawing={"member_accuracy": figures_of_subsets[:count, 0].tolist(), **picture_values},
         within={} if within is None else dict(within),
         calibrated=calibrated_figures,
-        **_summarise_figures(population.names, figures_of_subsets[:, :unscaled_count], plan_by_size, seed),
+        has_members=has_members,
+        **_summarise_figures(names, figures_of_subsets[:, columns], plan_by_size, seed),
     )
     tuple(report.answers())  # Compute the answers once, to refuse an impossible distance now.
     return report

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, check_picture_path, save_figure
-from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES, TEMPERATURE, find_figure
+from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, MEMBER_DIFFERENCES, TEMPERATURE, find_figure
 from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
 from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval
@@ -116,6 +116,7 @@ class Report(PrintedResult):
             size from the limit.
         within: figure -> requested distance from the limit.
         calibrated: the figures after temperature scaling; None without scaling.
+        has_members: whether members were measured; a posterior mean has none, and no figures of diversity.
     """
 
     collection: str
@@ -132,13 +133,18 @@ class Report(PrintedResult):
     growth: Mapping[str, Growth] = field(default_factory=dict, repr=False)
     within: Mapping[str, float | str] = field(default_factory=dict)
     calibrated: CalibratedFigures | None = None
+    has_members: bool = True
 
     def __getitem__(self, figure: str) -> Interval:
         """Return a figure of the whole ensemble.
 
         Raises:
-            UsageError: there is no figure of this name.
+            UsageError: there is no figure of this name, or a posterior mean has no such figure.
         """
+        if not self.has_members and figure in FIGURES and FIGURES[figure].input_kind == MEMBER_DIFFERENCES:
+            expected = "a figure that is defined without members"
+            found = "one of the differences between members, and a posterior mean has none"
+            raise UsageError(f"figure {figure!r}", expected=expected, found=found)
         return find_figure(self.ensemble, figure)
 
     def _one_line(self) -> str:
@@ -336,7 +342,10 @@ def _remarks_on(report: Report, figures: Iterable[str]) -> list[str]:
 
 def _sentences_on_missing_intervals(report: Report, figures: Sequence[str]) -> Iterator[str]:
     """Yield sentences on the intervals of figures that the report leaves out, with the reason."""
-    if report.members < 3:
+    if not report.has_members:
+        titles = [figure.title for figure in FIGURES.values() if figure.input_kind == MEMBER_DIFFERENCES]
+        yield f"A posterior mean has no members: no intervals, and {'; '.join(titles)} are not defined."
+    elif report.members < 3:
         yield "No intervals: they need 3 members or more."
     elif report.members < FEWEST_MEMBERS_IF_SKEWED:
         names = [KNOWN_FIGURES[name].title for name in KNOWN_FIGURES if name in SENSITIVE_FIGURES and name in figures]

@@ -28,6 +28,8 @@ CATALOG_FOLDER = Path(__file__).parents[1] / "manifests"
 _COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 MAX_INPUT_VALUES = 2**26
 LONGEST_CITATION = 2**20  # characters: a citation may name thousands of members one by one
+EPOCH_UNITS = ("epoch", "step")
+_OPTIONAL_FIELDS = {"base": "", "epoch_unit": EPOCH_UNITS[0]}  # of descriptions: name -> value if it is left out
 _BASE_ADDRESS = re.compile(r"hf://datasets/[\w.-]{1,96}/[\w.-]{1,96}@[0-9a-f]{40}", re.ASCII)
 
 
@@ -134,6 +136,7 @@ class Description:
         citation: text by which the authors of the collection want to be cited.
         base: address of a Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
             bytes.
+        epoch_unit: unit that the column `epoch` counts, "epoch" or "step".
     """
 
     name: str
@@ -147,6 +150,7 @@ class Description:
     licence: str
     citation: str
     base: str = ""
+    epoch_unit: str = EPOCH_UNITS[0]
 
     def bibtex(self, citation: str) -> str:
         """Return a BibTeX entry for members of the collection, with the citation by which `zoo.load` finds them.
@@ -172,8 +176,9 @@ class Description:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["classes"] = list(self.classes)
         values["layouts"] = {key: layout.to_json() for key, layout in self.layouts.items()}
-        if not self.base:
-            del values["base"]
+        for name, default in _OPTIONAL_FIELDS.items():
+            if values[name] == default:
+                del values[name]
         return {"format_version": FORMAT_VERSION, **values}
 
     @classmethod
@@ -185,7 +190,9 @@ class Description:
         """
         type_of_field = {"arguments": dict, "classes": list, "preprocessing": dict, "layouts": dict}
         required_names = [
-            f.name for f in fields(cls) if f.name != "base" or (isinstance(values, dict) and "base" in values)
+            f.name
+            for f in fields(cls)
+            if f.name not in _OPTIONAL_FIELDS or (isinstance(values, dict) and f.name in values)
         ]
         checked_values = check_keys(values, {name: type_of_field.get(name, str) for name in required_names}, path)
         if "base" in checked_values and not _BASE_ADDRESS.fullmatch(checked_values["base"]):
@@ -193,6 +200,9 @@ class Description:
             raise FormatError(
                 f"description {path}", expected=expected, found=repr(checked_values["base"][:120]), path=path
             )
+        if checked_values.get("epoch_unit", EPOCH_UNITS[0]) not in EPOCH_UNITS:
+            expected, found = f"'epoch_unit' to be {' or '.join(EPOCH_UNITS)}", repr(checked_values["epoch_unit"][:80])
+            raise FormatError(f"description {path}", expected=expected, found=found, path=path)
         if not all(type(c) is str for c in checked_values["classes"]) or not checked_values["layouts"]:
             raise FormatError(
                 f"description {path}", expected="class names, and one layout or more", found="other values", path=path

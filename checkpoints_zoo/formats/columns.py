@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 1  # of manifests whose members lie in their source
+NEWEST_SCHEMA_VERSION = 2  # of manifests whose members lie in other repos: the column `parts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ COLUMNS: tuple[Column, ...] = (
         True,
         pa.int32(),
         member="id of the training run, unique in the collection",
-        epoch="epochs trained when the weights were taken",
+        epoch="epochs trained when the weights were taken, or steps where the description's `epoch_unit` says so",
     ),
     *_make_columns(True, pa.bool_(), final="whether this is the last snapshot of the member"),
     *_make_columns(True, pa.string(), status="`ok`, `failed` or `excluded`"),
@@ -122,7 +123,19 @@ COLUMNS: tuple[Column, ...] = (
     ),
 )
 
-SCHEMA = pa.schema(
-    [pa.field(c.name, c.type, nullable=not c.required) for c in COLUMNS],
-    metadata={"schema_version": str(SCHEMA_VERSION)},
+PARTS = Column(
+    "parts",
+    pa.list_(pa.struct({"path": pa.string(), "offset": pa.int64(), "nbytes": pa.int64(), "etag": pa.string()})),
+    False,
+    "in schema version 2: ranges of files of other repos that hold the bytes, one after another; `path` and `offset` "
+    "are those of the first, `nbytes` is their sum",
 )
+
+
+def _make_schema(columns: tuple[Column, ...], version: int) -> pa.Schema:
+    fields = [pa.field(c.name, c.type, nullable=not c.required) for c in columns]
+    return pa.schema(fields, metadata={"schema_version": str(version)})
+
+
+SCHEMA = _make_schema(COLUMNS, SCHEMA_VERSION)
+SCHEMA_WITH_PARTS = _make_schema((*COLUMNS, PARTS), NEWEST_SCHEMA_VERSION)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.formats.text import first_few
+from checkpoints_zoo.formats.text import did_you_mean, first_few
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -30,6 +30,7 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 PAD_NAME = "_pad"
 ALIGNMENT = 8
 LARGEST_AXIS_COUNT = 32
+LARGEST_SHOWN_COUNT = 12  # names of tensors in an error
 LARGEST_TENSOR_NBYTES = 2**60
 
 Shape = tuple[int, ...]
@@ -189,6 +190,22 @@ class Layout:
         for t in self.tensors:
             element_count_of_dtype[t.dtype] = element_count_of_dtype.get(t.dtype, 0) + math.prod(t.shape)
         return max(element_count_of_dtype, key=lambda d: element_count_of_dtype[d])
+
+    @cached_property
+    def _spec_of_name(self) -> dict[str, TensorSpec]:
+        return {t.name: t for t in self.tensors if not is_counter(t.name)}
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return the spec of a weight or statistic.
+
+        Raises:
+            UsageError: there is no tensor of this name; the error names some that there are.
+        """
+        if name not in self._spec_of_name:
+            names = first_few(list(self._spec_of_name), LARGEST_SHOWN_COUNT)
+            advice = did_you_mean(str(name), self._spec_of_name)
+            raise UsageError(f"tensor {name!r}", expected=f"a name among {names}", do=advice, tensor=str(name))
+        return self._spec_of_name[name]
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as JSON values."""

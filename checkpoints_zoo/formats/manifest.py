@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, ZooError
-from checkpoints_zoo.formats.columns import SCHEMA
+from checkpoints_zoo.formats.columns import PARTS, SCHEMA, SCHEMA_WITH_PARTS
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.limits import check_file, limit_error
+from checkpoints_zoo.formats.member_parts import PARTS_COLUMN, is_etag, parse_repo_file
 
 ROWS_PER_GROUP = 4096
 LARGE_ROW_COUNT = 16_384  # A selection reads manifests with fewer rows whole, and checks all their rows.
@@ -69,17 +70,21 @@ class Parts(Protocol):
         """Delete the ranges that are on this machine."""
 
 
-def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
+def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
     """Build a manifest from rows, where a missing value becomes null; return the table, ordered by member and epoch.
 
     Args:
         rows: for each row, name of a column -> value.
-        schema: Arrow schema of the table.
+        schema: Arrow schema of the table; None for that of manifests, with `parts` only if a row has parts.
 
     Raises:
         FormatError: a row has a column that the schema lacks, or a value has another type.
     """
     rows = list(rows)
+    if schema is None:
+        has_parts = any(row.get(PARTS_COLUMN) is not None for row in rows)
+        schema = SCHEMA_WITH_PARTS if has_parts else SCHEMA
+        rows = rows if has_parts else [{k: v for k, v in row.items() if k != PARTS_COLUMN} for row in rows]
     unknown_names = sorted({name for row in rows for name in row} - set(schema.names))
     if unknown_names:
         raise FormatError("manifest row", expected="columns of the schema", found=", ".join(unknown_names))
@@ -97,15 +102,18 @@ def build_manifest(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA
         raise FormatError("manifest row", expected="values of the schema's types", found=str(error)) from error
 
 
-def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema = SCHEMA) -> None:
+def write_manifest(rows: pa.Table, path: Path, schema: pa.Schema | None = None) -> None:
     """Write a manifest by rename: the same rows give the same bytes. Rows with a member and an epoch are
     ordered by both, so that the rows of a member lie in few row groups.
 
     Args:
         rows: table with the columns of the schema.
         path: path of the new file; its folder is made if missing.
-        schema: Arrow schema of the file.
+        schema: Arrow schema of the file; None for that of manifests, in version 1 unless a row has parts.
     """
+    if schema is None:
+        has_parts = PARTS_COLUMN in rows.column_names and not is_null(rows, PARTS_COLUMN)
+        schema = SCHEMA_WITH_PARTS if has_parts else SCHEMA
     rows = rows.select(schema.names).cast(schema)
     if {"member", "epoch"} <= set(schema.names):
         row_order = np.lexsort((numpy_values(rows.column("epoch")), numpy_values(rows.column("member"))))
@@ -129,7 +137,8 @@ def read_manifest(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
 
     Args:
         path: path of the Parquet file.
-        schema: Arrow schema that the table should have.
+        schema: Arrow schema that the table should have. That of manifests gets the column `parts` if the file's version
+            is 2.
 
     Raises:
         FormatError: the file is not a Parquet file, has a newer schema, has a column of another type, or exceeds a
@@ -147,7 +156,7 @@ class ManifestFile:
     Args:
         open_content: function that opens the file's content.
         path: path of the file.
-        schema: Arrow schema that tables should have.
+        schema: Arrow schema that tables should have; the same argument as in `read_manifest`.
         description: the description beside the manifest, against which `take` checks rows; None to leave this out.
         parts: the file of which only the footer is on this machine; None if the whole file is.
 
@@ -163,15 +172,21 @@ class ManifestFile:
         description: DescriptionWithLayouts | None = None,
         parts: Parts | None = None,
     ) -> None:
-        self.open_content, self.path, self.schema, self.description = open_content, path, schema, description
-        self.parts = parts
+        self.open_content, self.path, self.description, self.parts = open_content, path, description, parts
         with _reading_errors(path, parts):
             with open_content() as content:
                 self.footer = pq.read_metadata(content)
-            smallest_widths = {f.name: 4 if f.type == pa.string() else f.type.bit_width // 8 for f in schema}
+            smallest_widths = {
+                f.name: 4 if f.type == pa.string() else f.type.bit_width // 8
+                for f in schema
+                if not pa.types.is_nested(f.type)
+            }
             check_columns(self.footer, smallest_widths, path)
             file_schema = self.footer.schema.to_arrow_schema()
-            _check_version(file_schema.metadata or {}, int(schema.metadata[b"schema_version"]), path)
+            newest = SCHEMA_WITH_PARTS if schema is SCHEMA else schema
+            version = _check_version(file_schema.metadata or {}, _version_of(newest), path)
+            self.schema = newest if version == _version_of(newest) else schema
+            schema = self.schema
             self.column_names = file_schema.names
             if repeated_names := [n for n in schema.names if self.column_names.count(n) > 1]:
                 raise FormatError(
@@ -187,9 +202,10 @@ class ManifestFile:
         """Bring the bytes of columns in some row groups to this machine; the whole file if the footer does not say
         where they are. Columns that the file lacks are left out."""
         if self.parts is not None:
-            chunks, whole_file = self._chunks, (0, self.parts.size)
+            chunks, whole_file = self._chunks, [(0, self.parts.size)]
             present_names = [name for name in names if name in self.column_names]
-            self.parts.fetch([chunks.get((group, name), whole_file) for group in groups for name in present_names])
+            keys = [(group, name) for group in groups for name in present_names]
+            self.parts.fetch([chunk for key in keys for chunk in chunks.get(key, whole_file)])
 
     def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns; return a table of them, with nulls for columns that the file lacks.
@@ -266,11 +282,14 @@ class ManifestFile:
         return self.statistics[name]
 
     @cached_property
-    def _chunks(self) -> dict[tuple[int, str], tuple[int, int]]:
-        """(row group, column) -> start and end of the column's bytes in the file."""
+    def _chunks(self) -> dict[tuple[int, str], list[tuple[int, int]]]:
+        """(row group, column) -> start and end of the column's bytes in the file; of a nested column, of each field."""
         start = "LEAST(data_page_offset, COALESCE(NULLIF(dictionary_page_offset, 0), data_page_offset))"
         rows = self._query_footer(f"row_group_id, path_in_schema, {start}, {start} + total_compressed_size", "true")
-        return {(group, name): (start, end) for group, name, start, end in rows}
+        chunks: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        for group, name, chunk_start, chunk_end in rows:
+            chunks.setdefault((group, name.partition(", ")[0]), []).append((chunk_start, chunk_end))
+        return chunks
 
     def _query_footer(self, columns: str, condition: str) -> list[Any]:
         """Return columns of DuckDB's table of the file's column chunks; [] if DuckDB can't read the footer."""
@@ -288,7 +307,13 @@ class ManifestFile:
     def _open(self, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
         # Read each distinct text only once, as Parquet stores it: a few bytes of a file can repeat one long text in a
         # million rows.
-        text_columns = [f.name for f in schema if f.type == pa.string() and f.name in self.footer.schema.names]
+        texts = {f.name for f in schema if f.type == pa.string()}
+        leaves = [self.footer.schema.column(i) for i in range(self.footer.num_columns)]
+        text_columns = [
+            leaf.path
+            for leaf in leaves
+            if leaf.path in texts or (leaf.path.startswith(f"{PARTS_COLUMN}.") and leaf.physical_type == "BYTE_ARRAY")
+        ]
         options = {"metadata": self.footer, "page_checksum_verification": True, "read_dictionary": text_columns}
         with self.open_content() as content, pq.ParquetFile(content, **options) as file:
             yield file
@@ -301,9 +326,12 @@ class ManifestFile:
         columns, unpacked_nbytes = [], 0
         for field in schema:
             if field.name in table.column_names:
-                if pa.types.is_dictionary(table.column(field.name).type):
-                    unpacked_nbytes = check_texts(table.column(field.name), unpacked_nbytes, self.path)
-                columns.append(table.column(field.name).cast(field.type))
+                column = table.column(field.name)
+                if pa.types.is_dictionary(column.type):
+                    unpacked_nbytes = check_texts(column, unpacked_nbytes, self.path)
+                if pa.types.is_nested(field.type):
+                    column, unpacked_nbytes = _plain_parts(column, unpacked_nbytes, self.path)
+                columns.append(column.cast(field.type))
             elif not field.nullable:
                 raise FormatError(
                     f"manifest {self.path}", expected=f"a column {field.name!r}", found="none", path=self.path
@@ -311,6 +339,40 @@ class ManifestFile:
             else:
                 columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
         return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _plain_parts(column: pa.ChunkedArray, unpacked_nbytes: int, path: Path) -> tuple[pa.ChunkedArray, int]:
+    """Check the type and the texts of the column `parts`, whose texts are in Arrow's dictionary encoding; return the
+    column with plain texts, and the number of unpacked bytes of all columns so far.
+
+    Raises:
+        FormatError: the column is no list of structs with the fields of parts, or its texts are too large.
+    """
+    fields = list(PARTS.type.value_type)
+    is_list_of_parts = pa.types.is_list(column.type) and pa.types.is_struct(column.type.value_type)
+    if not is_list_of_parts or any(column.type.value_type.get_field_index(f.name) < 0 for f in fields):
+        raise FormatError(
+            f"manifest {path}", expected=f"a column {PARTS_COLUMN!r} of {PARTS.type}", found=str(column.type), path=path
+        )
+    chunks = []
+    for chunk in column.chunks:
+        parts, names = chunk.flatten(), column.type.value_type
+        values = dict(zip((names.field(i).name for i in range(names.num_fields)), parts.flatten(), strict=True))
+        for name, array in values.items():
+            if pa.types.is_dictionary(array.type):
+                unpacked_nbytes = check_texts(pa.chunked_array([array]), unpacked_nbytes, path)
+                values[name] = array.cast(pa.string())
+        lengths = numpy_values(pa.chunked_array([pc.list_value_length(chunk)])).astype(np.int32)
+        is_missing = numpy_values(pa.chunked_array([chunk.is_null()]))
+        offsets = np.concatenate([[0], np.cumsum(np.where(is_missing, 0, lengths))]).astype(np.int32)
+        structs = pa.StructArray.from_arrays([values[f.name].cast(f.type) for f in fields], fields=fields)
+        offset_array = pa.Array.from_buffers(pa.int32(), len(offsets), [None, pa.py_buffer(offsets)])
+        chunks.append(pa.ListArray.from_arrays(offset_array, structs, type=PARTS.type, mask=chunk.is_null()))
+    return pa.chunked_array(chunks, PARTS.type), unpacked_nbytes
+
+
+def _version_of(schema: pa.Schema) -> int:
+    return int(schema.metadata[b"schema_version"])
 
 
 def _quote(text: str) -> str:
@@ -347,7 +409,8 @@ def row_count(path: Path) -> int:
         return 0
 
 
-def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: Path) -> None:
+def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: Path) -> int:
+    """Return the version of a manifest's schema, if it is not newer than the newest version that is known."""
     version_text = metadata.get(b"schema_version", b"").decode(errors="replace")
     if not re.fullmatch("[0-9]{1,9}", version_text):
         raise FormatError(
@@ -368,6 +431,7 @@ def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: P
             do="Install a newer checkpoints-zoo",
             path=path,
         )
+    return int(version_text)
 
 
 def check_rows(
@@ -423,10 +487,16 @@ def check_rows(
             position = int(np.argmax(status_codes == code))
             raise row_error(FormatError, position, "status ok, failed or excluded", repr(status))
     path_codes, paths = text_codes(rows.column("path"))
+    has_parts = np.zeros(rows.num_rows, bool)
+    if PARTS_COLUMN in rows.column_names:
+        has_parts = numpy_values(rows.column(PARTS_COLUMN).is_valid())
     for code, path_in_source in enumerate(paths):
         if problem := path_problem(path_in_source):
-            position = int(np.argmax(path_codes == code))
-            raise row_error(DamagedError, position, "a path inside the source", problem)
+            position = int(np.argmax((path_codes == code) & ~has_parts))
+            if not has_parts[position] and path_codes[position] == code:
+                raise row_error(DamagedError, position, "a path inside the source", problem)
+    if (wrong_part := _wrong_part(rows, has_parts)) is not None:
+        raise row_error(DamagedError, *wrong_part)
     positions_with_path = np.flatnonzero(path_codes >= 0)
     layout_codes, layout_keys = text_codes(rows.column("layout"))
     dtype_codes, dtypes = text_codes(rows.column("dtype"))
@@ -449,6 +519,53 @@ def check_rows(
     if (position := _first_true_position(~_are_hashes(rows.column("sha256")))) is not None:
         digest = rows.column("sha256")[position].as_py()
         raise row_error(FormatError, position, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
+
+
+def _wrong_part(rows: pa.Table, has_parts: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, str, str] | None:
+    """Check the parts of rows; return the position of the first wrong row, what was expected and what was found; None
+    if all are right."""
+    if not has_parts.any():
+        return None
+    parts_column = rows.column(PARTS_COLUMN).combine_chunks()
+    parts = parts_column.flatten()
+    lengths = np.where(has_parts, numpy_values(pa.chunked_array([pc.list_value_length(parts_column)])), 0)
+    row_of_part = np.repeat(np.arange(rows.num_rows), lengths)
+    fields = dict(zip(("path", "offset", "nbytes", "etag"), parts.flatten(), strict=True))
+    columns = {name: pa.chunked_array([array]) for name, array in fields.items()}
+    if (position := _first_true_position(has_parts & (lengths == 0))) is not None:
+        return position, "one part or more", "none"
+    is_null_part = ~np.logical_and.reduce([numpy_values(columns[n].is_valid()) for n in ("path", "offset", "nbytes")])
+    if (place := _first_true_position(is_null_part)) is not None:
+        return int(row_of_part[place]), "a path, an offset and nbytes in each part", "null"
+    offsets, nbytes = numpy_values(columns["offset"]), numpy_values(columns["nbytes"])
+    if (place := _first_true_position((offsets < 0) | (nbytes < 0))) is not None:
+        found = f"offset {offsets[place]}, {nbytes[place]:,} bytes"
+        return int(row_of_part[place]), "offset and nbytes of each part not negative", found
+    path_codes, paths = text_codes(columns["path"])
+    for code, address in enumerate(paths):
+        file = parse_repo_file(address)
+        problem = f"{address[:200]!r}" if file is None else path_problem(file.path)
+        if problem:
+            place = int(np.argmax(path_codes == code))
+            return int(row_of_part[place]), "parts at hf://[datasets/]ORG/NAME@COMMIT/FILE", problem
+    etag_codes, etags = text_codes(columns["etag"])
+    for code, etag in enumerate(etags):
+        if not is_etag(etag):
+            place = int(np.argmax(etag_codes == code))
+            return int(row_of_part[place]), "an etag of letters and digits", repr(etag[:80])
+    first_places = np.cumsum(lengths) - lengths
+    totals = np.bincount(row_of_part, nbytes.astype(np.float64), rows.num_rows)
+    row_codes, row_paths = text_codes(rows.column("path"))
+    row_offsets, row_nbytes = (numpy_values(rows.column(name)) for name in ("offset", "nbytes"))
+    for position in np.flatnonzero(has_parts).tolist():
+        place = first_places[position]
+        first = paths[path_codes[place]], int(offsets[place]), int(totals[position])
+        row_path = row_paths[row_codes[position]] if row_codes[position] >= 0 else None
+        row = row_path, int(row_offsets[position]), int(row_nbytes[position])
+        if first != row:
+            expected = f"path, offset and nbytes of its parts ({first[0]}, {first[1]}, {first[2]})"
+            return position, expected, f"{row[0]}, {row[1]}, {row[2]}"
+    return None
 
 
 def _first_true_position(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
@@ -516,6 +633,11 @@ def check_located(rows: pa.Table, collection: str) -> None:
         collection=collection,
         member=member,
     )
+
+
+def without_parts(rows: pa.Table) -> pa.Table:
+    """Return the rows whose bytes lie in files of the source itself, or that have no bytes."""
+    return rows.filter(rows.column(PARTS_COLUMN).is_null()) if PARTS_COLUMN in rows.column_names else rows
 
 
 def is_null(rows: pa.Table, column: str) -> bool:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
 from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats.member_parts import parts_of_rows
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.formats.where import Condition
 
@@ -414,11 +415,9 @@ def check_digits(rows: pa.Table) -> str:
     """Hash the values (member, epoch, sha256) of all rows, with the location of a member whose sha256 is null; return
     the first 8 hex digits."""
     digest = hashlib.sha256()
-    column_names = ("member", "epoch", "sha256", "path", "offset", "nbytes")
-    for member, epoch, sha, path, offset, nbytes in zip(
-        *(rows.column(c).to_pylist() for c in column_names), strict=True
-    ):
-        digest.update(f"{member}|{epoch}|{sha or f'{path}|{offset}|{nbytes}'}\n".encode())
+    columns = (rows.column(c).to_pylist() for c in ("member", "epoch", "sha256"))
+    for member, epoch, sha, parts in zip(*columns, parts_of_rows(rows), strict=True):
+        digest.update(f"{member}|{epoch}|{sha or '+'.join(map(str, parts)) or 'None|None|None'}\n".encode())
     return digest.hexdigest()[:8]
 
 

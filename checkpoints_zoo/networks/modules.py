@@ -12,7 +12,7 @@ import inspect
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.formats.layout import Layout, compare_shapes, is_counter, is_statistic, tensors_not_finite
 from checkpoints_zoo.formats.text import nearest_name
-from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.networks.architectures import ARCHITECTURES, is_from_config
 
 TORCH_DTYPES = {
     "F64": torch.float64, "I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16,
@@ -41,6 +41,7 @@ _MAX_ARGUMENT_VALUE = 65_536
 _MAX_LIST_LENGTH = 1_024
 
 Build = Callable[[], nn.Module]
+T = TypeVar("T")
 
 
 def _is_whole_number(value: Any) -> bool:
@@ -69,8 +70,9 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
     """Build the named architecture, and return the module with its random initial parameters.
 
     Args:
-        name: a key of `ARCHITECTURES`.
-        arguments: the function's arguments; a list, as in JSON, becomes a tuple.
+        name: a key of `ARCHITECTURES`, or "transformers/CLASS".
+        arguments: the function's arguments; a list, as in JSON, becomes a tuple. Of a class of transformers, the values
+            of its config.json.
 
     Raises:
         UsageError: no architecture has this name, or an argument is unknown or wrong.
@@ -85,6 +87,8 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
             found=repr(name),
             do=f"Use the nearest name, {nearest_name(name, ARCHITECTURES)!r}",
         )
+    if is_from_config(name):
+        return ARCHITECTURES[name](**arguments)
     known_arguments = inspect.signature(ARCHITECTURES[name]).parameters
     for argument, value in arguments.items():
         if argument not in known_arguments:
@@ -101,6 +105,21 @@ def build_architecture(name: str, /, **arguments: Any) -> nn.Module:
     return ARCHITECTURES[name](
         **{argument: tuple(v) if isinstance(v, list) else v for argument, v in arguments.items()}
     )
+
+
+def build_described(name: str, arguments: Mapping[str, Any], layout: Layout) -> nn.Module:
+    """Build the architecture that a description names; return the module, which has the names of a layout's tensors
+    even if its package has renamed them.
+
+    Raises:
+        UsageError: for the same reasons as in `build_architecture`.
+    """
+    module = build_architecture(name, **arguments)
+    if not is_from_config(name):
+        return module
+    from checkpoints_zoo.networks.architectures.from_config import add_stored_names
+
+    return add_stored_names(module, layout.shapes)
 
 
 def build_skeleton(build: Build, layout: Layout, collection_name: str) -> nn.Module:
@@ -120,8 +139,12 @@ def build_skeleton(build: Build, layout: Layout, collection_name: str) -> nn.Mod
     # Tensors outside the state dict, such as position tables, need their values, so build the module with memory.
     if unsaved_tensors(module):
         module = build()
+    # A tensor with several names may be stored under one of them.
+    stored = with_shared_names(module, dict.fromkeys(layout.shapes))
+    unstored_names = stored.keys() - layout.shapes.keys()
+    shapes = {n: tuple(t.shape) for n, t in state_dict.items() if n not in unstored_names}
     try:
-        check_tensors({n: tuple(t.shape) for n, t in state_dict.items()}, layout, f"architecture for {collection_name}")
+        check_tensors(shapes, layout, f"architecture for {collection_name}")
     except LayoutError as error:
         error.do = "Give the architecture with which these members were trained"
         raise
@@ -209,7 +232,7 @@ def fill_skeleton(module: nn.Module, state: Mapping[str, Tensor], device: torch.
         state: tensors of one member by name, whose names and shapes were checked already. Counters become zero.
         device: device of the module's tensors outside the state dict.
     """
-    state, replacement_of_id = widen_norms(state), {}
+    state, replacement_of_id = widen_norms(with_shared_names(module, state)), {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if is_counter(name):
             replacement_of_id[id(tensor)] = torch.zeros((), dtype=torch.int64, device=device)
@@ -281,6 +304,21 @@ def last_names(module: nn.Module) -> dict[str, str]:
     states = module.state_dict(keep_vars=True)
     last = {id(tensor): name for name, tensor in states.items()}
     return {name: last[id(tensor)] for name, tensor in states.items()}
+
+
+def with_shared_names(module: nn.Module, values: Mapping[str, T]) -> dict[str, T]:
+    """Give the other names of a tensor that has several names, such as a tied output layer, the value of the name that
+    has one; return name -> value.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> net[1].weight = net[0].weight
+    >>> with_shared_names(net, {"0.weight": 5})
+    {'0.weight': 5, '1.weight': 5}
+    """
+    first_name_of = first_names(module)
+    value_of_first = {first_name_of[name]: value for name, value in values.items() if name in first_name_of}
+    missing = (name for name, first in first_name_of.items() if name not in values and first in value_of_first)
+    return {**values, **{name: value_of_first[first_name_of[name]] for name in missing}}
 
 
 def superseded_names(module: nn.Module) -> set[str]:

@@ -206,6 +206,41 @@ def compare_logits(
     }
 
 
+def figures_of_subsets(logits: Logits, subsets: Sequence[Tensor], others: Tensor) -> Tensor:
+    """Compare the mean predictions of subsets of members with one predictive distribution; return (subset, figure),
+    float64, with the figures in the order of `FIGURES`.
+
+    Args:
+        logits: logits of the members.
+        subsets: positions of the members of each subset.
+        others: probabilities of the other distribution, (input, class), float64.
+    """
+    membership = torch.zeros(len(subsets), logits.shape[0])
+    for row, chosen in zip(membership, subsets, strict=True):
+        row[chosen] = 1
+    _, inputs, classes = logits.shape
+    size = max(1, BLOCK_BYTES // (8 * classes * sum(membership.shape)))
+    sums = torch.zeros(len(subsets), len(FIGURES), dtype=torch.float64)
+    for begin in range(0, inputs, size):
+        means = _mean_probabilities(logits, membership, begin, min(inputs, begin + size)).double()
+        wanted = others[begin : begin + size]
+        sums[:, 0] += (means.argmax(-1) == wanted.argmax(-1)).sum(1)
+        sums[:, 1] += (means - wanted).abs_().sum((-1, -2)) / 2
+    return sums / inputs
+
+
+def mean_probabilities(logits: Logits) -> Tensor:
+    """Return the mean probabilities of all members, (input, class), float64."""
+    membership = torch.ones(1, logits.shape[0])
+    members, inputs, classes = logits.shape
+    size = max(1, BLOCK_BYTES // (4 * classes * members))
+    blocks = [
+        _mean_probabilities(logits, membership, begin, min(inputs, begin + size))[0].double()
+        for begin in range(0, inputs, size)
+    ]
+    return torch.cat(blocks)
+
+
 @dataclass(frozen=True)
 class _MemberLogits:
     """Logits of members on some images, and the name and fingerprint of the images."""

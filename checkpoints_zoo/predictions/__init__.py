@@ -9,14 +9,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from checkpoints_zoo.predictions.in_memory import (
+        PosteriorMean,
+        PredictionsInMemory,
+        describe,
+        predictions_from_probabilities,
+    )
     from checkpoints_zoo.predictions.running import Members, logits, logits_by_group
     from checkpoints_zoo.predictions.stored import Predictions, check_same_members, predictions_of
     from checkpoints_zoo.predictions.storing import predict
 
-__all__ = ["Members", "Predictions", "check_same_members", "logits", "logits_by_group", "predict", "predictions_of"]
+__all__ = [
+    "Members", "PosteriorMean", "Predictions", "PredictionsInMemory", "check_same_members", "describe", "logits",
+    "logits_by_group", "predict", "predictions_from_probabilities", "predictions_of",
+]  # fmt: skip
 
 # Name -> module, imported on first use: `zoo-cli publish --dry-run` reads stored sets without importing torch.
 _PLACES = {
+    **dict.fromkeys(
+        ("PosteriorMean", "PredictionsInMemory", "describe", "predictions_from_probabilities"), "in_memory"
+    ),
     "Members": "running",
     "logits_by_group": "running",
     "logits": "running",

@@ -17,10 +17,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, StorageError, ZooError
-from checkpoints_zoo.formats import shard_files
+from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.member_parts import Part, parts_of_rows
 from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse_header
-from checkpoints_zoo.formats.text import first_few
+from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
@@ -194,7 +195,11 @@ def _check_rows(
         for prediction_set in prediction_set_list
     ]
     for name, layouts, base, rows in named_tables:
-        columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout", "member"))
+        own_rows = manifest.without_parts(rows)
+        if elsewhere := rows.num_rows - own_rows.num_rows:
+            text = f"{count_with_noun(elsewhere, 'member')} in other repos, whose files were not looked at"
+            audit.notes.append(Finding("member", f"manifests/{name}.parquet", text))
+        columns = (own_rows.column(c).to_pylist() for c in ("path", "offset", "layout", "member"))
         for path, offset, layout_key, member in zip(*columns, strict=True):
             if path is not None:
                 layout = layouts[layout_key]
@@ -285,15 +290,20 @@ def _check_duplicates(files: Files, collections: list[CollectionRows], audit: Au
         )
     named_rows_and_hashes: list[tuple[str, pa.Table, list[str | None]]] = []
     for name, description, rows in collections:
-        columns = (rows.column(c).to_pylist() for c in ("status", "sha256", "path", "offset"))
+        columns = (rows.column(c).to_pylist() for c in ("status", "sha256"))
         content_names: list[str | None] = [
-            (sha256 or f"{description.base}/{path}@{offset}") if status == "ok" else None
-            for status, sha256, path, offset in zip(*columns, strict=True)
+            (sha256 or "+".join(_content_name(part, description.base) for part in parts)) if status == "ok" else None
+            for status, sha256, parts in zip(*columns, parts_of_rows(rows), strict=True)
         ]
         named_rows_and_hashes.append((name, rows, content_names))
     for duplicate in shard_files.find_duplicates(named_rows_and_hashes):
         path = f"manifests/{duplicate.collection}.parquet"
         audit.findings.append(Finding("member", path, f"member {duplicate.member}: {duplicate.text}"))
+
+
+def _content_name(part: Part, base: str) -> str:
+    """Return a name of a part's bytes: equal names mean equal bytes."""
+    return f"{part.etag or f'{base}/{part.path}'}@{part.offset}"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.member_parts import parse_repo_file
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.formats.text import (
     LARGEST_LISTED_COUNT,
@@ -46,6 +47,7 @@ from checkpoints_zoo.formats.text import (
     summarize_values,
 )
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.sources.hub import repo_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -284,6 +286,7 @@ class Section:
         """Return the path of the file that has the first member; "" if that file is no shard."""
         source_path, layout_key = self.members["path"][0], self.members["layout"][0]
         is_shard = source_path.endswith(".safetensors") and not self.description.layouts[layout_key].header_nbytes
+        is_shard = is_shard and parse_repo_file(source_path) is None
         return str(source_path) if is_shard else ""
 
 
@@ -502,6 +505,13 @@ def _place_sentence(section: Section) -> str:
             f"The weights are not in this repo, which holds their manifest: they lie in "
             f"[{markdown_text(section.base_repo)}]({HUB_ADDRESS}/{section.base_repo}/tree/{commit}), "
             f"at commit `{commit}`."
+        )
+    addresses = [address for p in section.members["path"] if p and (address := parse_repo_file(p))]
+    if addresses:
+        repos = sorted({repo_label(address.id, address.kind) for address in addresses})
+        sentences.append(
+            f"The weights are not in this repo, which holds their index: they lie in files of "
+            f"{count_with_noun(len(repos), 'other repo')}, {first_values(repos)}, at the commits that the rows name."
         )
     if any(layout.header_nbytes for layout in section.layouts()):
         paths = sorted({p for p in section.members["path"] if p})

@@ -14,6 +14,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
+from checkpoints_zoo.formats.member_parts import parse_repo_file, parts_of_rows
 from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
@@ -102,7 +103,9 @@ class Folder:
     @cached_property
     def shards(self) -> dict[str, Path]:
         """The files that manifest rows name: path in the repo -> path on disk."""
-        paths_of_collections = [c.rows.column("path").to_pylist() for c in self.collections if not c.base]
+        paths_of_collections = [
+            manifest.without_parts(c.rows).column("path").to_pylist() for c in self.collections if not c.base
+        ]
         return {
             repo_path: self.source.local_path(repo_path)
             for repo_path in sorted(
@@ -225,10 +228,11 @@ def _check_rows(collection: LocalCollection) -> None:
             do="Leave the collection out until it has members",
             collection=collection.name,
         )
-    paths, hashes = (collection.rows.column(c).to_pylist() for c in ("path", "sha256"))
+    rows = manifest.without_parts(collection.rows)  # Files of other repos have the hash that their part names.
+    paths, hashes = (rows.column(c).to_pylist() for c in ("path", "sha256"))
     positions = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
     if positions:
-        keys_without_hash = manifest.snapshot_keys(manifest.take_rows(collection.rows, positions))
+        keys_without_hash = manifest.snapshot_keys(manifest.take_rows(rows, positions))
         raise FormatError(
             f"manifest of {collection.name}",
             expected="a sha256 in every row that has weights",
@@ -271,7 +275,8 @@ def check_ranges(folder: Folder) -> None:
     ranges_of_path: dict[str, list[tuple[int, int, int, str]]] = {}
     for collection in folder.collections:
         if not collection.base:
-            columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
+            rows = manifest.without_parts(collection.rows)
+            columns = (rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
             for path, offset, nbytes, member in zip(*columns, strict=True):
                 if path is not None:
                     ranges_of_path.setdefault(path, []).append((offset, offset + nbytes, member, collection.name))
@@ -317,9 +322,10 @@ def check(folder: Folder, say: Say, check_finite: bool) -> None:
             problems += shard_files.find_duplicates([(collection.name, collection.rows, hashes_of_ok_rows)])
             continue
         named_rows_and_hashes.append((collection.name, collection.rows, hashes_of_ok_rows))
-        positions = [
-            position for position, path in enumerate(collection.rows.column("path").to_pylist()) if path is not None
-        ]
+        parts = parts_of_rows(collection.rows)
+        positions = [i for i, row_parts in enumerate(parts) if row_parts and parse_repo_file(row_parts[0].path) is None]
+        if not positions:
+            continue
         say(f"{collection.name}: checking {len(positions):,} members' bytes …")
         locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError, explain_missing_packages
+from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.text import first_few, whole_number
 from checkpoints_zoo.predictions.prediction_sets import MANIFEST_FILE
 from checkpoints_zoo.publishing import cards
@@ -663,7 +664,8 @@ def _check_base(remote: Remote, collection: LocalCollection) -> None:
 
 def _last_ends(collection: LocalCollection) -> list[tuple[str, int, int]]:
     """Return for each file that rows name: its path, the end of its last byte range, and the member of that range."""
-    columns = (collection.rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
+    rows = manifest.without_parts(collection.rows)
+    columns = (rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
     end_and_member_of_path: dict[str, tuple[int, int]] = {}
     for path, offset, nbytes, member in zip(*columns, strict=True):
         if path is not None:

@@ -1,13 +1,15 @@
 """The member cache: each fetched member is one safetensors file, which gets its final name when all its bytes have
 arrived.
 
-$HF_HOME/assets/checkpoints_zoo/datasets--org--name/
+$HF_HOME/assets/checkpoints_zoo/datasets--org--name/, or models--org--name/
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     a member, shared by all commits with the same bytes
     records/NAME.json                                 identity and hash of a member's file, of an unpacked archive,
                                                       or of a file in the cache of the Hub's client
     files/COMMIT/HASH.json                            ETag and size of a path at a commit
     folders/COMMIT/HASH.json                          archives in a folder at a commit
     indexes/HASH.json                                 index of an archive
+    trees/COMMIT.json                                 files of a model repo at a commit
+    headers/ETAG.json, headers/HASH.head              header of a safetensors file of a model repo
     unpacked/ETAG.tar                                 an unpacked gzipped archive
     parts/ETAG.parquet                                a large manifest of which some byte ranges are here
     parts/ETAG.json                                   the byte ranges that are here
@@ -43,8 +45,8 @@ STALE_SECONDS = 24 * 3600  # An older temporary file counts as left by a killed 
 
 @dataclass(frozen=True)
 class CachedRepoSummary:
-    """Summary of one repo's cached members: the repo's name "org/name", the number of members, and their number of
-    bytes."""
+    """Summary of one repo's cached members: the repo's name ("org/name", or "models/org/name"), the number of members,
+    and their number of bytes."""
 
     repo: str
     members: int
@@ -273,15 +275,19 @@ def delete_stale(cache_folder: Path) -> None:
 def cached_repos() -> list[CachedRepoSummary]:
     """List the repos with cached members; return a summary of each."""
     summaries = []
-    for repo_folder in sorted(cache_root().glob("datasets--*--*")):
+    for repo_folder in _repo_folders():
         member_sizes = [
             p.stat().st_size for p in (repo_folder / "members").glob("*.safetensors") if not p.name.startswith(".")
         ]
         if member_sizes:
-            summaries.append(
-                CachedRepoSummary("/".join(repo_folder.name.split("--", 2)[1:]), len(member_sizes), sum(member_sizes))
-            )
+            name = repo_folder.name.replace("--", "/", 2).removeprefix("datasets/")
+            summaries.append(CachedRepoSummary(name, len(member_sizes), sum(member_sizes)))
     return summaries
+
+
+def _repo_folders() -> list[Path]:
+    """Return the folders of all repos in the cache."""
+    return sorted(path for kind in ("datasets", "models") for path in cache_root().glob(f"{kind}--*--*"))
 
 
 def delete_members(repo: str | None = None) -> int:
@@ -290,9 +296,7 @@ def delete_members(repo: str | None = None) -> int:
     Files that are being fetched stay; files that a process has open stay readable to it.
     """
     freed_nbytes = 0
-    for repo_folder in (
-        sorted(cache_root().glob("datasets--*--*")) if repo is None else [cache_root() / hub.folder_name(repo)]
-    ):
+    for repo_folder in _repo_folders() if repo is None else [cache_root() / hub.folder_name(repo)]:
         for path in (repo_folder / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue
@@ -303,7 +307,7 @@ def delete_members(repo: str | None = None) -> int:
         for path in (*(repo_folder / "unpacked").glob("*.tar"), *(repo_folder / "parts").glob("*.*")):
             freed_nbytes += _nbytes_on_disk(path)
             path.unlink(missing_ok=True)
-        for subfolder_name in ("files", "folders", "indexes", "records"):
+        for subfolder_name in ("files", "folders", "headers", "indexes", "records", "trees"):
             shutil.rmtree(repo_folder / subfolder_name, ignore_errors=True)
     return freed_nbytes
 

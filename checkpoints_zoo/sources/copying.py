@@ -20,6 +20,7 @@ from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
+from checkpoints_zoo.formats.member_parts import PARTS_COLUMN
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, shard_header, tensor_prefix
 from checkpoints_zoo.sources import cache
@@ -235,7 +236,7 @@ def _merge_row(row: Row, old_row: Row | None, position: int, collection: str) ->
     """Merge a new row with the folder's row of the same snapshot; return the merged row, and the snapshot to write,
     None if the folder has the snapshot."""
     merged_row = (
-        row if old_row is None else {c: old_row[c] if v is None and c != "reason" else v for c, v in row.items()}
+        row if old_row is None else {c: old_row.get(c) if v is None and c != "reason" else v for c, v in row.items()}
     )
     if row["path"] is None:
         return merged_row if old_row is None or old_row["final"] == row["final"] else old_row, None
@@ -250,7 +251,8 @@ def _merge_row(row: Row, old_row: Row | None, position: int, collection: str) ->
             member=row["member"],
         )
     if old_row is not None and None not in new_and_old_hash and old_row["final"] == row["final"]:
-        return merged_row | {column: old_row[column] for column in manifest.LOCATION_COLUMNS}, None
+        place_columns = (*manifest.LOCATION_COLUMNS, PARTS_COLUMN)
+        return merged_row | {column: old_row.get(column) for column in place_columns}, None
     return merged_row, PlannedSnapshot(merged_row, position, new_and_old_hash[0] or new_and_old_hash[1])
 
 
@@ -422,4 +424,4 @@ def record_locations(shard: PlannedShard, source_path: str) -> None:
     for i, planned_snapshot in enumerate(shard.snapshots):
         location = (source_path, first_offset + i * member_nbytes, member_nbytes, shard.layout_key, shard.layout.dtype)
         planned_snapshot.row.update(zip(manifest.LOCATION_COLUMNS, location, strict=True))
-        planned_snapshot.row["sha256"] = planned_snapshot.sha256
+        planned_snapshot.row |= {"sha256": planned_snapshot.sha256, PARTS_COLUMN: None}

@@ -3,13 +3,16 @@ reads."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -17,14 +20,15 @@ from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
+from checkpoints_zoo.formats.member_parts import Part, parse_repo_file, parts_of_rows
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
-from checkpoints_zoo.formats.text import first_few
+from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.ranges import RemoteFile
-from checkpoints_zoo.sources.web import WebFile
+from checkpoints_zoo.sources.web import WebFile, WebFolder
 
 LARGEST_READ_GAP_NBYTES = (
     256 * 2**10
@@ -32,9 +36,42 @@ LARGEST_READ_GAP_NBYTES = (
 LARGEST_RANGE_NBYTES = 32 * 2**20  # Number of bytes from which a range is split over several connections.
 CONNECTION_COUNT = 8
 WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the requested members take a larger share of its bytes.
+WHOLE_MODEL_SHARE = 0.98  # The same for a file of a model repo, which may hold buffers that no network needs.
+
+RepoFile = tuple[Repo, str]  # A file of a repo: the repo at its commit, and the path of the file in it.
+# A file that is fetched: the repo or the folder on the web, and the path of the file in it.
+FetchedFile = tuple[Repo | WebFolder, str]
 
 # Cache of this process: each file on the Hub is asked for its size and link only once.
-_remote_files: dict[tuple[Repo, str], RemoteFile] = {}
+_remote_files: dict[RepoFile, RemoteFile] = {}
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """A byte range of a file on the Hub or the web, with a member's bytes or a part of them.
+
+    Args:
+        file: the file.
+        start, end: offsets of the first byte of the range and of the byte after the last one.
+        etag: ETag of the file according to the manifest; None if the manifest does not say it.
+    """
+
+    file: FetchedFile
+    start: int
+    end: int
+    etag: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    @property
+    def repo_file(self) -> RepoFile:
+        """The file, which is known to be on the Hub."""
+        place, path = self.file
+        if not isinstance(place, Repo):
+            raise TypeError(f"{path} is not on the Hub")
+        return place, path
 
 
 @dataclass(frozen=True)
@@ -43,9 +80,8 @@ class MemberRequest:
 
     Args:
         key: (member, epoch); the epoch is None for the final snapshot.
-        prefix: prefix of the member's tensor names in the shard.
-        repo_path: path of the file in the repo.
-        offset: offset of the member's first tensor in the file.
+        prefix: prefix of the member's tensor names in the file.
+        ranges: ranges that make up the bytes before the tensors and the tensors, one after another.
         layout: layout of the member's bytes.
         sha256: content hash of the member; None if unknown.
         name_in_archive: name of the member's file in its archive; "" outside archives.
@@ -56,30 +92,114 @@ class MemberRequest:
 
     key: SnapshotKey
     prefix: str
-    repo_path: str
-    offset: int
+    ranges: tuple[FileRange, ...]
     layout: Layout = field(compare=False)
     sha256: str | None
     name_in_archive: str = ""
     proof_nbytes: int = 0
     proves_member: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
-    @property
-    def start(self) -> int:
-        return self.offset - self.layout.header_nbytes - self.proof_nbytes
+    @classmethod
+    def of_range(
+        cls, file: FetchedFile, key: SnapshotKey, prefix: str, offset: int, layout: Layout, sha256: str | None,
+        proof_nbytes: int = 0, **proof: Any,
+    ) -> MemberRequest:  # fmt: skip
+        """Return the request for a member whose bytes are one range of a file.
+
+        Args:
+            file: the file.
+            offset: offset of the member's first tensor in the file.
+            key, prefix, layout, sha256, proof_nbytes, proof: the same arguments as in `MemberRequest`.
+        """
+        start, end = offset - layout.header_nbytes - proof_nbytes, offset + layout.nbytes
+        return cls(key, prefix, (FileRange(file, start, end),), layout, sha256, proof_nbytes=proof_nbytes, **proof)
 
     @property
-    def end(self) -> int:
-        return self.offset + self.layout.nbytes
+    def first(self) -> FileRange:
+        return self.ranges[0]
+
+    @property
+    def offset(self) -> int:
+        """Offset of the member's first tensor in its file."""
+        return self.first.start + self.layout.header_nbytes + self.proof_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all ranges."""
+        return sum(file_range.nbytes for file_range in self.ranges)
+
+    @property
+    def path(self) -> str:
+        """Path in its repo or folder of the file that has the member's first byte."""
+        return self.first.file[1]
+
+    def of_tensor(self, name: str) -> MemberRequest:
+        """Return the request for one tensor of the member, whose bytes have no hash of their own.
+
+        Raises:
+            UsageError: the member has no such tensor.
+        """
+        layout, tensor_offset = tensor_layout(self.layout, name)
+        start, ranges, range_start = self.layout.header_nbytes + self.proof_nbytes + tensor_offset, [], 0
+        for file_range in self.ranges:
+            first = max(start, range_start)
+            last = min(start + layout.nbytes, range_start + file_range.nbytes)
+            if first < last or (not layout.nbytes and range_start <= start <= range_start + file_range.nbytes):
+                shift = file_range.start - range_start
+                ranges.append(replace(file_range, start=first + shift, end=max(first, last) + shift))
+            range_start += file_range.nbytes
+        return MemberRequest(self.key, self.prefix, tuple(ranges), layout, None)
+
+
+@lru_cache(maxsize=1024)
+def tensor_layout(layout: Layout, name: str) -> tuple[Layout, int]:
+    """Return the layout of one tensor of a member, and the offset of its bytes within the member.
+
+    Raises:
+        UsageError: the layout has no such tensor.
+    """
+    spec = layout.spec(name)
+    return Layout.of_stored([(name, spec.dtype, spec.shape, name, spec.shape)], (), 0), spec.offset
 
 
 @dataclass(frozen=True)
 class Download:
-    """A member to be fetched, and the cache file that its bytes are written to."""
+    """A member to be fetched, its files, and the cache file that its bytes are written to."""
 
     request: MemberRequest
-    remote: RemoteFile | WebFile
+    remotes: Mapping[FetchedFile, RemoteFile | WebFile]
     draft: cache.MemberDraft
+
+    def write(self, position: int, file_range: FileRange, piece_offset: int, piece: bytes) -> bool:
+        """Write what a piece of a file has of a range; return whether this completes the member.
+
+        Args:
+            position: position of the range's first byte in the member.
+            file_range: the range.
+            piece_offset: offset of the piece in the file.
+        """
+        first = max(piece_offset, file_range.start)
+        wanted = piece[first - piece_offset : max(first, file_range.end) - piece_offset]
+        return bool(wanted) and self.draft.write(position + first - file_range.start, wanted)
+
+    @property
+    def positions(self) -> list[tuple[int, FileRange]]:
+        """The ranges, each with the position of its first byte in the member."""
+        starts = accumulate((file_range.nbytes for file_range in self.request.ranges), initial=0)
+        return list(zip(starts, self.request.ranges, strict=False))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A range of a member to be fetched, and the position of its first byte in the member."""
+
+    download: Download
+    position: int
+    range: FileRange
+
+    @property
+    def remote(self) -> RemoteFile | WebFile:
+        return self.download.remotes[self.range.file]
 
 
 class _Stopped(Exception):
@@ -107,7 +227,7 @@ def fetch_rows(
     """Fetch the bytes of manifest rows from a repo; return their locations on this disk.
 
     Args:
-        repo: the repo that holds the bytes.
+        repo: the repo that holds the bytes of rows without parts.
         described: the description that belongs to the manifest of the rows.
         rows: manifest rows of the members to fetch.
         allow_whole_files, check: the same arguments as in `fetch_members`.
@@ -116,33 +236,67 @@ def fetch_rows(
         NetworkError, AccessError, DamagedError, SourceNotFound, StorageError: for the same reasons as in
             `fetch_members`.
     """
-    return fetch_members(repo, described.name, requests_of_rows(described, rows), allow_whole_files, check)
+    requests = [request for request in requests_of_rows(repo, described, rows) if request is not None]
+    return fetch_members(str(repo), described.name, requests, allow_whole_files, check)
 
 
-def requests_of_rows(described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[MemberRequest]:
-    """Return the requests for the bytes of a manifest's rows."""
-    column_names = ("path", "offset", "layout", "sha256")
-    columns = zip(*(rows.column(c).to_pylist() for c in column_names), strict=True)
-    return [
-        MemberRequest(key, tensor_prefix(*key), repo_path, offset, described.layouts[layout_key], sha256)
-        for key, (repo_path, offset, layout_key, sha256) in zip(snapshot_keys(rows), columns, strict=True)
-    ]
+def requests_of_rows(
+    place: Repo | WebFolder | None, described: manifest.DescriptionWithLayouts, rows: pa.Table
+) -> list[MemberRequest | None]:
+    """Return the requests for the bytes of a manifest's rows.
+
+    Args:
+        place: the repo or folder on the web that holds the bytes of rows without parts; None if a folder on this
+            machine holds them, so that there is no request for such a row.
+        described: the description that belongs to the manifest of the rows.
+        rows: manifest rows of members with weights.
+    """
+    columns = zip(*(rows.column(c).to_pylist() for c in ("layout", "sha256")), strict=True)
+    requests: list[MemberRequest | None] = []
+    for key, parts, (layout_key, sha256) in zip(snapshot_keys(rows), parts_of_rows(rows), columns, strict=True):
+        layout, prefix = described.layouts[layout_key], tensor_prefix(*key)
+        address = parse_repo_file(parts[0].path)
+        if address is not None:
+            # Files of model repos hold one member each, under the plain names of its tensors.
+            prefix = "" if address.kind == "model" else prefix
+            requests.append(MemberRequest(key, prefix, tuple(map(_range_of_part, parts)), layout, sha256))
+        elif place is None:
+            requests.append(None)
+        else:
+            requests.append(
+                MemberRequest.of_range((place, parts[0].path), key, prefix, parts[0].offset, layout, sha256)
+            )
+    return requests
 
 
-def count_cached(repo: Repo, requests: Sequence[MemberRequest]) -> int:
+def _range_of_part(part: Part) -> FileRange:
+    """Return the range of a file on the Hub that a part of a checked row names."""
+    address = parse_repo_file(part.path)
+    if address is None:
+        raise DamagedError(f"part {part.path}", expected="hf://[datasets/]ORG/NAME@COMMIT/FILE", path=part.path)
+    file = Repo(address.id, address.commit, address.kind), address.path
+    return FileRange(file, part.offset, part.offset + part.nbytes, part.etag)
+
+
+def count_cached(requests: Sequence[MemberRequest]) -> int:
     """Count the members that are in a cache of this machine; nothing is fetched."""
-    header_of_layout = {id(request.layout): cache.cache_file_header(request.layout) for request in requests}
-    return len(_find_local(repo, requests, header_of_layout)[0])
+    return len(_find_local(requests, _headers_of_layouts(requests))[0])
+
+
+def _headers_of_layouts(requests: Sequence[MemberRequest]) -> dict[int, bytes]:
+    """Return the header of the cache files of each layout, by the id of the layout."""
+    layouts = {id(request.layout): request.layout for request in requests}
+    return {key: cache.cache_file_header(layout) for key, layout in layouts.items()}
 
 
 def fetch_members(
-    repo: Repo, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+    place: str, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
 ) -> list[Location]:
-    """Fetch members whose locations in the repo are known, all missing members together; return the locations on this
+    """Fetch members whose locations on the Hub are known, all missing members together; return the locations on this
     disk.
 
     Args:
-        repo: the repo, at the commit from which the manifest rows are.
+        place: the source whose manifest the requests are from, for errors.
         collection: name of the collection, for errors.
         requests: the requested members.
         allow_whole_files: whether a file may be fetched whole, into the cache of the Hub's client, if most of its bytes
@@ -155,12 +309,50 @@ def fetch_members(
         DamagedError: fetched bytes differ from the manifest; these bytes are not stored.
         StorageError: the disk is full.
     """
-    locations, _ = fetch_predicted(repo, collection, requests, allow_whole_files, check)
+    locations, _ = fetch_predicted(place, collection, requests, allow_whole_files, check)
     return [locations[request] for request in requests]
 
 
+def fetch_tensors(
+    place: str, collection: str, requests: Sequence[MemberRequest], names: Iterable[str], check: bool = False
+) -> dict[str, list[Location]]:
+    """Fetch some tensors of members, and no other bytes of members that are not in a cache; return for each name the
+    locations of the tensor in all members.
+
+    A tensor can't be compared with the hash of its member: the file's ETag and size are compared, where the manifest
+    has them.
+
+    Args:
+        place, collection, requests, check: the same arguments as in `fetch_members`.
+        names: names of tensors, which all members have.
+
+    Raises:
+        UsageError: a member has no tensor of such a name.
+        NetworkError, AccessError, SourceNotFound, DamagedError, StorageError: for the same reasons as in
+            `fetch_members`.
+    """
+    name_list = list(dict.fromkeys(names))
+    tensors_of_request = {request: [request.of_tensor(name) for name in name_list] for request in requests}
+    whole, _ = _find_local(requests, _headers_of_layouts(requests), check)
+    missing = [tensor for request in requests if request not in whole for tensor in tensors_of_request[request]]
+    tensors = fetch_predicted(place, collection, missing, False, check)[0] if missing else {}
+    return {
+        name: [
+            tensor_location(whole[request], name) if request in whole else tensors[tensors_of_request[request][i]]
+            for request in requests
+        ]
+        for i, name in enumerate(name_list)
+    }
+
+
+def tensor_location(location: Location, name: str) -> Location:
+    """Return the location of one tensor of a member in the member's file."""
+    layout, offset = tensor_layout(location.layout, name)
+    return replace(location, offset=location.offset + offset, layout=layout)
+
+
 def fetch_predicted(
-    repo: Repo, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+    place: str, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
 ) -> tuple[dict[MemberRequest, Location], list[str]]:
     """Fetch members like `fetch_members`; return their locations, and the paths of irregular archives.
 
@@ -169,44 +361,34 @@ def fetch_predicted(
     """
     from huggingface_hub import is_offline_mode
 
-    header_of_layout = {
-        key: cache.cache_file_header(layout)
-        for key, layout in {id(request.layout): request.layout for request in requests}.items()
-    }
-    locations, irregular_paths = _find_local(repo, requests, header_of_layout, check)
-    missing_requests = [request for request in requests if request not in locations]
+    header_of_layout = _headers_of_layouts(requests)
+    locations, irregular_paths = _find_local(requests, header_of_layout, check)
+    missing_requests = [request for request in dict.fromkeys(requests) if request not in locations]
     if irregular_paths:
         return locations, irregular_paths
     if missing_requests and is_offline_mode():
-        raise _offline_error(repo, collection, missing_requests, len(requests), header_of_layout)
+        raise _offline_error(place, collection, missing_requests, len(requests), header_of_layout)
     if missing_requests:
-        partly_cached_paths = {request.repo_path for request in (locations if allow_whole_files else requests)}
-        irregular_after_fetch = _fetch_missing(
-            repo, collection, missing_requests, header_of_layout, partly_cached_paths
-        )
-        fetched_locations, irregular_paths = _find_local(repo, missing_requests, header_of_layout)
+        partly_cached_files = {request.first.repo_file for request in (locations if allow_whole_files else requests)}
+        irregular_after_fetch = _fetch_missing(collection, missing_requests, header_of_layout, partly_cached_files)
+        fetched_locations, irregular_paths = _find_local(missing_requests, header_of_layout)
         damaged_requests = [
             request
             for request in missing_requests
-            if request not in fetched_locations and request.repo_path not in {*irregular_after_fetch, *irregular_paths}
+            if request not in fetched_locations and request.path not in {*irregular_after_fetch, *irregular_paths}
         ]
         # The wrong bytes are in files that were fetched whole. Fetching the members again by ranges either works or
         # raises the right error.
         if damaged_requests and not irregular_after_fetch and not irregular_paths:
-            irregular_after_fetch = _fetch_missing(
-                repo,
-                collection,
-                damaged_requests,
-                header_of_layout,
-                {request.repo_path for request in damaged_requests},
-            )
-            fetched_locations |= _find_local(repo, damaged_requests, header_of_layout)[0]
+            damaged_files = {request.first.repo_file for request in damaged_requests}
+            irregular_after_fetch = _fetch_missing(collection, damaged_requests, header_of_layout, damaged_files)
+            fetched_locations |= _find_local(damaged_requests, header_of_layout)[0]
         return locations | fetched_locations, sorted({*irregular_after_fetch, *irregular_paths})
     return locations, []
 
 
 def _find_local(
-    repo: Repo, requests: Sequence[MemberRequest], header_of_layout: Mapping[int, bytes], check: bool = False
+    requests: Sequence[MemberRequest], header_of_layout: Mapping[int, bytes], check: bool = False
 ) -> tuple[dict[MemberRequest, Location], list[str]]:
     """Look for members in the cache of the Hub's client, then in our member cache; return their locations, and the
     paths of irregular archives.
@@ -214,64 +396,57 @@ def _find_local(
     A file with wrong bytes is deleted from our cache and from the client's cache. In offline mode nothing is deleted,
     and members of a damaged file are used if they have their own hashes.
     """
-    repo_paths = list(dict.fromkeys(request.repo_path for request in requests))
-    paths_without_hash = {request.repo_path for request in requests if request.sha256 is None}
-    whole_file_of_path = {
-        repo_path: path
-        for repo_path in repo_paths
-        if (path := hub.cached_file(repo, repo_path)) is not None
-        and not ((repo_path in paths_without_hash or not hub.is_offline()) and hub.check_whole_file(repo, path, check))
+    files = list(dict.fromkeys(request.first.repo_file for request in requests if len(request.ranges) == 1))
+    files_without_hash = {request.first.repo_file for request in requests if request.sha256 is None}
+    whole_file_of_file = {
+        file: path
+        for file in files
+        if (path := hub.cached_file(*file)) is not None
+        and not ((file in files_without_hash or not hub.is_offline()) and hub.check_whole_file(file[0], path, check))
     }
-    hash_record_of_path = {
-        repo_path: HashRecord(path, hub.whole_file_record(repo, path), check)
-        for repo_path, path in whole_file_of_path.items()
+    hash_record_of_file = {
+        file: HashRecord(path, hub.whole_file_record(file[0], path), check) for file, path in whole_file_of_file.items()
     }
-    etag_and_size_of_path = {
-        repo_path: cache.read_file_record(repo.id, repo.commit, repo_path) for repo_path in repo_paths
-    }
+    etags = _known_etags(requests)
     locations, irregular_paths = {}, set[str]()
     for request in requests:
-        whole_file, etag_and_size, cache_header = (
-            whole_file_of_path.get(request.repo_path),
-            etag_and_size_of_path[request.repo_path],
-            header_of_layout[id(request.layout)],
-        )
+        file = request.first.repo_file
+        whole_file = whole_file_of_file.get(file) if len(request.ranges) == 1 else None
+        cache_header = header_of_layout[id(request.layout)]
         if whole_file is not None:
             if request.proves_member is not None and not request.proves_member(
-                _read_bytes(whole_file, request.start, request.offset)
+                _read_bytes(whole_file, request.first.start, request.offset)
             ):
-                irregular_paths.add(request.repo_path)
+                irregular_paths.add(request.path)
                 continue
             if request.sha256 is None or _is_intact(
-                whole_file, request.offset, request, b"", hash_record_of_path[request.repo_path], str(request.offset)
+                whole_file, request.offset, request, b"", hash_record_of_file[file], str(request.offset)
             ):
                 locations[request] = Location(
                     request.key[0], request.prefix, whole_file, request.offset, request.layout
                 )
                 continue
-        if etag_and_size is not None:
-            location = cached_location(repo.id, request, etag_and_size[0], cache_header, check)
-            if location is not None:
-                locations[request] = location
-    for record_of_file in hash_record_of_path.values():
+        location = cached_location(request, etags, cache_header, check)
+        if location is not None:
+            locations[request] = location
+    for record_of_file in hash_record_of_file.values():
         record_of_file.save()
     return locations, sorted(irregular_paths)
 
 
 def cached_location(
-    repo: str, request: MemberRequest, etag: str, cache_header: bytes, check: bool = False
+    request: MemberRequest, etags: Mapping[FetchedFile, str], cache_header: bytes, check: bool = False
 ) -> Location | None:
     """Look for a member in our cache; return its location, None if it is missing. A file with wrong bytes is deleted,
     but not in offline mode.
 
     Args:
-        repo: name of the repo or web folder in the cache.
         request: the request for the member.
-        etag: ETag of the file that holds the member.
+        etags: ETags of the files that hold the member, as far as they are known.
         cache_header: header of the member's cache file.
         check: whether the member is hashed again even if a hash is recorded.
     """
-    path = _find_cached_member(repo, request, etag, cache_header)
+    path = _find_cached_member(request, etags, cache_header)
     if path is None:
         return None
     data_offset = len(cache_header) or request.layout.header_nbytes
@@ -284,11 +459,34 @@ def cached_location(
     return None
 
 
-def _find_cached_member(repo: str, request: MemberRequest, etag: str, cache_header: bytes) -> Path | None:
+def _known_etags(requests: Sequence[MemberRequest]) -> dict[FetchedFile, str]:
+    """Return the ETags of the requests' files, as far as the manifest or our cache has them."""
+    etags: dict[FetchedFile, str] = {}
+    for file_range in (file_range for request in requests for file_range in request.ranges):
+        if file_range.etag is not None:
+            etags[file_range.file] = file_range.etag
+    for repo, path in {x.repo_file for request in requests for x in request.ranges} - etags.keys():
+        if (record := cache.read_file_record(repo.cache_name, repo.commit, path)) is not None:
+            etags[repo, path] = record[0]
+    return etags
+
+
+def cache_file_name(request: MemberRequest, etags: Mapping[FetchedFile, str], cache_header: bytes) -> str:
+    """Return the name of a member's file in our cache, which depends only on the member's bytes and layout."""
+    etag = etags[request.first.file]
+    if len(request.ranges) > 1:
+        # Several ranges are named by the hash of all of them.
+        texts = [f"{etags[x.file]}|{x.start}|{x.end}" for x in request.ranges]
+        etag = hashlib.sha256("+".join(texts).encode()).hexdigest()
+    return cache.member_file_name(etag, request.offset, request.layout, cache_header, request.name_in_archive)
+
+
+def _find_cached_member(request: MemberRequest, etags: Mapping[FetchedFile, str], cache_header: bytes) -> Path | None:
     """Look for a member's file of the right size in our cache; return its path, None if there is no such file."""
-    name = cache.member_file_name(etag, request.offset, request.layout, cache_header, request.name_in_archive)
+    if any(file_range.file not in etags for file_range in request.ranges):
+        return None
     nbytes = (len(cache_header) or request.layout.header_nbytes) + request.layout.nbytes
-    return cache.find_member(repo, name, nbytes)
+    return cache.find_member(request.first.file[0].cache_name, cache_file_name(request, etags, cache_header), nbytes)
 
 
 def _is_intact(
@@ -339,76 +537,87 @@ def _read_bytes(path: Path, start: int, end: int) -> bytes:
 
 
 def _fetch_missing(
-    repo: Repo,
     collection: str,
     missing_requests: Sequence[MemberRequest],
     header_of_layout: Mapping[int, bytes],
-    partly_cached_paths: set[str],
+    partly_cached_files: set[RepoFile],
 ) -> set[str]:
     """Fetch members, as whole files or by ranges; return the paths of irregular archives.
 
-    A file is fetched whole if most of its bytes are needed and it is not in `partly_cached_paths`.
+    A file is fetched whole if most of its bytes are needed and it is not in `partly_cached_files`.
     """
-    requests_of_file: dict[str, list[MemberRequest]] = {}
+    ranges_of_file: dict[RepoFile, list[FileRange]] = {}
     for request in missing_requests:
-        requests_of_file.setdefault(request.repo_path, []).append(request)
+        for file_range in request.ranges:
+            ranges_of_file.setdefault(file_range.repo_file, []).append(file_range)
     # A link that expires is renewed while its file is read. After an error the next call asks the Hub for the link
     # again.
-    known_remote_of_path = {
-        repo_path: remote
-        for repo_path in requests_of_file
-        if (remote := _remote_files.pop((repo, repo_path), None)) is not None
+    known_remote_of_file = {
+        file: remote for file in ranges_of_file if (remote := _remote_files.pop(file, None)) is not None
     }
-    folder = cache.writable_folder(repo.id)
-    cache.delete_stale(folder)
+    folder_of_repo = {repo: cache.writable_folder(repo.cache_name) for repo in {repo for repo, _ in ranges_of_file}}
+    for folder in set(folder_of_repo.values()):
+        cache.delete_stale(folder)
 
-    def ask_hub(repo_path: str) -> RemoteFile:
-        remote = known_remote_of_path.get(repo_path) or RemoteFile.of(repo, repo_path)
-        remote.check_size(max(request.end for request in requests_of_file[repo_path]))
-        cache.write_file_record(folder, repo.commit, repo_path, remote.etag, remote.size)
+    def ask_hub(file: RepoFile) -> RemoteFile:
+        repo, path = file
+        remote = known_remote_of_file.get(file) or RemoteFile.of(repo, path)
+        remote.check_size(max(file_range.end for file_range in ranges_of_file[file]))
+        for etag in {file_range.etag for file_range in ranges_of_file[file]}:
+            if etag is None:
+                cache.write_file_record(folder_of_repo[repo], repo.commit, path, remote.etag, remote.size)
+            else:
+                remote.check_etag(etag)
         return remote
 
     with ThreadPoolExecutor(CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as held_locks:
-        remote_of_path = dict(zip(requests_of_file, pool.map(ask_hub, requests_of_file), strict=True))
+        remote_of_file = dict(zip(ranges_of_file, pool.map(ask_hub, ranges_of_file), strict=True))
+        etags: dict[FetchedFile, str] = {file: remote.etag for file, remote in remote_of_file.items()}
+        remotes = cast("Mapping[FetchedFile, RemoteFile | WebFile]", remote_of_file)
         # Locks are always taken in the same order, so that two processes can't block each other.
-        for etag in sorted({remote.etag for remote in remote_of_path.values()}):
+        for folder, etag in sorted({(folder_of_repo[file[0]], remote.etag) for file, remote in remote_of_file.items()}):
             held_locks.enter_context(cache.hold_key_lock(folder, etag))
         # Another process may have fetched some members in the meantime.
-        cached_locations, _ = _find_local(repo, missing_requests, header_of_layout)
+        cached_locations, _ = _find_local(missing_requests, header_of_layout)
+        requests_left = [request for request in missing_requests if request not in cached_locations]
+        touched_files = partly_cached_files | {request.first.repo_file for request in cached_locations}
+        touched_files |= {
+            x.repo_file for request in missing_requests if len(request.ranges) > 1 for x in request.ranges
+        }
+        whole_files = {
+            file
+            for file, remote in remote_of_file.items()
+            if file not in touched_files
+            and hub.cached_file(*file) is None
+            and sum(x.nbytes for x in ranges_of_file[file]) > _whole_file_share(file[0]) * remote.size
+        }
         downloads, irregular_paths = [], set[str]()
-        for repo_path, remote in remote_of_path.items():
-            requests_left = [request for request in requests_of_file[repo_path] if request not in cached_locations]
-            is_untouched = repo_path not in partly_cached_paths and len(requests_left) == len(
-                requests_of_file[repo_path]
-            )
-            is_untouched = is_untouched and hub.cached_file(repo, repo_path) is None
-            if (
-                is_untouched
-                and sum(request.end - request.start for request in requests_left) > WHOLE_FILE_SHARE * remote.size
-            ):
-                hub.fetch_file(repo, repo_path)
-                continue
-            for request in requests_left:
+        for file in ranges_of_file:
+            if file in whole_files:
+                hub.fetch_file(*file)
+        for request in requests_left:
+            if request.first.repo_file not in whole_files:
                 cache_header = header_of_layout[id(request.layout)]
                 draft_path = (
-                    folder
+                    folder_of_repo[request.first.repo_file[0]]
                     / "members"
-                    / cache.member_file_name(
-                        remote.etag, request.offset, request.layout, cache_header, request.name_in_archive
-                    )
+                    / cache_file_name(request, etags, cache_header)
                 )
-                downloads.append(
-                    Download(
-                        request,
-                        remote,
-                        cache.MemberDraft(draft_path, cache_header, request.end - request.start, request.proof_nbytes),
-                    )
-                )
+                draft = cache.MemberDraft(draft_path, cache_header, request.nbytes, request.proof_nbytes)
+                downloads.append(Download(request, remotes, draft))
+                if not request.nbytes:  # A tensor without elements: all of it has arrived.
+                    draft.write(0, b"")
+                    _check_and_keep(downloads.pop())
         if downloads:
-            cache.check_room(folder, sum(p.draft.size for p in downloads))
+            cache.check_room(downloads[0].draft.path.parent, sum(p.draft.size for p in downloads))
             irregular_paths = read_ranges(downloads, collection, pool)
-    _remote_files.update({(repo, repo_path): remote for repo_path, remote in remote_of_path.items()})
+    _remote_files.update(remote_of_file)
     return irregular_paths
+
+
+def _whole_file_share(repo: Repo) -> float:
+    """Return the share of a file's bytes from which the file is fetched whole."""
+    return WHOLE_FILE_SHARE if repo.kind == "dataset" else WHOLE_MODEL_SHARE
 
 
 def read_ranges(downloads: Sequence[Download], collection: str, pool: ThreadPoolExecutor) -> set[str]:
@@ -420,35 +629,28 @@ def read_ranges(downloads: Sequence[Download], collection: str, pool: ThreadPool
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     stop_event, irregular_paths = threading.Event(), set[str]()
-    download_ranges = list(_plan_ranges(downloads))
-    total_nbytes = sum(end - start for _, start, end in download_ranges)
-    bar_title = f"{collection}: {len(downloads)} member{'s' if len(downloads) > 1 else ''}"
+    planned_ranges = list(_plan_ranges(downloads))
+    total_nbytes = sum(end - start for _, start, end in planned_ranges)
+    bar_title = f"{collection}: {count_with_noun(len({x.request.key for x in downloads}), 'member')}"
     progress_bar = tqdm(total=total_nbytes, unit="B", unit_scale=True, desc=bar_title)  # type: ignore[no-untyped-call]
     with progress_bar:
 
-        def read_range(range_downloads: Sequence[Download], start: int, end: int) -> None:
+        def read_range(wanted_ranges: Sequence[_Wanted], start: int, end: int) -> None:
             def write_piece(piece_offset: int, piece: bytes) -> None:
                 if stop_event.is_set():
                     raise _Stopped
-                for download in range_downloads:
-                    first_offset = max(piece_offset, download.request.start)
-                    member_bytes = piece[
-                        first_offset - piece_offset : max(
-                            first_offset - piece_offset, download.request.end - piece_offset
-                        )
-                    ]
-                    if (
-                        member_bytes
-                        and download.draft.write(first_offset - download.request.start, member_bytes)
-                        and not _check_and_keep(download)
+                for wanted in wanted_ranges:
+                    download = wanted.download
+                    if download.write(wanted.position, wanted.range, piece_offset, piece) and not _check_and_keep(
+                        download
                     ):
-                        irregular_paths.add(download.request.repo_path)
+                        irregular_paths.add(download.request.path)
                         stop_event.set()
                 progress_bar.update(len(piece))
 
-            range_downloads[0].remote.read(start, end, write_piece)
+            wanted_ranges[0].remote.read(start, end, write_piece)
 
-        futures = [pool.submit(read_range, *download_range) for download_range in download_ranges]
+        futures = [pool.submit(read_range, *planned_range) for planned_range in planned_ranges]
         try:
             finished_futures, _ = wait(futures, return_when=FIRST_EXCEPTION)
             failed_futures = [f for f in finished_futures if not isinstance(f.exception(), _Stopped | None)]
@@ -462,29 +664,29 @@ def read_ranges(downloads: Sequence[Download], collection: str, pool: ThreadPool
     return irregular_paths
 
 
-def _plan_ranges(downloads: Sequence[Download]) -> Iterator[tuple[list[Download], int, int]]:
-    """Join members that lie close together into ranges, and split long ranges; yield (downloads of a range, start,
-    end)."""
-    groups: list[list[Download]] = []
+def _plan_ranges(downloads: Sequence[Download]) -> Iterator[tuple[list[_Wanted], int, int]]:
+    """Join ranges that lie close together in a file, and split long ones; yield (wanted ranges, start, end)."""
+    groups: list[list[_Wanted]] = []
     group_end = 0
-    for download in sorted(downloads, key=lambda p: (p.request.repo_path, p.request.start)):
+    wanted_ranges = [_Wanted(download, *place) for download in downloads for place in download.positions]
+    for wanted in sorted(wanted_ranges, key=lambda w: (w.range.file[0].cache_name, w.range.file[1], w.range.start)):
         if (
             groups
-            and groups[-1][0].remote is download.remote
-            and download.request.start <= group_end + LARGEST_READ_GAP_NBYTES
+            and groups[-1][0].remote is wanted.remote
+            and wanted.range.start <= group_end + LARGEST_READ_GAP_NBYTES
         ):
-            groups[-1].append(download)
-            group_end = max(group_end, download.request.end)
+            groups[-1].append(wanted)
+            group_end = max(group_end, wanted.range.end)
         else:
-            groups.append([download])
-            group_end = download.request.end
+            groups.append([wanted])
+            group_end = wanted.range.end
     for group in groups:
-        group_start, last_end = group[0].request.start, max(p.request.end for p in group)
+        group_start, last_end = group[0].range.start, max(w.range.end for w in group)
         range_count = -(-(last_end - group_start) // LARGEST_RANGE_NBYTES)
         cut_points = [group_start + (last_end - group_start) * i // range_count for i in range(range_count + 1)]
         for range_start, range_end in pairwise(cut_points):
             yield (
-                [p for p in group if p.request.start < range_end and p.request.end > range_start],
+                [w for w in group if w.range.start < range_end and w.range.end > range_start],
                 range_start,
                 range_end,
             )
@@ -500,12 +702,9 @@ def _check_and_keep(download: Download) -> bool:
         download.draft.store_under_final_name(digest)
         return True
     download.draft.discard()
-    request_start = download.request.start
-
-    def write_again(offset: int, piece: bytes) -> None:
-        download.draft.write(offset - request_start, piece)
-
-    download.remote.read(request_start, download.request.end, write_again)
+    for position, file_range in download.positions:
+        write_again = partial(download.write, position, file_range)
+        download.remotes[file_range.file].read(file_range.start, file_range.end, write_again)
     digest, problem = _hash_and_compare(download) if _belongs_to_requested_member(download) else ("", None)
     if digest and problem is None:
         download.draft.store_under_final_name(digest)
@@ -528,7 +727,7 @@ def _hash_and_compare(download: Download) -> tuple[str, DamagedError | None]:
     """Hash a member that has arrived; return its hash, and the error for bytes that differ from the manifest."""
     request = download.request
     draft_bytes = download.draft.content()
-    member_text = f"member {format_ids([request.key])} in {download.remote.error_subject}"
+    member_text = f"member {format_ids([request.key])} in {download.remotes[request.first.file].error_subject}"
     if request.layout.header_nbytes:
         try:
             check_own_header(bytes(draft_bytes[: request.layout.header_nbytes]), request.layout, member_text)
@@ -543,40 +742,32 @@ def _hash_and_compare(download: Download) -> tuple[str, DamagedError | None]:
         found=f"{digest[:16]}…, twice",
         do="Nothing was stored: tell the producer, or try another network",
         member=request.key[0],
-        path=request.repo_path,
+        path=request.path,
     )
 
 
 def _offline_error(
-    repo: Repo,
+    place: str,
     collection: str,
     missing_requests: Sequence[MemberRequest],
     request_count: int,
     header_of_layout: Mapping[int, bytes],
 ) -> NetworkError:
-    ids_text = format_ids([request.key for request in missing_requests])
-    etag_and_size_of_path = {
-        request.repo_path: cache.read_file_record(repo.id, repo.commit, request.repo_path)
-        for request in missing_requests
-    }
+    keys = list(dict.fromkeys(request.key for request in missing_requests))
+    ids_text, etags = format_ids(keys), _known_etags(missing_requests)
     damaged_paths, damaged_keys = list[str](), list[SnapshotKey]()
     for request in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
-        etag_and_size = etag_and_size_of_path[request.repo_path]
-        if hub.cached_file(repo, request.repo_path) is not None:
-            damaged_paths.append(request.repo_path)
-        elif (
-            etag_and_size
-            and _find_cached_member(repo.id, request, etag_and_size[0], header_of_layout[id(request.layout)])
-            is not None
-        ):
+        if len(request.ranges) == 1 and hub.cached_file(*request.first.repo_file) is not None:
+            damaged_paths.append(request.path)
+        elif _find_cached_member(request, etags, header_of_layout[id(request.layout)]) is not None:
             damaged_keys.append(request.key)
     damaged_texts = [f"file {path}" for path in dict.fromkeys(damaged_paths)]
     damaged_texts += [f"members {format_ids(damaged_keys)}"] if damaged_keys else []
     damaged_text = f"; the cached copy of {first_few(damaged_texts, 3)} is damaged" if damaged_texts else ""
     return NetworkError(
-        f"{len(missing_requests)} of {request_count} members of {collection}",
+        f"{len(keys)} of {request_count} members of {collection}",
         expected="members in the cache, since HF_HUB_OFFLINE is set",
-        found=f"no members {ids_text} of {repo}{damaged_text}",
-        do=f"Get them online: `zoo-cli download {collection} --members {ids_text} --source {repo}`",
+        found=f"no members {ids_text} of {place}{damaged_text}",
+        do=f"Get them online: `zoo-cli download {collection} --members {ids_text} --source {place}`",
         collection=collection,
     )

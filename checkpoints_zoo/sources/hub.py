@@ -70,22 +70,34 @@ _large_nbytes: ContextVar[int | None] = ContextVar("_large_nbytes", default=None
 
 @dataclass(frozen=True)
 class Repo:
-    """A data set repo on the Hub, at one commit.
+    """A repo on the Hub, at one commit.
 
     Args:
         id: "org/name".
         commit: hash of the commit, 40 hex digits.
+        kind: "dataset" or "model", as the Hub's client spells it.
     """
 
     id: str
     commit: str
+    kind: str = "dataset"
 
     @property
     def label(self) -> str:
-        return f"{ADDRESS_SCHEME}datasets/{self.id}"
+        return repo_label(self.id, self.kind)
+
+    @property
+    def cache_name(self) -> str:
+        """Name of the repo in our cache: "org/name" of a data set, "models/org/name" of a model."""
+        return self.id if self.kind == "dataset" else f"{self.kind}s/{self.id}"
 
     def __str__(self) -> str:
         return f"{self.label}@{self.commit}"
+
+
+def repo_label(repo_id: str, kind: str) -> str:
+    """Return the address of a repo: hf://datasets/ORG/NAME of a data set, hf://ORG/NAME of a model."""
+    return f"{ADDRESS_SCHEME}{'datasets/' if kind == 'dataset' else ''}{repo_id}"
 
 
 def resolve_address(address: str) -> Repo:
@@ -112,7 +124,7 @@ def resolve_address(address: str) -> Repo:
     id, revision = _parse_address(address)
     if _COMMIT.fullmatch(revision):
         return Repo(id, revision)
-    label = f"{ADDRESS_SCHEME}datasets/{id}"
+    label = repo_label(id, "dataset")
     if is_offline_mode():
         from huggingface_hub import resolve_revision
 
@@ -269,9 +281,10 @@ def cache_root() -> Path:
     return Path(constants.HF_ASSETS_CACHE).expanduser() / LIBRARY_NAME
 
 
-def folder_name(repo_id: str) -> str:
-    """Return the name of a repo's folder in our cache."""
-    return f"datasets--{repo_id.replace('/', '--')}"
+def folder_name(repo_name: str) -> str:
+    """Return the name of a repo's folder in our cache: "datasets--org--name" for "org/name"."""
+    kind = "" if repo_name.count("/") > 1 else "datasets/"
+    return f"{kind}{repo_name}".replace("/", "--")
 
 
 def snapshot(repo: Repo) -> Path:
@@ -279,7 +292,7 @@ def snapshot(repo: Repo) -> Path:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    folder = repo_folder_name(repo_id=repo.id, repo_type="dataset")
+    folder = repo_folder_name(repo_id=repo.id, repo_type=repo.kind)
     return Path(constants.HF_HUB_CACHE, folder, "snapshots", repo.commit)
 
 
@@ -289,7 +302,7 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 
     for cache_folder in (None, *fallback_folders()):
         path = try_to_load_from_cache(
-            repo.id, repo_path, cache_dir=cache_folder, revision=repo.commit, repo_type="dataset"
+            repo.id, repo_path, cache_dir=cache_folder, revision=repo.commit, repo_type=repo.kind
         )
         if isinstance(path, str):
             return Path(path)
@@ -299,7 +312,7 @@ def cached_file(repo: Repo, repo_path: str) -> Path | None:
 def whole_file_record(repo: Repo, cached_path: Path) -> Path:
     """Return the path of the record with the hashes of a file in the client's cache."""
     record_name = hashlib.sha256(str(cached_path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return cache_root() / folder_name(repo.id) / "records" / f"{record_name}.json"
+    return cache_root() / folder_name(repo.cache_name) / "records" / f"{record_name}.json"
 
 
 def _blob_name(cached_path: Path) -> str:
@@ -368,7 +381,7 @@ def has_file(repo: Repo, repo_path: str) -> bool:
     """
     from huggingface_hub import _CACHED_NO_EXIST, is_offline_mode, try_to_load_from_cache
 
-    cached_path = try_to_load_from_cache(repo.id, repo_path, revision=repo.commit, repo_type="dataset")
+    cached_path = try_to_load_from_cache(repo.id, repo_path, revision=repo.commit, repo_type=repo.kind)
     if cached_path is not None or is_offline_mode():
         return isinstance(cached_path, str) and cached_path is not _CACHED_NO_EXIST
     try:
@@ -400,7 +413,7 @@ def list_files(repo: Repo, folder: str, recursive: bool = False) -> list[str]:
     with translated_errors(repo.label, subject), malformed_answers(subject):
         try:
             list_tree = HfApi(**client_info()).list_repo_tree
-            tree_entries = list_tree(repo.id, folder, recursive=recursive, repo_type="dataset", revision=repo.commit)
+            tree_entries = list_tree(repo.id, folder, recursive=recursive, repo_type=repo.kind, revision=repo.commit)
             paths = sorted(entry.path for entry in tree_entries if isinstance(entry, RepoFile))
         except EntryNotFoundError:
             return []
@@ -465,7 +478,7 @@ def fetch_file(repo: Repo, repo_path: str, check: bool = False) -> Path:
 
     def download(cache_dir: Path | None) -> Path:
         progress_bar_class = _limited_progress_bar(repo_path, file_text)
-        repo_options = {"repo_type": "dataset", "revision": repo.commit, **client_info()}
+        repo_options = {"repo_type": repo.kind, "revision": repo.commit, **client_info()}
         return Path(
             str(hf_hub_download(repo.id, repo_path, cache_dir=cache_dir, tqdm_class=progress_bar_class, **repo_options))
         )
@@ -695,7 +708,8 @@ def translate_error(error: BaseException, label: str, subject: str, permission: 
         )
     if isinstance(error, RepositoryNotFoundError):
         do = f"Check its name; if it is private, {LOGIN_ADVICE}"
-        return SourceNotFound(subject, expected="a data set repo", found="none that this login may see", do=do)
+        kind_text = "a data set repo" if label.startswith(repo_label("", "dataset")) else "a model repo"
+        return SourceNotFound(subject, expected=kind_text, found="none that this login may see", do=do)
     if isinstance(error, HfHubHTTPError):
         return _status_error(error.response, subject, permission)
     if isinstance(error, FileMetadataError):

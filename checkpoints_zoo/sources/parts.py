@@ -52,16 +52,20 @@ class PartialFile:
         """
         if hub.cached_file(repo, repo_path) is not None:
             return None
-        record = cache.read_file_record(repo.id, repo.commit, repo_path)
+        record = cache.read_file_record(repo.cache_name, repo.commit, repo_path)
         if record is None:
             if hub.fetch_small_file(repo, repo_path) is not None:
                 return None
             remote = fetching.remote_file(repo, repo_path)
             record = remote.etag, remote.size
-            cache.write_file_record(cache.writable_folder(repo.id), repo.commit, repo_path, *record)
+            cache.write_file_record(cache.writable_folder(repo.cache_name), repo.commit, repo_path, *record)
         etag, size = record
         limits.check_size(size, repo_path, f"file {repo_path} of {repo.label}")
-        return None if size < hub.LARGE_NBYTES else cls(repo, repo_path, etag, size, cache.writable_folder(repo.id))
+        return (
+            None
+            if size < hub.LARGE_NBYTES
+            else cls(repo, repo_path, etag, size, cache.writable_folder(repo.cache_name))
+        )
 
     @property
     def path(self) -> Path:

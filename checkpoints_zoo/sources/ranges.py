@@ -19,7 +19,7 @@ LARGEST_TRY_COUNT = (
 )
 SNIFFED_BYTES = 512
 
-Sink = Callable[[int, bytes], None]
+Sink = Callable[[int, bytes], object]
 
 
 @dataclass
@@ -57,7 +57,7 @@ class RemoteFile:
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
         error_subject = f"file {repo_path} of {repo.label}"
-        url = hf_hub_url(repo.id, repo_path, repo_type="dataset", revision=repo.commit)
+        url = hf_hub_url(repo.id, repo_path, repo_type=repo.kind, revision=repo.commit)
         with hub.translated_errors(repo.label, error_subject):
             metadata = hub.retry_patiently(
                 lambda: get_hf_file_metadata(
@@ -90,6 +90,18 @@ class RemoteFile:
             found=f"{self.size:,} bytes{f': {kind}' if kind else ''}",
             do="Manifest and file do not belong together: tell the producer", path=self.repo_path,
         )  # fmt: skip
+
+    def check_etag(self, etag: str) -> None:
+        """Check that the file has an ETag, so that a row of a manifest names these bytes.
+
+        Raises:
+            DamagedError: the file has another ETag.
+        """
+        if self.etag != etag:
+            raise DamagedError(
+                self.error_subject, expected=f"ETag {etag[:16]}, as the manifest says", found=self.etag[:16],
+                do="Manifest and file do not belong together: index the repo again", path=self.repo_path,
+            )  # fmt: skip
 
     def first_bytes(self) -> bytes:
         """Read the first bytes of the file, which show its kind; return these bytes, b"" if they can't be read."""

@@ -47,7 +47,7 @@ from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import SnapshotKey
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
 from checkpoints_zoo.formats.text import first_few, one_line
-from checkpoints_zoo.sources import archives, fetching, hub, pickled_draws, web, web_members
+from checkpoints_zoo.sources import archives, fetching, hub, pickled_draws, revisions, web, web_members
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.parts import PartialFile
@@ -135,6 +135,23 @@ class Source(ABC):
             NetworkError, AccessError, StorageError: for the same reasons as in `fetching.fetch_members`.
         """
 
+    def locate_tensors(
+        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+    ) -> dict[str, list[Location]]:
+        """Find the bytes of some tensors of manifest rows; return for each name the locations of the tensor, or of its
+        member, on this machine. Where a source fetches bytes by ranges, it fetches those of these tensors only.
+
+        Args:
+            described, rows: the same arguments as in `locate`.
+            names: names of tensors that all members have.
+
+        Raises:
+            UsageError: a member has no tensor of such a name.
+            ZooError: for the same reasons as in `locate`.
+        """
+        locations = self.locate(described, rows)
+        return {name: locations for name in names if [described.layouts[key].spec(name) for key in _layout_keys(rows)]}
+
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations; the reading of an archive may have corrected the
         locations.
@@ -146,10 +163,9 @@ class Source(ABC):
 
     def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
-        repo = hub.resolve_address(described.base) if described.base else self.repo
-        return (
-            rows.num_rows if repo is None else fetching.count_cached(repo, fetching.requests_of_rows(described, rows))
-        )
+        requests = fetching.requests_of_rows(_repo_of_bytes(self, described), described, rows)
+        fetched = [request for request in requests if request is not None]
+        return len(requests) - len(fetched) + fetching.count_cached(fetched)
 
     def transfer_nbytes(self, rows: pa.Table) -> int:
         """Return the number of bytes that reading manifest rows takes."""
@@ -247,10 +263,33 @@ class FolderSource(Source):
         return file_paths
 
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
-        """Find the bytes of manifest rows; return their locations. Bytes that lie in a Hub repo (the description's
-        `base`) are fetched."""
-        if described.base:
-            return fetching.fetch_rows(hub.resolve_address(described.base), described, rows, check=self.check)
+        """Find the bytes of manifest rows; return their locations. Bytes that lie in repos on the Hub (the
+        description's `base`, or the parts of a row) are fetched."""
+        requests = fetching.requests_of_rows(_repo_of_bytes(self, described), described, rows)
+        fetched = iter(self._fetch(described.name, requests))
+        local_rows = manifest.take_rows(rows, [i for i, request in enumerate(requests) if request is None])
+        local = iter(self._locate_files(described, local_rows) if local_rows.num_rows else [])
+        return [next(local if request is None else fetched) for request in requests]
+
+    def locate_tensors(
+        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+    ) -> dict[str, list[Location]]:
+        """Find the bytes of some tensors of manifest rows; of rows whose bytes lie in repos on the Hub, fetch those of
+        these tensors only. Return for each name the locations of the tensor, or of its member."""
+        requests = fetching.requests_of_rows(_repo_of_bytes(self, described), described, rows)
+        fetched_requests = [request for request in requests if request is not None]
+        if len(fetched_requests) < len(requests):
+            return super().locate_tensors(described, rows, names)
+        return fetching.fetch_tensors(self.display_name, described.name, fetched_requests, names, self.check)
+
+    def _fetch(self, collection: str, requests: Iterable[fetching.MemberRequest | None]) -> list[Location]:
+        fetched_requests = [request for request in requests if request is not None]
+        if not fetched_requests:
+            return []
+        return fetching.fetch_members(self.display_name, collection, fetched_requests, check=self.check)
+
+    def _locate_files(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+        """Find the bytes of rows whose files are in the folder; return their locations."""
         column_values = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         paths, offsets, layout_keys = column_values
         local_path_of = {path: self.local_path(path) for path in set(paths)}
@@ -412,9 +451,17 @@ class HubSource(Source):
 
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
-        return fetching.fetch_rows(
-            hub.resolve_address(described.base) if described.base else self.repo, described, rows, check=self.check
-        )
+        repo = _repo_of_bytes(self, described) or self.repo
+        return fetching.fetch_rows(repo, described, rows, check=self.check)
+
+    def locate_tensors(
+        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+    ) -> dict[str, list[Location]]:
+        """Fetch the missing bytes of some tensors of manifest rows together; return for each name the locations of the
+        tensor."""
+        repo = _repo_of_bytes(self, described) or self.repo
+        requests = [r for r in fetching.requests_of_rows(repo, described, rows) if r is not None]
+        return fetching.fetch_tensors(str(repo), described.name, requests, names, self.check)
 
     def list_files(self, folder: str) -> list[str]:
         """List the files below a folder of the repo; return their paths, [] if there is no such folder."""
@@ -423,6 +470,26 @@ class HubSource(Source):
     def local_path(self, source_path: str) -> Path:
         """Fetch a whole file; return its path."""
         return hub.fetch_file(self.repo, source_path, self.check)
+
+
+def _repo_of_bytes(source: Source, described: manifest.DescriptionWithLayouts) -> hub.Repo | None:
+    """Return the repo that holds the bytes of rows without parts; None if they are files of a folder."""
+    return hub.resolve_address(described.base) if described.base else source.repo
+
+
+def _split_by_place(
+    requests: Iterable[fetching.MemberRequest],
+) -> tuple[list[fetching.MemberRequest], list[fetching.MemberRequest]]:
+    """Return the requests for bytes on the Hub, and those for bytes in a folder on the web."""
+    on_hub, on_web = list[fetching.MemberRequest](), list[fetching.MemberRequest]()
+    for request in requests:
+        (on_hub if isinstance(request.first.file[0], hub.Repo) else on_web).append(request)
+    return on_hub, on_web
+
+
+def _layout_keys(rows: pa.Table) -> list[str]:
+    """Return the keys of the layouts that rows name, each once."""
+    return list(dict.fromkeys(key for key in rows.column("layout").to_pylist() if key is not None))
 
 
 def _missing_file_error(source: Source, path: Path, collection: str) -> ZooError:
@@ -587,11 +654,13 @@ class ArchiveSource(Source):
             return self.base_source.locate(described, rows)
         while True:
             collection = self._archived_collection()
-            locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows))
+            locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows), self.repo)
             requests = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
             if self.repo is None or not requests:
                 return [x for x in locations_or_requests if isinstance(x, Location)]
-            locations, irregular_paths = fetching.fetch_predicted(self.repo, described.name, requests, check=self.check)
+            locations, irregular_paths = fetching.fetch_predicted(
+                str(self.repo), described.name, requests, check=self.check
+            )
             if not irregular_paths:
                 return [locations[x] if isinstance(x, fetching.MemberRequest) else x for x in locations_or_requests]
             for source_path in irregular_paths:
@@ -602,9 +671,9 @@ class ArchiveSource(Source):
         if self.repo is None or described.name != self.listing.name:
             return self.base_source.count_local(described, rows)
         collection = self._archived_collection()
-        locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows))
+        locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows), self.repo)
         requests = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
-        return len(locations_or_requests) - len(requests) + fetching.count_cached(self.repo, requests)
+        return len(locations_or_requests) - len(requests) + fetching.count_cached(requests)
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations, since reading may have shown that an archive is
@@ -723,30 +792,34 @@ class ArchivedCollection:
         manifest.check_located(new_rows, self.description.name)
         return new_rows
 
-    def locations_or_requests(self, rows: pa.Table) -> list[Location | fetching.MemberRequest]:
-        """Return, for each member, its location if it is local, or a request for its bytes if it is on the Hub."""
+    def locations_or_requests(self, rows: pa.Table, repo: hub.Repo | None) -> list[Location | fetching.MemberRequest]:
+        """Return, for each member, its location if it is local, or a request for its bytes if it is in a repo on the
+        Hub."""
         archive_of_path = {x.source_path: x for x in self.opened_archives}
         columns = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         return [
-            _locate_member(archive_of_path[source_path], key, offset, self.description.layouts[layout_key])
+            _locate_member(archive_of_path[source_path], repo, key, offset, self.description.layouts[layout_key])
             for key, source_path, offset, layout_key in zip(snapshot_keys(rows), *columns, strict=True)
         ]
 
 
 def _locate_member(
-    archive: OpenedArchive, key: SnapshotKey, offset: int, layout: Layout
+    archive: OpenedArchive, repo: hub.Repo | None, key: SnapshotKey, offset: int, layout: Layout
 ) -> Location | fetching.MemberRequest:
-    """Return the location of the member whose tensors begin at an offset of an archive; for an archive on the Hub,
-    return a request for its bytes."""
+    """Return the location of the member whose tensors begin at an offset of an archive; for an archive in a repo on the
+    Hub, return a request for its bytes."""
     if archive.path is not None:
         return Location(key[0], tensor_prefix(*key), archive.path, offset, layout)
+    if repo is None:
+        raise SourceNotFound(f"archive {archive.source_path}", expected="a file in the folder", found="none")
     index, entry = archive.index, archive.index.entry_at(offset)
     is_predicted = not entry.verified
     proof_nbytes = entry.data_offset - entry.start if is_predicted else 0
     proves_member = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
-    return fetching.MemberRequest(
-        key, tensor_prefix(*key), archive.source_path, offset, layout, None, entry.name, proof_nbytes, proves_member
-    )
+    return fetching.MemberRequest.of_range(
+        (repo, archive.source_path), key, tensor_prefix(*key), offset, layout, None, proof_nbytes,
+        name_in_archive=entry.name, proves_member=proves_member,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -819,16 +892,31 @@ class WebSource(Source):
 
     def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
-        if described.base:
-            return fetching.fetch_rows(hub.resolve_address(described.base), described, rows, check=self.check)
-        requests = fetching.requests_of_rows(described, rows)
-        return web_members.fetch_members(self.folder, described.name, requests, self.check)
+        requests = self._requests(described, rows)
+        on_hub, on_web = _split_by_place(requests)
+        from_web = web_members.fetch_members(self.folder, described.name, on_web, self.check)
+        from_hub = fetching.fetch_members(self.label, described.name, on_hub, check=self.check)
+        locations = dict(zip([*on_web, *on_hub], [*from_web, *from_hub], strict=True))
+        return [locations[request] for request in requests]
+
+    def locate_tensors(
+        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+    ) -> dict[str, list[Location]]:
+        """Fetch the missing bytes of manifest rows, of rows in repos on the Hub those of some tensors only; return for
+        each name the locations of the tensor, or of its member."""
+        on_hub, on_web = _split_by_place(self._requests(described, rows))
+        if on_web:
+            return super().locate_tensors(described, rows, names)
+        return fetching.fetch_tensors(self.label, described.name, on_hub, names, self.check)
+
+    def _requests(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[fetching.MemberRequest]:
+        place = _repo_of_bytes(self, described) or self.folder
+        return [request for request in fetching.requests_of_rows(place, described, rows) if request is not None]
 
     def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
-        if described.base:
-            return super().count_local(described, rows)
-        return web_members.count_cached(self.folder, fetching.requests_of_rows(described, rows))
+        on_hub, on_web = _split_by_place(self._requests(described, rows))
+        return web_members.count_cached(self.folder, on_web) + fetching.count_cached(on_hub)
 
     def list_files(self, folder: str) -> list[str]:
         """Return [], because a folder on the web can't be listed."""
@@ -968,6 +1056,14 @@ def _open_folder_or_repo(source: str | Path, collection: str = "") -> FolderSour
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     address_or_path = str(source)
     if address_or_path.startswith(hub.ADDRESS_SCHEME):
+        if revisions.parse_model_address(revisions.expand_braces(address_or_path)[0]):
+            name = collection if collection in catalog.collections() else "NAME"
+            command = f"zoo-cli import '{address_or_path}' --revisions 'step*' --collection {name} --out index/"
+            raise SourceNotFound(
+                f"source {address_or_path}", expected="a folder or data set repo with manifests/",
+                found="model repos, which have none",
+                do=f"Index them once: `{command}`; then give source='index/'",
+            )  # fmt: skip
         return HubSource.of(hub.resolve_address(address_or_path))
     if web.is_web_address(address_or_path):
         return WebSource.of(WebFolder.of(address_or_path))

@@ -98,7 +98,7 @@ def fetch_members(
         )
     cache_folder = cache.writable_folder(folder.cache_name)
     cache.delete_stale(cache_folder)
-    paths = list(dict.fromkeys(request.repo_path for request in missing))
+    paths = list(dict.fromkeys(request.path for request in missing))
     with ThreadPoolExecutor(fetching.CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
         file_of_path = dict(zip(paths, pool.map(folder.file, paths), strict=True))
         for path, file in file_of_path.items():
@@ -108,12 +108,12 @@ def fetch_members(
         downloads = []
         for request in missing:
             if _cached_location(folder, request, check) is None:  # Another process may have fetched it meanwhile.
-                file = file_of_path[request.repo_path]
+                file = file_of_path[request.path]
                 header = cache.cache_file_header(request.layout)
-                name = cache.member_file_name(_key(request.repo_path, file.etag, file.size), request.offset,
-                                              request.layout, header)  # fmt: skip
-                draft = cache.MemberDraft(cache_folder / "members" / name, header, request.end - request.start)
-                downloads.append(Download(request, file, draft))
+                etags = {request.first.file: _key(request.path, file.etag, file.size)}
+                draft_path = cache_folder / "members" / fetching.cache_file_name(request, etags, header)
+                draft = cache.MemberDraft(draft_path, header, request.nbytes)
+                downloads.append(Download(request, {request.first.file: file}, draft))
         if downloads:
             cache.check_room(cache_folder, sum(download.draft.size for download in downloads))
             fetching.read_ranges(downloads, collection, pool)
@@ -131,11 +131,11 @@ def _pin(folder: WebFolder, path: str, file: WebFile) -> None:
 
 
 def _cached_location(folder: WebFolder, request: MemberRequest, check: bool) -> Location | None:
-    version = cache.read_file_record(folder.cache_name, _PINS, request.repo_path)
+    version = cache.read_file_record(folder.cache_name, _PINS, request.path)
     if version is None:
         return None
-    header = cache.cache_file_header(request.layout)
-    return fetching.cached_location(folder.cache_name, request, _key(request.repo_path, *version), header, check)
+    etags = {request.first.file: _key(request.path, *version)}
+    return fetching.cached_location(request, etags, cache.cache_file_header(request.layout), check)
 
 
 def _key(path: str, etag: str, size: int) -> str:

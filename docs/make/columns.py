@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
+from checkpoints_zoo.formats.columns import COLUMNS, NEWEST_SCHEMA_VERSION, PARTS, SCHEMA_VERSION
 
 
 def page() -> str:
@@ -17,4 +17,10 @@ def page() -> str:
         "|---|---|---|---|",
     ]
     lines += [f"| `{c.name}` | {c.type} | {'yes' if c.required else ''} | {c.meaning} |" for c in COLUMNS]
+    lines += [
+        "",
+        f"Schema version {NEWEST_SCHEMA_VERSION}, written only where members lie in other repos, has one column more:",
+        f"`{PARTS.name}`, {PARTS.meaning.removeprefix('in schema version 2: ')}. Its type is",
+        f"`{PARTS.type}`.",
+    ]
     return "\n".join(lines) + "\n"

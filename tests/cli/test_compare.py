@@ -52,13 +52,13 @@ def asked(place: Path, images: tuple[str, ...]) -> tuple[str, ...]:
 def test_the_table_is_the_librarys_and_a_second_run_reads_it(asked: tuple[str, ...], place: Path) -> None:
     out = ("--out", str(place / "out"))
     dry = values(run(*asked, *out, "--dry-run", "--format", "json"))
-    assert (dry["fits"], len(dry["cells"]), dry["found"], dry["left_out"]) == ([], 2 * 2 + 3 + 3, 0, {})
+    assert (dry["fits"], len(dry["cells"]), dry["found"], dry["left_out"]) == ([], 2 * 3 + 4 + 4, 0, {})
     assert not (place / "out").exists()
     files = ("--json", place / "new" / "c.json", "--latex", place / "c.tex", "--table", place / "c.parquet")
     result = run(*asked, *out, *files, "--plot", place / "c.png")
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines() == [
-        "convnet-digits: measuring 10 of 10 cells …",
+        "convnet-digits: measuring 14 of 14 cells …",
         f"table: {place / 'new' / 'c.json'}",
         f"table: {place / 'c.tex'}",
         f"table: {place / 'c.parquet'}",
@@ -84,7 +84,7 @@ def test_the_table_is_the_librarys_and_a_second_run_reads_it(asked: tuple[str, .
     assert values(again) == json.loads(found.to_json())
     assert again.stderr == ""
     todo = run(*asked, *out, "--dry-run")
-    assert [line.split()[-1] for line in todo.stdout.splitlines()] == ["nothing", "0", "none", "10", "nothing"]
+    assert [line.split()[-1] for line in todo.stdout.splitlines()] == ["nothing", "0", "none", "14", "nothing"]
 
 
 def _fail(text: str) -> None:

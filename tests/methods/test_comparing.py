@@ -198,3 +198,36 @@ def test_runs_of_one_draw_are_multi_mode_alone(members: zoo.Collection, draws: d
     assert [(m.name, m.draws, m.runs) for m in group_draws("x", singles)] == [("multi", 3, ((0,), (1,), (2,)))]
     [everyone] = group_draws("x", members[:5])
     assert (everyone.name, everyone.draws) == ("members", 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "mode"), [("swag", "multi"), ("vi", "multi"), ("fresh", "members")])
+def test_agreement_and_total_variation_are_direct_sums(
+    method: str, mode: str, found: Comparison, members: zoo.Collection, draws: dict[str, zoo.Collection],
+    asked: dict[str, Any],
+) -> None:  # fmt: skip
+    images = asked["data"]
+    ensemble = {e.name: e for e in group_draws(method, draws[method])}[mode]
+
+    def mean(of: zoo.Collection) -> np.ndarray:
+        logits = of.ensemble()(of.preprocess(images.images)).detach().double().numpy()
+        exp = np.exp(logits - logits.max(-1, keepdims=True))
+        return (exp / exp.sum(-1, keepdims=True)).mean(0)
+
+    mine, reference = mean(ensemble.members), mean(members[:16])
+    row = found[method, mode]
+    agreement = sum(int(p.argmax() == q.argmax()) for p, q in zip(mine, reference, strict=True)) / len(mine)
+    variation = sum(abs(p - q).sum() for p, q in zip(mine, reference, strict=True)) / len(mine) / 2
+    assert row["agreement"].value == pytest.approx(agreement, abs=1e-12)
+    assert row["total_variation"].value == pytest.approx(variation, abs=1e-6)  # Logits are float32.
+    for figure in ("agreement", "total_variation"):
+        x = row[figure]
+        assert x.low is not None
+        assert x.high is not None
+        assert 0 <= x.low <= x.value <= x.high <= 1
+    halves = zoo.compare_predictives(members[0:16:2], members[1:16:2], images)
+    assert found["reference", "members"]["total_variation"].value == pytest.approx(
+        halves["total_variation"].value, abs=1e-6
+    )
+    assert "Agr" in found.to_text()
+    assert "TV" in found.to_latex()

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo import predictions
+from checkpoints_zoo.methods.comparing import stored_logits
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.result_files import CellMeasurer
 from checkpoints_zoo.methods.comparing.study import prepare_comparison
@@ -43,7 +45,7 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
     found: Comparison, members: zoo.Collection, few: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, said, measured = cells_of(folder), list[str](), list[str]()
-    assert len(before) == 2 * RUNS + 3 + 3
+    assert len(before) == 3 * RUNS + 4 + 4
     assert json.loads((folder / "comparison.json").read_text()) == json.loads(found.to_json())
     whole = CellMeasurer.__call__
 
@@ -73,6 +75,23 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
     other = prepare_comparison(members[:8], out=folder, **(few | {"ood": few_images()[1]})).remaining_work()
     assert {name.split(" ")[2] for name in other.cells} == {"uncertainty"}
     assert other.found == len(before) - len(other.cells)
+
+
+@pytest.mark.slow
+def test_figures_are_measured_again_from_stored_logits(
+    found: Comparison, members: zoo.Collection, few: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.read_bytes() for path in (folder / "logits").iterdir()}
+    assert len(before) == 3 + RUNS + 1  # The reference and its halves, each run, and some draws of all runs.
+    damaged = sorted(before)[0]
+    damaged.write_bytes(before[damaged][:-1] + b"x")
+    calls: list[int] = []
+    whole = predictions.logits
+    monkeypatch.setattr(stored_logits.predictions, "logits", lambda *given: calls.append(1) or whole(*given))
+    again = prepare_comparison(members[:8], out=folder, **few).run(from_logits=True)
+    assert again == found
+    assert len(calls) == 1  # The damaged file is computed anew.
+    assert {path: path.read_bytes() for path in (folder / "logits").iterdir()} == before
 
 
 @pytest.mark.slow

@@ -114,17 +114,16 @@ def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     header_nbytes = len(member) - 24
     layout = Layout.of_stored([("w", "F32", (2, 3), "conv.weight", (2, 3))], (), header_nbytes)
     commit = hub.commit(REPO, {"a.tgz": bytes(512) + member + bytes(50_000)}, lfs=True)
-    wanted = fetching.MemberRequest((7, None), "", "a.tgz", 512 + header_nbytes, layout, None)
-    (found,) = fetching.fetch_members(Repo(REPO, commit), "old", [wanted])
+    file, offset = (Repo(REPO, commit), "a.tgz"), 512 + header_nbytes
+    wanted = fetching.MemberRequest.of_range(file, (7, None), "", offset, layout, None)
+    (found,) = fetching.fetch_members(ADDRESS, "old", [wanted])
     assert found.path.read_bytes() == member
     assert (found.member, found.prefix, found.offset) == (7, "", header_nbytes)
 
     other = Layout.of_stored([("w", "F32", (3, 2), "conv.weight", (3, 2))], (), header_nbytes)
     with pytest.raises(DamagedError, match=r"^header of member 7 in file a.tgz of hf://datasets/alice/zoo: expected"):
         fetching.fetch_members(
-            Repo(REPO, commit),
-            "old",
-            [fetching.MemberRequest((7, None), "", "a.tgz", 512 + header_nbytes, other, None)],
+            ADDRESS, "old", [fetching.MemberRequest.of_range(file, (7, None), "", offset, other, None)]
         )
     assert left() == [found.path]
 

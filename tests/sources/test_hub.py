@@ -237,7 +237,12 @@ LOGIN = "Check its name; if it is private, log in with `hf auth login` or set HF
     [
         ("hf://datasets/alice/none", f"expected a data set repo; found none that this login may see. {LOGIN}"),
         (f"{ADDRESS}@v9", "expected a branch, tag or commit; found no such revision."),
-        ("hf://alice/zoo", f"expected {FORMS}; found a model repo."),
+        (
+            "hf://alice/zoo",
+            "expected a folder or data set repo with manifests/; found model repos, which have none. Index them once: "
+            "`zoo-cli import 'hf://alice/zoo' --revisions 'step*' --collection NAME --out index/`; then give "
+            "source='index/'.",
+        ),
         ("hf://datasets/alice", f"expected {FORMS}; found another form."),
         ("hf://datasets/../zoo", f"expected {FORMS}; found another form."),
         (f"{ADDRESS}/shards", f"expected {FORMS}; found another form."),
@@ -247,7 +252,9 @@ def test_sources_that_are_not_there(hub: Hub, tiny: Built, address: str, text: s
     with pytest.raises(SourceNotFound) as caught:
         zoo.load("tiny", n=1, source=address)
     repo, _, revision = address.partition("@")
-    thing = f"source {address}" if FORMS in text else f"revision {revision or 'main'!r} of {repo}"
+    thing = (
+        f"source {address}" if FORMS in text or "model repos" in text else f"revision {revision or 'main'!r} of {repo}"
+    )
     assert str(caught.value) == f"{thing}: {text}"
 
 

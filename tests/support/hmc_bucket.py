@@ -20,8 +20,8 @@ CHAINS = 3
 
 
 @contextmanager
-def haiku_mapping() -> Iterator[type]:
-    """Give a class that is pickled as haiku's FlatMapping is: by its name, and a dict."""
+def haiku_mapping(name: str = "FlatMapping") -> Iterator[type]:
+    """Give a class that is pickled as haiku's mapping of that name is: by its name, and a dict."""
     module = types.ModuleType(HAIKU)
 
     def init(self: Any, mapping: Any) -> None:
@@ -31,8 +31,8 @@ def haiku_mapping() -> Iterator[type]:
         return type(self), (self.mapping,)
 
     names = ["haiku", "haiku._src", HAIKU]
-    kind = type("FlatMapping", (), {"__init__": init, "__reduce__": reduce, "__module__": HAIKU})
-    module.FlatMapping = kind  # type: ignore[attr-defined]
+    kind = type(name, (), {"__init__": init, "__reduce__": reduce, "__module__": HAIKU})
+    setattr(module, name, kind)
     sys.modules.update(dict.fromkeys(names, module))
     try:
         yield kind

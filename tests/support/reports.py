@@ -38,6 +38,7 @@ class Drawn:
     ood: str = "photos/test 0123456789abcdef"
     collection: str = "convnet-digits"
     data: str = "digits/test 89abcdef01234567"
+    has_members: bool = True
     inputs: int = 500
     ood_inputs: int = 2000
     citation: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from checkpoints_zoo.evaluation.metrics.calibration import Reliability, ace, adaptive_ece, ece, reliability
 from checkpoints_zoo.evaluation.metrics.classification import accuracy, brier, nll
-from checkpoints_zoo.evaluation.metrics.comparing import agreement, total_variation
+from checkpoints_zoo.evaluation.metrics.comparing import agreement, total_variation, wasserstein
 from checkpoints_zoo.evaluation.metrics.detection import aupr, auroc, fpr95, ood_score
 from checkpoints_zoo.evaluation.metrics.diversity import (
     disagreement,
@@ -60,4 +60,5 @@ __all__ = [
     "temperature",
     "tempered",
     "total_variation",
+    "wasserstein",
 ]

@@ -127,12 +127,12 @@ def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]
         repo, description: repo with the members' bytes, and their description.
         rows: manifest rows of the members, in the order of their ids.
     """
-    paths_cached_before = cache.member_files(repo.id)
+    paths_cached_before = cache.member_files(repo.cache_name)
     locations = fetching.fetch_rows(repo, description, manifest.build_manifest(rows), allow_whole_files=False)
     try:
         yield locations
     finally:
-        for path in {x.path for x in locations} & (cache.member_files(repo.id) - paths_cached_before):
+        for path in {x.path for x in locations} & (cache.member_files(repo.cache_name) - paths_cached_before):
             delete_file(path, cache.hash_record_path(path))
 
 

@@ -315,6 +315,14 @@ def explain_comparison(comparison: Comparison) -> list[str]:
         "MMD: MMD² of all weights, unbiased, mean over 20 kernels; bandwidths from the reference's own pairs, so that"
         " all rows are on one scale. Draws at one point far from the reference have 1 + its mean kernel, below 2."
         " NS: the same after scale unit-norm, permute first.",
+        *(
+            [
+                "Agr: share of images that get the reference's class; TV: total variation to the reference's"
+                " probabilities, both of mean predictions. The reference's own are those of its halves."
+            ]
+            if any("agreement" in row.figures for row in comparison.rows)
+            else []
+        ),
         f"p of MMD and NS: {comparison.settings.get('permutations', 0):,} permutations, bandwidths from all pairs of"
         " the draws that take part. Draws of one run depend on each other, so one draw of each run takes part, chosen"
         " at random; independent members all do. One mode is a single run, and has no p-value.",

@@ -15,10 +15,21 @@ MMD_FIGURES: dict[str, Figure] = {
     "mmd": Figure("", "lower", "MMD² of the weights to the reference's, unbiased, mean over kernels"),
     "ns": Figure("", "lower", "the same after removing symmetries: scale unit-norm, then permute first"),
 }
-ALL_FIGURES: dict[str, Figure] = {**MMD_FIGURES, **FIGURES}
+PREDICTIVE_FIGURES: dict[str, Figure] = {
+    "agreement": Figure(
+        "0..1", "higher", "share of inputs that get the reference's class", title="agreement with the reference",
+        scale=100,
+    ),
+    "total_variation": Figure(
+        "0..1", "lower", "half the summed differences of probabilities from the reference's, mean over inputs",
+        title="total variation to the reference", scale=100,
+    ),
+}  # fmt: skip
+ALL_FIGURES: dict[str, Figure] = {**MMD_FIGURES, **PREDICTIVE_FIGURES, **FIGURES}
 
 COLUMN_TITLES = {
-    "mmd": "MMD", "ns": "NS", "accuracy": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier", "nll": "NLL",
+    "mmd": "MMD", "ns": "NS", "agreement": "Agr", "total_variation": "TV",
+    "accuracy": "Acc", "ece": "ECE", "ace": "ACE", "brier": "Brier", "nll": "NLL",
     "aupr": "AUPR", "fpr95": "FPR95", "auroc": "AUROC", "mi_id": "ID MI", "mi_ood": "OOD MI",
 }  # fmt: skip
 """The columns of the table, in its order; the other figures are in the frame and in JSON."""

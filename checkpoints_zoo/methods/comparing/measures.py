@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoints_zoo import images, predictions
+from checkpoints_zoo import images
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
 from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
-from checkpoints_zoo.evaluation.subsets import Population
-from checkpoints_zoo.images import ImageData, ImageInput
-from checkpoints_zoo.methods.comparing.estimates import Estimate, estimate_from_interval
+from checkpoints_zoo.evaluation.subsets import InMemory, Population
+from checkpoints_zoo.images import ImageData, ImageInput, in_order
+from checkpoints_zoo.methods.comparing.estimates import PREDICTIVE_FIGURES, Estimate, estimate_from_interval
+from checkpoints_zoo.methods.comparing.stored_logits import NOT_STORED, StoredLogits
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
 from checkpoints_zoo.populations import discrepancy
 from checkpoints_zoo.populations.independent_units import Exchange, split_by_unit, unit_numbers
@@ -28,6 +30,7 @@ from checkpoints_zoo.populations.kernels import (
     choose_kernels,
     kernel_matrix,
 )
+from checkpoints_zoo.populations.predictives import compare_logits, figures_of_subsets, mean_probabilities
 
 NS_SCALE, NS_PERMUTE = "unit-norm", "first"  # Settings of the canonical form from which NS is computed.
 NO_OOD = "none"
@@ -152,6 +155,54 @@ def mmd2(kernel_values: Tensor, first_count: int, subsets: Sequence[Tensor]) -> 
 
 
 @dataclass(frozen=True)
+class Predictive:
+    """Measures the agreement and total variation of draws' mean predictions with the reference's.
+
+    Args:
+        reference: the population.
+        test_images: the images.
+        subsets: number of subsets of runs that the jackknife measures.
+        seed: seed of the subsets.
+        device: torch device on which networks run.
+        stored_logits: folder of logits.
+    """
+
+    reference: Collection
+    test_images: ImageData
+    subsets: int
+    seed: int
+    device: str = "cpu"
+    stored_logits: StoredLogits = NOT_STORED
+
+    @cached_property
+    def reference_probabilities(self) -> Tensor:
+        """Mean probabilities of the reference, (input, class), float64."""
+        return mean_probabilities(self._logits(self.reference))
+
+    def measure(self, draws: Collection, plan: Plan | None) -> dict[str, Estimate]:
+        """Compare draws with the reference; return figure -> estimate.
+
+        Args:
+            draws: draws of a method.
+            plan: subsets of the draws for the jackknife, whose intervals hold for this reference; None for no interval.
+        """
+        chosen = [torch.arange(len(draws))] if plan is None else plan.chosen
+        values = figures_of_subsets(self._logits(draws), chosen, self.reference_probabilities)
+        intervals = [Interval(x, None, None) for x in values[0].tolist()] if plan is None else plan.intervals(values)
+        return {n: estimate_from_interval(n, x) for n, x in zip(PREDICTIVE_FIGURES, intervals, strict=True)}
+
+    def compare_halves(self) -> dict[str, Estimate]:
+        """Compare the reference's units at even and at odd positions with each other; return figure -> estimate."""
+        first, second = (self._logits(half) for half in split_by_unit(self.reference))
+        figures = compare_logits(first, second, subsets=self.subsets, seed=self.seed)
+        return {n: estimate_from_interval(n, figures[n]) for n in PREDICTIVE_FIGURES}
+
+    def _logits(self, members: Collection) -> InMemory:
+        with one_thread(members._member_nbytes < SMALL_MEMBER_BYTES):
+            return InMemory(self.stored_logits.read(members, self.test_images, self.device))
+
+
+@dataclass(frozen=True)
 class Uncertainty:
     """Measures draws as ensembles on images.
 
@@ -161,6 +212,7 @@ class Uncertainty:
         subsets: number of subsets of runs that the jackknife measures.
         seed: seed of the subsets.
         device: torch device on which the draws' networks run.
+        stored_logits: folder of logits.
     """
 
     test_images: ImageData
@@ -168,6 +220,7 @@ class Uncertainty:
     subsets: int
     seed: int
     device: str = "cpu"
+    stored_logits: StoredLogits = NOT_STORED
 
     def measure(self, draws: Collection, plan: Plan | None) -> dict[str, Estimate]:
         """Measure draws as one ensemble; return figure -> estimate.
@@ -198,10 +251,12 @@ class Uncertainty:
         The result has JSON values: "figures" is figure -> estimate; "growth" is figure -> {"sizes",
         "distances" from the limit, "limit", "first": the figure of single members}.
         """
-        ood_images = self.ood_images
-        report = evaluate(
-            members, self.test_images, ood_images, subsets=self.subsets, seed=self.seed, device=self.device
+        test, ood = (
+            None if data is None else self.stored_logits.as_predictions(members, data, self.device)
+            for data in (in_order(self.test_images, members.classes), self.ood_images)
         )
+        assert test is not None
+        report = evaluate(test, None, ood, subsets=self.subsets, seed=self.seed)
         growth = {
             name: {"sizes": list(x.sizes), "distances": list(x.distances), "limit": x.limit.value,
                    "first": report.member[name].value if name in report.member else x.limit.value + x.distances[0]}
@@ -211,7 +266,7 @@ class Uncertainty:
         return {"figures": figures, "growth": growth}
 
     def _logits(self, members: Collection, data: ImageData) -> Tensor:
-        return predictions.logits(members, data, self.device)
+        return self.stored_logits.read(members, data, self.device)
 
 
 def choose_images(

@@ -26,8 +26,15 @@ from checkpoints_zoo.methods.comparing.draw_ensembles import (
 from checkpoints_zoo.methods.comparing.draws import Draws, MethodFits, fit_all
 from checkpoints_zoo.methods.comparing.equivalent_size import equivalent_sizes
 from checkpoints_zoo.methods.comparing.estimates import Estimate, mean_over_runs
-from checkpoints_zoo.methods.comparing.measures import NS_PERMUTE, NS_SCALE, Closeness, Uncertainty
-from checkpoints_zoo.methods.comparing.result_files import MEASUREMENTS, CellFiles, CellMeasurer, CellTask, cell_tasks
+from checkpoints_zoo.methods.comparing.measures import NS_PERMUTE, NS_SCALE, Closeness, Predictive, Uncertainty
+from checkpoints_zoo.methods.comparing.result_files import (
+    FROM_LOGITS,
+    MEASUREMENTS,
+    CellFiles,
+    CellMeasurer,
+    CellTask,
+    cell_tasks,
+)
 from checkpoints_zoo.methods.deep_ensemble import check_no_shared_members
 from checkpoints_zoo.methods.method import Method
 from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
@@ -63,8 +70,8 @@ class PreparedComparison:
     Args:
         name: name of the collection whose recipe the methods are fitted to.
         reference: the population.
-        closeness, uncertainty: objects that measure draws: their distances to the reference, and their figures as an
-            ensemble.
+        closeness, predictive, uncertainty: objects that measure draws: distances of their weights and of their
+            predictions to the reference, and their figures as an ensemble.
         out: folder for draws, measurements and comparison.json.
         fits: recipe, folder and numbers of the fits; None if nothing is fitted.
         methods: methods to be fitted.
@@ -78,6 +85,7 @@ class PreparedComparison:
     name: str
     reference: Collection
     closeness: Closeness
+    predictive: Predictive
     uncertainty: Uncertainty
     out: Path
     fits: MethodFits | None
@@ -94,7 +102,7 @@ class PreparedComparison:
 
     @cached_property
     def cell_measurer(self) -> CellMeasurer:
-        return CellMeasurer(self.closeness, self.uncertainty)
+        return CellMeasurer(self.closeness, self.predictive, self.uncertainty)
 
     def remaining_work(self) -> RemainingWork:
         """Return the fits and measurements that `run` would make."""
@@ -109,8 +117,11 @@ class PreparedComparison:
             missing_fits, missing_cells, len(tasks) - len(missing_cells), self.unavailable, finished_folders
         )
 
-    def run(self) -> Comparison:
+    def run(self, *, from_logits: bool = False) -> Comparison:
         """Make the missing fits and measurements; write comparison.json into the folder, and return the comparison.
+
+        Args:
+            from_logits: whether everything that logits determine is measured again, from the stored logits.
 
         Raises:
             StorageError: the folder can't be written to.
@@ -132,9 +143,16 @@ class PreparedComparison:
                     f"{custom_draws.name}: {shared_count:,} of its draws are members of the reference too: no p-values"
                 )
         tasks = self._tasks(draws)
-        values_of_cells = {task.name: self.cell_files.read(self.cell_measurer.key(task)) for task in tasks}
+        values_of_cells = {
+            task.name: None
+            if from_logits and task.measured in FROM_LOGITS
+            else self.cell_files.read(self.cell_measurer.key(task))
+            for task in tasks
+        }
         missing_tasks = [task for task in tasks if values_of_cells[task.name] is None]
         if missing_tasks:
+            if any(task.measured == "predictive" and task.method != REFERENCE for task in missing_tasks):
+                self.predictive.reference_probabilities  # noqa: B018 (computed once for all workers)
             self.say(f"{self.name}: measuring {len(missing_tasks)} of {len(tasks)} cells …")
             for task, measured_values in self._measure_cells(missing_tasks):
                 values_of_cells[task.name] = self.cell_files.write(self.cell_measurer.key(task), measured_values)
@@ -177,6 +195,7 @@ class PreparedComparison:
             "per_run": None if self.fits is None else self.fits.draws,
             "scale": NS_SCALE,
             "permute": NS_PERMUTE,
+            "cite_as": self.reference.description.citation,
             "inputs": len(test_images),
             "ood_inputs": 0 if ood_images is None else len(ood_images),
             "versions": {n: version(n) for n in ("checkpoints-zoo", "torch")} | {"python": platform.python_version()},
@@ -188,7 +207,16 @@ class PreparedComparison:
             data=arguments.report_image_name(test_images),
             ood="" if ood_images is None else arguments.report_image_name(ood_images),
             rows=tuple(_row_of_cells(cell_tasks, cell_values, growth) for cell_tasks in tasks_by_row.values()),
-            methods=finite_or_null({d.name: {"draws": portable_citation(d.members), **d.facts} for d in draws}),
+            methods=finite_or_null(
+                {
+                    d.name: {
+                        "draws": portable_citation(d.members),
+                        "cite_as": d.members.description.citation,
+                        **d.facts,
+                    }
+                    for d in draws
+                }
+            ),
             left_out=left_out,
             settings=settings,
         )
@@ -234,10 +262,9 @@ def _row_of_cells(tasks: list[CellTask], cell_values: Mapping[str, Any], growth:
         for name, groups in values_by_measurement["closeness"][0].items()
     }
     figures = {
-        name: _join_runs(
-            name, [cell["figures"][name] for cell in values_by_measurement["uncertainty"]], runs_measured_alone
-        )
-        for name in values_by_measurement["uncertainty"][0]["figures"]
+        name: _join_runs(name, [cell["figures"][name] for cell in cells], runs_measured_alone)
+        for cells in (values_by_measurement["predictive"], values_by_measurement["uncertainty"])
+        for name in cells[0]["figures"]
     }
     return Row(
         method=first_task.method,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.methods.comparing.comparison import REFERENCE
 from checkpoints_zoo.methods.comparing.draw_ensembles import MEMBERS_MODE, ONE_MODE, DrawEnsemble, content_hash
-from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty
+from checkpoints_zoo.methods.comparing.measures import Closeness, Predictive, Uncertainty
 from checkpoints_zoo.populations.channel_exchangeability import corollary
 from checkpoints_zoo.populations.independent_units import unit_numbers
 
 DEFINITION_VERSION = 1  # Version of the figures' definitions; cells of another version are measured anew.
-MEASUREMENTS = ("closeness", "uncertainty", "corollary")
+MEASUREMENTS = ("closeness", "predictive", "uncertainty", "corollary")
+FROM_LOGITS = ("predictive", "uncertainty")  # Measurements that need no weights where logits are stored.
 
 CellKey = Mapping[str, Any]
 CellValues = dict[str, Any]
@@ -40,8 +41,8 @@ class CellTask:
         method: name of the method, or of the user's own draws.
         mode: the draws, grouped into the ensembles of one mode.
         run: position of the run that is measured alone, in mode "one"; None for all draws of the mode together.
-        measured: kind of measurement: "closeness" (MMD and NS), "uncertainty" (figures of `zoo.evaluate`) or
-            "corollary".
+        measured: kind of measurement: "closeness" (MMD and NS), "predictive" (agreement and total variation),
+            "uncertainty" (figures of `zoo.evaluate`) or "corollary".
     """
 
     method: str
@@ -84,10 +85,12 @@ class CellMeasurer:
     """Measures the values of any cell.
 
     Args:
-        closeness, uncertainty: objects that measure distances and the figures of ensembles.
+        closeness, predictive, uncertainty: objects that measure distances of weights, distances of predictions, and the
+            figures of ensembles.
     """
 
     closeness: Closeness
+    predictive: Predictive
     uncertainty: Uncertainty
 
     @cached_property
@@ -100,12 +103,14 @@ class CellMeasurer:
             "definition": DEFINITION_VERSION, "method": task.method, "mode": task.mode_and_run,
             "measured": task.measured, "draws": content_hash(task.draws), "seed": self.closeness.seed,
         }  # fmt: skip
-        if task.mode.name != MEMBERS_MODE and task.measured != "uncertainty":
+        if task.mode.name != MEMBERS_MODE and task.measured not in FROM_LOGITS:
             key |= {"exchanged": "runs"}  # Versions up to 0.1 exchanged single draws.
         if task.run is None:
             key |= {"subsets": self.closeness.subsets, "runs": [list(run) for run in task.mode.runs]}
         if task.measured == "closeness":
             key |= {"reference": self._reference_hash, "permutations": self.closeness.permutations}
+        if task.measured == "predictive":
+            key |= {"reference": self._reference_hash, "data": self.predictive.test_images.fingerprint}
         if task.measured == "uncertainty":
             ood_images = self.uncertainty.ood_images
             key |= {
@@ -117,7 +122,7 @@ class CellMeasurer:
     def __call__(self, task: CellTask, device: str) -> dict[str, Any]:
         """Measure a cell; return its values as JSON values."""
         plan = task.plan(self.closeness.seed, self.closeness.subsets)
-        if task.measured != "uncertainty":
+        if task.measured not in FROM_LOGITS:
             with suppress(SymmetryError):
                 task.mode.members.symmetry_table  # noqa: B018 (derived once for all runs)
         if task.measured == "closeness":
@@ -127,6 +132,12 @@ class CellMeasurer:
                 else self.closeness.measure(task.draws, plan)
             )
             return {name: {group: x.to_json() for group, x in groups.items()} for name, groups in distances.items()}
+        if task.measured == "predictive":
+            is_reference = task.method == REFERENCE
+            measure = (
+                self.predictive.compare_halves if is_reference else partial(self.predictive.measure, task.draws, plan)
+            )
+            return {"figures": {n: x.to_json() for n, x in measure().items()}}
         if task.measured == "uncertainty":
             if task.method == REFERENCE:
                 return self.uncertainty.measure_curve(task.draws)

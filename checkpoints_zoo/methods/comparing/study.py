@@ -13,8 +13,9 @@ from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.methods.comparing.comparison import Comparison
 from checkpoints_zoo.methods.comparing.draw_ensembles import group_draws
 from checkpoints_zoo.methods.comparing.draws import MethodFits, available_methods, check_custom_draws
-from checkpoints_zoo.methods.comparing.measures import Closeness, Uncertainty, choose_images
+from checkpoints_zoo.methods.comparing.measures import Closeness, Predictive, Uncertainty, choose_images
 from checkpoints_zoo.methods.comparing.prepared import PreparedComparison, Say
+from checkpoints_zoo.methods.comparing.stored_logits import StoredLogits
 from checkpoints_zoo.methods.fitting import DEFAULT_DRAWS, DEFAULT_RUNS
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.training import recipes
@@ -86,7 +87,12 @@ def prepare_comparison(
         name=fitted_collection.name,
         reference=reference_members,
         closeness=Closeness(reference_members, permutations, JACKKNIFE_SUBSETS, seed, device),
-        uncertainty=Uncertainty(test_images, ood_images, JACKKNIFE_SUBSETS, seed, device),
+        predictive=Predictive(
+            reference_members, test_images, JACKKNIFE_SUBSETS, seed, device, StoredLogits(root / "logits")
+        ),
+        uncertainty=Uncertainty(
+            test_images, ood_images, JACKKNIFE_SUBSETS, seed, device, StoredLogits(root / "logits")
+        ),
         out=root,
         fits=fits,
         methods=tuple(fitted_methods),

@@ -69,7 +69,7 @@ class Ensemble(nn.Module):
         self.ids = list(ids)
         # The skeleton is stored in a tuple, so that it is no submodule and `.to` does not move it.
         self._skeleton = (skeleton,)
-        self._stacked: StackedTensors | None = modules.widen_norms(stacked)
+        self._stacked: StackedTensors | None = modules.widen_norms(modules.with_shared_names(skeleton, stacked))
         self._stream: Stream | None = None
         self._dtype, self._device = modules.input_dtype(self._stacked), next(iter(self._stacked.values())).device
         self._options: dict[str, Any] = {"requested": execution, "compiled": bool(compile)}
@@ -167,7 +167,8 @@ class Ensemble(nn.Module):
         """Run every member on a batch of inputs; return logits (member, batch, class).
 
         Args:
-            inputs: preprocessed images (batch, channel, height, width), of the ensemble's dtype and on its device.
+            inputs: preprocessed images (batch, channel, height, width), of the ensemble's dtype and on its device; or
+                whole numbers, such as token ids (batch, token), which the members' own code gets as they are.
 
         Raises:
             UsageError: the inputs have another dtype or device, or the requested execution can't run these members.
@@ -230,7 +231,8 @@ class Ensemble(nn.Module):
 
     def _logits(self, inputs: Tensor) -> Iterator[Tensor]:
         """Run the members; yield logits (member, batch, class) of one chunk of members at a time."""
-        if inputs.dtype != self.dtype or inputs.device != self.device:
+        is_fitting = inputs.dtype == self.dtype or inputs.dtype in (torch.int64, torch.int32)
+        if not is_fitting or inputs.device != self.device:
             raise UsageError(
                 "inputs of the ensemble",
                 expected=f"{self.dtype} on {self.device}",

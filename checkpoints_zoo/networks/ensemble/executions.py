@@ -158,7 +158,8 @@ class Runner:
     def choose(self, inputs: Tensor) -> tuple[Choice, Program | None]:
         """Choose the execution for the given inputs; return its name, and the network's program if it has a correct
         one."""
-        if self.requested == "module":
+        is_token_ids = self.requested is None and not (inputs.is_floating_point() or inputs.is_complex())
+        if self.requested == "module" or is_token_ids:
             return Choice("module"), None
         program = self.program(inputs)
         batch_bytes = self.trials.widest_activation_nbytes(self, program, inputs) * len(inputs)
@@ -375,6 +376,8 @@ class Runner:
                 found=str(error).split("\n")[0][:200],
                 do="Take out its casts, or use the dtype that it casts to",
             ) from error
+        if not isinstance(logits, Tensor):
+            logits = getattr(logits, "logits", logits)  # The outputs of transformers hold more than the logits.
         if not isinstance(logits, Tensor) or logits.dim() == 0:
             found = f"a {type(logits).__name__}{f' of {len(logits)}' if isinstance(logits, Sized) else ''}"
             raise UsageError(

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from checkpoints_zoo.publishing.html_report.assembling import report_page
+from checkpoints_zoo.publishing.html_report.leaderboard import leaderboard_page
 from checkpoints_zoo.publishing.html_report.page import Page
 
-__all__ = ["Page", "report_page"]
+__all__ = ["Page", "leaderboard_page", "report_page"]

@@ -57,11 +57,11 @@ def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
         NetworkError: the Hub gave no answer; or offline mode is on, and this commit was never listed on this machine.
     """
     record = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
-    paths = _load_json(repo.id, record)
+    paths = _load_json(repo.cache_name, record)
     if not (isinstance(paths, list) and all(isinstance(p, str) and not manifest.path_problem(p) for p in paths)):
         paths = archives_in(hub.list_files(repo, archives.folder), archives)
         if paths:
-            _save_json(repo.id, record, paths)
+            _save_json(repo.cache_name, record, paths)
     return archives_in(paths, archives)
 
 
@@ -85,8 +85,8 @@ def open_remote(repo: hub.Repo, archive_paths: Sequence[str], check: bool = Fals
 
 def walk_remote(repo: hub.Repo, source_path: str) -> None:
     """Read all headers of an archive in a repo, and store the resulting index in place of the predicted index."""
-    record = cache.read_file_record(repo.id, repo.commit, source_path)
-    index = _load_index(repo.id, _index_path(record[0]), record[1]) if record else None
+    record = cache.read_file_record(repo.cache_name, repo.commit, source_path)
+    index = _load_index(repo.cache_name, _index_path(record[0]), record[1]) if record else None
     if index and all(e.verified for e in index.entries):  # Another process has read all headers already.
         _indexes[repo, source_path] = index
     else:
@@ -105,9 +105,9 @@ def _open_remote(
     key = (repo, source_path)
     if not ignores_stored_index and key in _indexes:
         return _unpack_if_gzipped(repo, source_path, _indexes[key], check)
-    record, index = cache.read_file_record(repo.id, repo.commit, source_path), None
+    record, index = cache.read_file_record(repo.cache_name, repo.commit, source_path), None
     if record is not None and not ignores_stored_index:
-        index = _load_index(repo.id, _index_path(record[0]), record[1])
+        index = _load_index(repo.cache_name, _index_path(record[0]), record[1])
     if index is None and is_offline_mode():
         raise NetworkError(
             f"index of {source_path} of {repo.label}", found="none",
@@ -116,9 +116,11 @@ def _open_remote(
         )  # fmt: skip
     if index is None:
         remote = fetching.remote_file(repo, source_path)
-        cache.write_file_record(cache.writable_folder(repo.id), repo.commit, source_path, remote.etag, remote.size)
+        cache.write_file_record(
+            cache.writable_folder(repo.cache_name), repo.commit, source_path, remote.etag, remote.size
+        )
         index = build_index(remote.bytes_at, remote.size, f"{source_path} of {repo.label}")
-        _save_json(repo.id, _index_path(remote.etag), index.to_json())
+        _save_json(repo.cache_name, _index_path(remote.etag), index.to_json())
     opened = _unpack_if_gzipped(repo, source_path, index, check)
     with _indexes_lock:
         _indexes[key] = index
@@ -130,7 +132,7 @@ def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index, check: bo
     if index.kind != "gzip":
         return OpenedArchive(source_path, index, None)
     path = hub.fetch_file(repo, source_path, check)
-    return _open_unpacked(path, source_path, path.resolve().name, cache.writable_folder(repo.id), check)
+    return _open_unpacked(path, source_path, path.resolve().name, cache.writable_folder(repo.cache_name), check)
 
 
 def _index_path(etag: str) -> Path:
