@@ -23,7 +23,13 @@ def command(out: Output, source: str | None) -> None:
     """List the collections of the catalog, or of a folder."""
     errors: list[ZooError] = []
     rows = list(_catalog_rows() if source is None else _source_rows(source, errors))
-    out.data(rows, table([{**row, "bytes": format_bytes(row["bytes"])} for row in rows], right_aligned=["bytes"]))
+    out.data(
+        rows,
+        table(
+            [{**row, "bytes": format_bytes(row["bytes"]) if row["bytes"] else None} for row in rows],
+            right_aligned=["bytes"],
+        ),
+    )
     if source is not None and _is_offline_address(source):
         out.say("HF_HUB_OFFLINE is set: only collections whose manifest is in the cache are listed")
     if not rows and not errors:

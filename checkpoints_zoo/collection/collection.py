@@ -389,7 +389,7 @@ class Collection:
             device: device of the tensors.
             dtype: dtype of the weights; None for the stored dtype. Running statistics stay in float32 or wider.
             names: names of the tensors to read; None for all tensors. From the Hub, only the bytes of these tensors are
-                fetched. They can't be compared with the hash of the whole member.
+                fetched. They can't be compared with the hash of the whole member; a `NotCompared` warning says so.
 
         Raises:
             DamagedError, LayoutError, SourceNotFound: the bytes of a member do not match the manifest.

@@ -16,10 +16,9 @@ from checkpoints_zoo.errors import UsageError, ZooError
 from checkpoints_zoo.formats.layout import Shape, compare_shapes
 from checkpoints_zoo.formats.shard_files import Header
 from checkpoints_zoo.formats.text import count_with_noun, first_few
-from checkpoints_zoo.interop.ingest.model_repos import epoch_of_name, is_ignored, list_commits
-from checkpoints_zoo.interop.ingest.origin import PICKLE_SUFFIXES
+from checkpoints_zoo.publishing.auditing import PICKLE_SUFFIXES
 from checkpoints_zoo.sources import revisions
-from checkpoints_zoo.sources.revisions import ListedFile, Revision, WeightFile
+from checkpoints_zoo.sources.revisions import ListedFile, Revision, WeightFile, epoch_of_name, is_ignored
 
 SIZE_TOLERANCE = 0.01  # Share by which the sizes of a network's checkpoints may differ: their headers do.
 FEWEST_EQUAL_STEPS = 3  # Number of equal distances between steps from which the others are expected to be equal.
@@ -94,7 +93,7 @@ def audit_revisions(
         SourceNotFound: a repo does not exist, or no revision matches.
         NetworkError, AccessError, StorageError: the Hub can't be read, or the disk is full.
     """
-    commits = list_commits(addresses, revision_patterns)
+    commits = revisions.list_commits(addresses, revision_patterns)
     repo_count = len({repo_id for repo_id, _ in commits})
     say(f"{count_with_noun(len(commits), 'revision')} of {count_with_noun(repo_count, 'repo')}: listing …")
     listed = revisions.list_revisions(commits, "audit: listing")
@@ -144,7 +143,8 @@ def _equal_files(listed: Sequence[Revision]) -> Iterator[RevisionFinding]:
             addresses = " and ".join(_file_address(revision, file.path) for revision in equal[:2])
             yield RevisionFinding(
                 "same weights", tuple(map(str, equal)),
-                f"{count_with_noun(len(equal), 'revision')} with the same {len(etags)} files, sha256 {file.etag[:16]}…",
+                f"{count_with_noun(len(equal), 'revision')} with the same "
+                f"{'file' if len(etags) == 1 else f'{len(etags)} files'}, sha256 {file.etag[:16]}…",
                 f"the sha256 of {addresses}, and the losses of both steps",
             )  # fmt: skip
     first_with_etag: dict[str, tuple[tuple[str, ...], Revision, str]] = {}

@@ -211,11 +211,7 @@ def _parse_address(address: str) -> tuple[str, str]:
                 return uri.id, revision
             found_text = f"the revision {revision_problem}"
             raise SourceNotFound(f"source {address[:200]}", expected="a branch, tag or commit", found=found_text)
-        if uri.type == "model" and uri.id.count("/") == 1:
-            found_text = "a model repo"
-            advice = f"`zoo-cli import {ADDRESS_SCHEME}{uri.id} --revisions GLOB` indexes it as a collection"
-        elif uri.type != "dataset":
-            found_text = f"a {uri.type} repo"
+        found_text = f"a {uri.type} repo" if uri.type != "dataset" else found_text
     except (HfUriError, HFValidationError):
         pass
     raise SourceNotFound(

@@ -30,6 +30,17 @@ FIRST_HEADER_NBYTES = 64 * 2**10  # Number of bytes that are read of a repo's fi
 THREADS = 8
 LARGEST_REPO_COUNT = 1000
 INDEX_SUFFIX = ".safetensors.index.json"  # of the file that names the shards of a sharded checkpoint
+# Buffers that old versions of transformers stored and no network needs: pattern of the name, numbers of axes.
+IGNORED_TENSORS = (
+    ("*attention.bias", (4,)),
+    ("*attn.bias", (4,)),
+    ("*masked_bias", (0,)),
+    ("*rotary_emb.inv_freq", (1,)),
+    ("*position_ids", (2,)),
+)
+_STEP_NUMBER = re.compile(r"(?:step|epoch|iter(?:ation)?|checkpoint|ckpt)[-_ ]?(\d+)([km]?)(?![a-z0-9])", re.IGNORECASE)
+_NUMBER = re.compile(r"(\d+)([km]?)(?![a-z0-9])", re.IGNORECASE)
+_FACTORS = {"": 1, "k": 1000, "m": 10**6}
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBER_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -123,7 +134,7 @@ def parse_model_address(address: str) -> tuple[str, str] | None:
     return uri.id, uri.revision or ""
 
 
-def list_commits(repo_id: str, patterns: Sequence[str]) -> dict[str, str]:
+def list_refs(repo_id: str, patterns: Sequence[str]) -> dict[str, str]:
     """List the branches and tags of a model repo that match one of some patterns, by one request; return name ->
     commit, in the order of the numbers in the names.
 
@@ -153,6 +164,65 @@ def list_commits(repo_id: str, patterns: Sequence[str]) -> dict[str, str]:
             do="Give --revisions GLOB, such as 'step*'",
         )
     return {name: commit_of_name[name] for name in sorted(names, key=_numeric_order)}
+
+
+def list_commits(addresses: Sequence[str], revision_patterns: Sequence[str]) -> dict[tuple[str, str], str]:
+    """List the revisions of model repos that match patterns, by one request a repo; return (repo id, revision) ->
+    commit.
+
+    Raises:
+        UsageError: an address is no model repo, or names a revision beside patterns.
+        SourceNotFound, AccessError, NetworkError: for the same reasons as in `list_refs`.
+    """
+    patterns_of_repo: dict[str, list[str]] = {}
+    for address in (a for text in addresses for a in expand_braces(text)):
+        parsed = parse_model_address(address)
+        if parsed is None:
+            raise UsageError(
+                f"source {address[:200]}", expected="model repos alone, hf://ORG/NAME", found="another source",
+                do="Import other sources as a collection of their own",
+            )  # fmt: skip
+        repo_id, revision = parsed
+        if revision and revision_patterns:
+            raise UsageError(f"source {address[:200]}", expected="a revision, or --revisions", found="both")
+        patterns_of_repo.setdefault(repo_id, []).extend(revision_patterns or [revision or "main"])
+    return {
+        (repo_id, name): commit
+        for repo_id, patterns in patterns_of_repo.items()
+        for name, commit in list_refs(repo_id, patterns).items()
+    }
+
+
+def epoch_of_name(revision: str, rule: str | None = None) -> int:
+    """Read the epoch from the name of a branch or tag; return it.
+
+    >>> epoch_of_name("step143000"), epoch_of_name("step_20k"), epoch_of_name("run2-x40", r"x(\\d+)")
+    (143000, 20000, 40)
+
+    Raises:
+        UsageError: the name has no number, or several and none after a word such as "step"; or the rule does not fit.
+    """
+    if rule is not None:
+        try:
+            match = re.search(rule, revision)
+            number = int(match[1]) if match else None
+        except (re.error, IndexError, ValueError, TypeError) as error:
+            raise UsageError(
+                "--epoch-rule", expected=r"a pattern with a group, such as 'step(\d+)'", found=str(error)
+            ) from error
+        matches = [] if number is None else [(str(number), "")]
+    else:
+        # Without such a word, the name must have one number alone.
+        numbers = [(digits, "") for digits in re.findall(r"\d+", revision)]
+        matches = _STEP_NUMBER.findall(revision)[:1] or (_NUMBER.findall(revision) if len(numbers) == 1 else numbers)
+    if len(matches) != 1:
+        raise UsageError(
+            f"revision {revision[:80]!r}",
+            expected="one number in its name, or one after step, epoch, checkpoint or iter",
+            found="none" if not matches else first_few([digits for digits, _ in matches], 5),
+            do=r"Give --epoch-rule, a pattern whose group is the number ('-s(\d+)'), or another --revisions",
+        )
+    return int(matches[0][0]) * _FACTORS[matches[0][1].lower()]
 
 
 def _numeric_order(name: str) -> tuple[list[int], str]:
@@ -201,6 +271,15 @@ def _check_files(rows: Any, subject: str) -> None:
             raise DamagedError(subject, expected="a path, a size and a hash of each file", found=repr(path)[:80])
         if problem := manifest.path_problem(path):
             raise DamagedError(f"path {path[:200]!r} of {subject}", expected="a file inside the repo", found=problem)
+
+
+def is_ignored(tensor: str, shape: tuple[int, ...]) -> bool:
+    """Say whether a tensor is a buffer that no network needs.
+
+    >>> is_ignored("gpt_neox.layers.0.attention.bias", (1, 1, 2048, 2048)), is_ignored("x.attention.bias", (512,))
+    (True, False)
+    """
+    return any(fnmatchcase(tensor, pattern) and len(shape) in axes for pattern, axes in IGNORED_TENSORS)
 
 
 @dataclass(frozen=True)

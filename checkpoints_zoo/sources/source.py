@@ -47,7 +47,7 @@ from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import SnapshotKey
 from checkpoints_zoo.formats.shard_files import Location, check_hashes, file_stamp, tensor_prefix
 from checkpoints_zoo.formats.text import first_few, one_line
-from checkpoints_zoo.sources import archives, fetching, hub, pickled_draws, web, web_members
+from checkpoints_zoo.sources import archives, fetching, hub, pickled_draws, revisions, web, web_members
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.parts import PartialFile
@@ -1056,6 +1056,14 @@ def _open_folder_or_repo(source: str | Path, collection: str = "") -> FolderSour
         return FolderSource(EMBEDDED_ROOT, EMBEDDED)
     address_or_path = str(source)
     if address_or_path.startswith(hub.ADDRESS_SCHEME):
+        if revisions.parse_model_address(revisions.expand_braces(address_or_path)[0]):
+            name = collection if collection in catalog.collections() else "NAME"
+            command = f"zoo-cli import '{address_or_path}' --revisions 'step*' --collection {name} --out index/"
+            raise SourceNotFound(
+                f"source {address_or_path}", expected="a folder or data set repo with manifests/",
+                found="model repos, which have none",
+                do=f"Index them once: `{command}`; then give source='index/'",
+            )  # fmt: skip
         return HubSource.of(hub.resolve_address(address_or_path))
     if web.is_web_address(address_or_path):
         return WebSource.of(WebFolder.of(address_or_path))

@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 def page() -> str:
     """Return the page, its rooms read and its ways traced anew."""
     written = PAGE.read_text(encoding="utf-8")
-    parts = {name: table(traced(way)) for name, way in WAYS.items()}
+    parts = {name: table(files) for name, files in zip(WAYS, traced(*WAYS.values()), strict=True)}
     try:
         order((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     except LookupError:  # without the contract the table stays as it is

@@ -89,6 +89,16 @@ for name, dtype, shape in layout["tensors"]:
 
 On the Hub the same three numbers are the header of one request: `Range: bytes={begin}-{end}`.
 
+## Members in other repos
+
+A row of schema version 2 may have `parts` instead of a range of its own source: a list of ranges of files of other
+repos, each with `path`, `offset`, `nbytes` and `etag`. The member's bytes are these ranges, one after another. A `path`
+is `hf://ORG/NAME@COMMIT/FILE` (`hf://datasets/ORG/NAME@COMMIT/FILE` of a data set repo); `etag` is the file's sha256:
+a row names bytes and not only a place. `path` and `offset` of the row are those of its first part, `nbytes` is the
+sum of all. The check of a citation hashes all parts of a row without `sha256`. The version stands in the Parquet
+metadata: 1 where no row has parts, and readers of version 1 refuse 2 with a sentence. `epoch_unit` in the JSON says
+whether `epoch` counts steps (`step`).
+
 ## The layout
 
 ```json

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.hub import WRITER, Server
@@ -65,35 +65,62 @@ WAYS = {
 }
 
 
-def traced(way: Way) -> dict[str, str]:
-    """Trace a way in a fresh process, on the processor, with an empty Hub and empty caches.
+# Runs each of a list of ways in a process of its own, forked from this one once the packages are imported that take
+# seconds; writes what `trace` finds into the way's folder.
+FORKING = """
+import json, os, sys
+import sklearn.datasets, torch._dynamo
 
-    Returns the files of the package that it passes, in their order, each with the function that ran first.
+def run(way):
+    os.chdir(way["folder"])
+    os.environ["HF_HOME"] = os.path.join(way["folder"], "huggingface")
+    from docs.make.trace import trace
+    found = trace(way["code"], way["ready"])
+    with open("found.json", "w") as file:
+        json.dump(found, file)
+
+def run_files(way):
+    os.chdir(way["folder"])
+    exec(way["files"], {})
+
+for way in json.load(sys.stdin):
+    for step in (run_files, run) if way["files"] else (run,):
+        child = os.fork()
+        if child == 0:
+            step(way)
+            sys.stdout.flush()
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(way["title"] + " failed")
+"""
+
+
+def traced(*ways: Way) -> list[dict[str, str]]:
+    """Trace ways in fresh processes, on the processor, with an empty Hub and empty caches.
+
+    Returns, for each way, the files of the package that it passes, in their order, each with the function that ran
+    first.
     """
     with tempfile.TemporaryDirectory(prefix="way-") as name, Server(Path(name) / "hub") as hub:
-        folder = Path(name, "work")
-        folder.mkdir()
+        folders = [Path(name, str(at)) for at in range(len(ways))]
+        for folder in folders:
+            folder.mkdir()
         alone = {
-            "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "huggingface"),
-            "HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
+            "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER,
+            "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
         }  # fmt: skip
-        environment = os.environ | alone
-
-        def run(*words: str) -> None:
-            command = [sys.executable, *words]
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{way.title} failed:\n{done.stderr}")
-
-        if way.files:
-            run("-c", way.files)
-        run("-m", "docs.make.trace", way.code, "--ready", way.ready, "--json", "found.json")
-        found: dict[str, str] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
-        return found
+        jobs = [{"folder": str(folder), **asdict(way)} for folder, way in zip(folders, ways, strict=True)]
+        done = subprocess.run(
+            [sys.executable, "-c", FORKING], input=json.dumps(jobs), env=os.environ | alone, cwd=name,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return [json.loads((folder / "found.json").read_text(encoding="utf-8")) for folder in folders]
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or WAYS:
-        files = traced(WAYS[name])
+    names = sys.argv[1:] or list(WAYS)
+    for name, files in zip(names, traced(*(WAYS[name] for name in names)), strict=True):
         print(f"{name}: {WAYS[name].title} passes {len(files)} files")
         print(*(f"{at:5} {file}: {function}" for at, (file, function) in enumerate(files.items(), 1)), sep="\n")

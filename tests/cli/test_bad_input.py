@@ -142,8 +142,8 @@ UPGRADE = "Install a newer checkpoints-zoo."
 @pytest.mark.parametrize(
     ("version", "text"),
     [
-        (b"2", f"expected schema version 1 or older; found version 2. {UPGRADE}"),
-        (b"999999999", f"expected schema version 1 or older; found version 999999999. {UPGRADE}"),
+        (b"3", f"expected schema version 2 or older; found version 3. {UPGRADE}"),
+        (b"999999999", f"expected schema version 2 or older; found version 999999999. {UPGRADE}"),
         (None, "expected a schema_version in the Parquet metadata; found ''. A program that rewrites the table…"),
         (b"one", "expected a schema_version in the Parquet metadata; found 'one'."),
         (b"-1", "expected a schema_version in the Parquet metadata; found '-1'."),

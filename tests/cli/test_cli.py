@@ -173,6 +173,7 @@ def test_json_holds_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": "x"}
 
 
+@pytest.mark.slow
 def test_no_command_colours_what_it_prints() -> None:
     """So NO_COLOR (no-color.org) is respected; the commands are told here that the terminal has colours."""
     for words in (["--help"], ["list"], ["show", "convnet-digits"], ["show", "nothing"], ["show", "--nothing"]):

@@ -119,6 +119,7 @@ def test_evaluate_without_ood_and_with_a_picture(tiny: Built, tmp_path: Path) ->
     assert "No intervals: they need 3 members or more." in result.stdout
 
 
+@pytest.mark.slow
 def test_a_table_of_many_sizes_shows_some(tiny: Built) -> None:
     options = ("evaluate", "wide", "--source", tiny.root, "-n", "16")
     assert run(*options).stdout.splitlines()[0].split() == ["ensemble", "of", "1", "4", "16"]

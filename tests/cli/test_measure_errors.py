@@ -77,6 +77,7 @@ def test_sizes_may_be_numpys(members: zoo.Collection) -> None:
     assert sorted(zoo.evaluate(members, few(), sizes=np.array([1, 2])).curve) == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_one_figure_need_be_no_list(members: zoo.Collection, tmp_path: Path) -> None:
     report = zoo.evaluate(members, few())
     assert report.plot_curves(tmp_path / "a.png", "nll").read_bytes() == (

@@ -150,6 +150,7 @@ def test_without_a_view_the_symmetry_is_the_identity() -> None:
         members.write_symmetries("nowhere.parquet")
 
 
+@pytest.mark.slow
 def test_alignment_finds_a_known_permutation() -> None:
     members = zoo.load("resnet8-digits", n=1)
     table, generator = members.symmetry_table, torch.Generator().manual_seed(0)

@@ -28,6 +28,7 @@ def test_every_set_and_every_label_is_there() -> None:
     assert all(int(count) == len(CLASSES[name]) for name, count, _ in blocks)
 
 
+@pytest.mark.slow
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oracle: Callable[[str], ModuleType]) -> None:
     oracle("datasets").disable_progress_bars()
     monkeypatch.chdir(tmp_path)

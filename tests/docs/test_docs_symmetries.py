@@ -52,6 +52,7 @@ def masses() -> dict[str, MinimalMass]:
     return minimal_masses()
 
 
+@pytest.mark.slow
 def test_the_tables_are_up_to_date(masses: dict[str, MinimalMass]) -> None:
     """The last line along training too: `tests.support.snapshots` trains the collection's first sixteen members."""
     written = page("symmetries.md")

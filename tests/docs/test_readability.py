@@ -56,6 +56,7 @@ def test_a_name_stands_in_its_whole_statement(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_lines_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a room: the whole package takes seconds for each name."""
     shutil.copytree(ROOT / "checkpoints_zoo" / "predictions", tmp_path / "checkpoints_zoo" / "predictions")

@@ -66,7 +66,7 @@ def test_powers_are_plain_text() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.text(st.characters(codec=None), max_size=30))  # lone surrogates too
 def test_a_name_is_drawn_as_it_is(name: str) -> None:
     def draw(axes: Axes) -> None:

@@ -121,6 +121,7 @@ def test_every_figure_equals_another_package(
     assert checked == set(FIGURES)
 
 
+@pytest.mark.slow
 def test_figures_of_single_members_are_means(
     report: Report, predictions: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> None:

@@ -201,6 +201,7 @@ def lines_at(axes: Any, style: str) -> list[float]:
     return [float(line.get_xdata()[0]) for line in axes.lines if line.get_linestyle() == style]
 
 
+@pytest.mark.slow
 def test_the_pictures_mark_the_members_needed(report: Report, tmp_path: Path) -> None:
     found = report.needed("nll", 0.01)
     panels: dict[str, Any] = {str(axes.get_label()): axes for axes in draw_report(report).axes}
@@ -263,6 +264,7 @@ def test_pictures_of_curves_hold_their_text_and_speak_of_their_figures(
     assert not [word for word in absent if word in notes.replace("\n", " ")]
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_the_members_needed(tmp_path: Path) -> None:
     asked = ("convnet-digits", "-n", "4", "--sizes", "2")
     result = run("evaluate", *asked, "--within", "brier=0.002", "--within", "accuracy=0.05")

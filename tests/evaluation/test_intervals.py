@@ -134,6 +134,7 @@ def test_bootstrap_covers_the_population_mean_at_its_rate() -> None:
     assert covered == pytest.approx(0.95, abs=0.04)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-100, 100), min_size=3, max_size=40), st.integers(0, 2**31))
 def test_bootstrap_is_deterministic_and_holds_the_mean_of_equal_values(values: list[float], seed: int) -> None:
     interval = bootstrap_mean(torch.tensor(values, dtype=torch.float64), seed=seed, resamples=50)

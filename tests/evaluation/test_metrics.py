@@ -94,6 +94,7 @@ def test_accuracy_and_brier_equal_the_oracles(oracle: Oracle, case: tuple[Tensor
     assert metrics.brier(probs, labels).dtype == metrics.accuracy(probs, labels).dtype == probs.dtype
 
 
+@pytest.mark.slow
 @given(cases())
 def test_nll_equals_the_oracle_and_is_infinite_where_a_label_had_probability_zero(
     oracle: Oracle, case: tuple[Tensor, Tensor]
@@ -106,6 +107,7 @@ def test_nll_equals_the_oracle_and_is_infinite_where_a_label_had_probability_zer
     assert math.isinf(ours) == bool((probs[range(len(labels)), labels] == 0).any())
 
 
+@pytest.mark.slow
 @given(cases(), st.sampled_from([1, 4, 15]))
 def test_ece_equals_a_loop_and_torch_uncertainty(oracle: Oracle, case: tuple[Tensor, Tensor], bins: int) -> None:
     probs, labels = case
@@ -134,6 +136,7 @@ def test_ece_of_a_mean_that_rounds_to_above_one_is_not_taken_for_logits() -> Non
     assert float(metrics.ece(probs, torch.tensor([0, 0]))) == close(0.125, **TOLERANCE)
 
 
+@pytest.mark.slow
 @given(cases(ties=False, fewest=15))
 def test_adaptive_ece_equals_torch_uncertainty(oracle: Oracle, case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case
@@ -256,6 +259,7 @@ def test_mutual_information_equals_torch_uncertainty(oracle: Oracle, probs: Tens
         assert bool((ours == 0).all())
 
 
+@pytest.mark.slow
 @given(members(fewest=2))
 def test_disagreement_equals_torch_uncertainty_and_a_loop_over_pairs(oracle: Oracle, probs: Tensor) -> None:
     theirs = oracle("torch_uncertainty.metrics.classification").Disagreement()
@@ -271,6 +275,7 @@ def test_disagreement_of_one_member_is_nan() -> None:
     assert metrics.disagreement(torch.tensor([[[0.5, 0.5]]])).isnan()
 
 
+@pytest.mark.slow
 @given(cases(), st.integers(0, 2**31 - 1))
 def test_no_figure_depends_on_the_order_of_the_inputs(case: tuple[Tensor, Tensor], seed: int) -> None:
     probs, labels = case
@@ -280,6 +285,7 @@ def test_no_figure_depends_on_the_order_of_the_inputs(case: tuple[Tensor, Tensor
         assert shuffled == close(float(figure(probs, labels)), **TOLERANCE), figure
 
 
+@pytest.mark.slow
 @given(cases())
 def test_unchecked_figures_are_the_same(case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case

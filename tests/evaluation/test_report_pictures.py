@@ -124,6 +124,7 @@ def shares(patch: Any) -> tuple[float, float, float]:
     return sum(steps.values()), min(edges), max(edges)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ood", [True, False])
 def test_histograms_of_information_sum_to_one(ood: bool) -> None:
     report, panels = sketched(16, ood)

@@ -45,6 +45,7 @@ def states(draw: st.DrawFn) -> State:
     return state
 
 
+@pytest.mark.slow
 @given(st.lists(states(), min_size=1, max_size=3), st.sampled_from([torch.float16, torch.float32]))
 def test_written_is_read(tmp_path_factory: pytest.TempPathFactory, drawn: list[State], dtype: torch.dtype) -> None:
     first = drawn[0]  # the others: the same tensors, other values

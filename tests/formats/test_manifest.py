@@ -165,6 +165,7 @@ def test_a_manifest_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_a_page_is_noticed(tmp_path: Path) -> None:
     path = written([{**ROW, "member": m, "test_accuracy": m / 700} for m in range(700)], tmp_path / "m")
     content = path.read_bytes()
@@ -199,6 +200,7 @@ print(json.dumps([chosen.num_rows, selection.cite(place.label, place.commit("tin
 """
 
 
+@pytest.mark.slow
 def test_reading_and_selecting_import_neither_torch_nor_pandas(tmp_path: Path) -> None:
     build(tmp_path)
     done = subprocess.run(

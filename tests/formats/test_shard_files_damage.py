@@ -86,6 +86,7 @@ def test_a_shard_that_is_something_else(built: Built, content: bytes, text: str)
         assert error.path == str(built.shard)
 
 
+@pytest.mark.slow
 def test_a_shard_cut_anywhere(built: Built) -> None:
     content = built.shard.read_bytes()
     for size in [*range(20), *range(20, len(content), 991), len(content) - 1]:
@@ -283,6 +284,7 @@ def test_a_layout_that_leaves_tensors_out(built: Built) -> None:
     refused(built, load(built).ensemble, text)
 
 
+@pytest.mark.slow
 def test_a_random_walk_of_damage(built: Built) -> None:
     """Whatever is changed in the shard, either the members come out or an error of ours."""
     generator = torch.Generator().manual_seed(0)

@@ -293,7 +293,7 @@ def test_a_number_copied_from_the_table_finds_its_row(number: float) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.text(max_size=30) | st.text("()'\"-;/*%$?,ab1=<>[] \n\\E", max_size=30))
 def test_any_text_is_met(condition: str) -> None:
     table = pa.table({"a": [1, 2], "b": ["x", None]})
@@ -527,6 +527,7 @@ print(sorted({"pandas", "torch", "polars", "pyarrow.dataset"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_neither_pandas_nor_torch_is_imported() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", PURE], cwd=root, capture_output=True, text=True, check=False)

@@ -64,7 +64,7 @@ def trained_on_gpu(name: str) -> StackState:
     return trained(RECIPES[name], [5, 6, 7][: RECIPES[name].stack_width], GPU)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["stack", "stack-bfloat16", "convnet", "averaged", "one-cycle"])
 def test_a_member_is_a_function_of_its_seed(name: str) -> None:
     recipe = RECIPES[name]
     one, other = trained_on_gpu(name), trained(recipe, [5, 2, 3][: recipe.stack_width], GPU)

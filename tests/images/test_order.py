@@ -35,6 +35,7 @@ def shuffled(data: ImageData, seed: int = 0) -> ImageData:
 
 
 # ---- names ----
+@pytest.mark.slow
 @given(st.lists(st.text("abc xyz", min_size=1), min_size=1, max_size=8, unique=True), st.data())
 def test_labels_keep_their_names(names: list[str], data: st.DataObject) -> None:
     theirs = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
@@ -88,6 +89,7 @@ def test_what_is_in_order_stays_the_same_object() -> None:
 
 
 # ---- figures ----
+@pytest.mark.slow
 def test_figures_are_those_of_the_images_in_order() -> None:
     members = zoo.load("convnet-digits", n=4)
     digits = some("test", 200)
@@ -167,6 +169,7 @@ def test_images_of_other_classes_are_refused(images: ImageData, text: str) -> No
 
 
 # ---- every function, every kind ----
+@pytest.mark.slow
 def test_all_functions_take_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
     from torch.utils.data import DataLoader, TensorDataset

@@ -154,6 +154,7 @@ OWN = st.sampled_from(["", "model.", "net.", "module.", "net.model."])
 NAMES = st.lists(st.lists(PART, min_size=2, max_size=3).map(".".join), min_size=1, max_size=6, unique=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(NAMES, OWN, st.lists(st.sampled_from(WRAPPER_PREFIXES), max_size=4), st.data())
 def test_wrappers_in_any_nesting(bare: list[str], own: str, nest: list[str], data: st.DataObject) -> None:

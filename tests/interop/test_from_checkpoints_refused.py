@@ -152,6 +152,7 @@ def test_a_collection_by_a_number(tmp_path: Path) -> None:
         zoo.from_checkpoints(saved(tmp_path / "in"), Net, out=tmp_path / "out", name=5)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_members_are_measured_on_all_kinds_of_images(tmp_path: Path) -> None:
     """A folder whose classes are in another order, its address on the command line, tensors and prepared inputs."""
     digits, folder = zoo.images.load("digits"), saved(tmp_path / "in")

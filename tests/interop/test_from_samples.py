@@ -138,6 +138,7 @@ SHAPES = st.dictionaries(
 FLOATS = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(SHAPES, FLOATS, st.integers(1, 5), st.booleans())
 def test_any_draws_come_back(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, count: int, one: bool) -> None:

@@ -160,7 +160,7 @@ TENSORS = NAMES.flatmap(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(TENSORS, st.sampled_from(["st", "pt"]))
 def test_any_tensors_come_back(tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]], kind: str) -> None:
     with tempfile.TemporaryDirectory() as place:

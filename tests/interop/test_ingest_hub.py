@@ -44,6 +44,7 @@ def cached() -> int:
     return len(cache.member_files(REPO))
 
 
+@pytest.mark.slow
 def test_a_manifest_whose_bytes_stay_on_the_hub(hub: Hub, nets: list[State], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UsageError, match=r"found none\. Give --out DIR for a manifest whose bytes stay on the Hub, or"):

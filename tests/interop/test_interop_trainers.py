@@ -56,14 +56,14 @@ def members() -> zoo.Collection:
     return zoo.load("resnet8-digits", n=4)
 
 
-@pytest.mark.parametrize(("name", "count"), [("convnet-digits", 16), ("resnet8-digits", 3)])
+@pytest.mark.parametrize(("name", "count"), [("convnet-digits", 5), ("resnet8-digits", 3)])
 def test_figures_are_those_of_evaluate(tu: Any, name: str, count: int) -> None:
     members = zoo.load(name, n=count)
     routine = OURS.routine(members, eval_ood=True)
     assert type(routine) is tu.ClassificationRoutine
     ood = zoo.interop.loader(members, "photos", ood=True)
     theirs = figures(routine, zoo.interop.loader(members, "digits"), ood)
-    report = zoo.evaluate(members, "digits", ood="photos", sizes=[count])
+    report = zoo.evaluate(members, "digits", ood="photos", sizes=[count], subsets=2)
     assert set(OURS.FIGURES) == set(FIGURES) - {"ace"}
     for figure, key in OURS.FIGURES.items():
         assert theirs[key] == pytest.approx(report[figure].value, abs=1e-5), figure
@@ -72,7 +72,7 @@ def test_figures_are_those_of_evaluate(tu: Any, name: str, count: int) -> None:
 
 def test_figures_without_out_of_distribution_images(tu: Any, members: zoo.Collection) -> None:
     theirs = figures(OURS.routine(members), zoo.interop.loader(members, "digits"))
-    report = zoo.evaluate(members, sizes=[4])
+    report = zoo.evaluate(members, sizes=[4], subsets=2)
     assert {f for f, key in OURS.FIGURES.items() if key in theirs} == set(report.ensemble) - {"ace"}
 
 
@@ -80,7 +80,7 @@ def test_figures_of_stored_predictions(tu: Any, members: zoo.Collection, tmp_pat
     inside, outside = (members.predict(name, tmp_path) for name in ("digits", "photos"))
     loaders = [OURS.loader(x) for x in (inside, outside)]
     theirs = figures(OURS.routine(inside, eval_ood=True), *loaders)
-    report = zoo.evaluate(inside, ood=outside, sizes=[4])
+    report = zoo.evaluate(inside, ood=outside, sizes=[4], subsets=2)
     for figure, key in OURS.FIGURES.items():
         assert theirs[key] == pytest.approx(report[figure].value, abs=1e-5), figure
 

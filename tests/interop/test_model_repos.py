@@ -18,9 +18,10 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, epoch_of_name, index_model_repos, number_members
+from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError
+from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, index_model_repos, number_members
 from checkpoints_zoo.sources import cache, fetching, pacing, revisions
+from checkpoints_zoo.sources.revisions import epoch_of_name
 from tests.hub.hub import Hub
 from tests.support.commands import run, values
 from tests.support.model_repos import EMBEDDING, STEPS, checkpoint, nbytes, neox, publish, shards
@@ -364,6 +365,38 @@ def test_a_dry_run_lists_branches_alone(hub: Hub, tmp_path: Path) -> None:
     assert isinstance(plan, IndexPlan)
     assert (plan.repos, plan.snapshots, plan.listings, plan.headers) == (1, 154, 154, 154)
     assert len(hub.log) == 1
+    assert not (tmp_path / "manifests").exists()
+
+
+# ---- faults ----
+@pytest.mark.parametrize("path", [r"/refs$", r"/tree/", r"/resolve/.*safetensors", r"/_cdn/.*safetensors"])
+def test_a_fault_that_passes(hub: Hub, tmp_path: Path, waits: list[float], path: str) -> None:
+    publish(hub, "org/net", FEW)
+    hub.faults.add(path, status=503, times=1)
+    assert index(tmp_path, "hf://org/net").ok == len(FEW)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "error", "text"),
+    [
+        (r"/refs$", {"body": "<html>Sign in</html>"}, NetworkError, "branches of hf://org/net: expected JSON from"),
+        (r"/refs$", {"body": '{"branches": [{"name": "step1"}]}'}, NetworkError, "with the fields that Hubs send"),
+        (r"/refs$", {"body": '{"branches": [{"name": "step1", "ref": "x", "targetCommit": "../../x"}], "tags": [], '
+                             '"converts": []}'}, DamagedError, "a commit of 40 hex digits"),
+        (r"/tree/", {"body": "<html>Sign in</html>"}, NetworkError, "expected JSON from"),
+        (r"/tree/", {"body": '[{"type": "file", "path": "../x", "size": 3, "oid": "a"}]'}, DamagedError, "the repo"),
+        (r"/tree/", {"body": '[{"type": "file", "path": "x", "size": 3, "oid": "../x"}]'}, DamagedError, "and a hash"),
+        (r"/tree/", {"status": 403}, AccessError, "expected permission to read"),
+        (r"/_cdn/", {"body": "<html>Sign in</html>" * 9000}, DamagedError, "a web page"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_stays(
+    hub: Hub, tmp_path: Path, waits: list[float], path: str, fault: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    publish(hub, "org/net", [1])
+    hub.faults.add(path, times=99, **{k: v.encode() if isinstance(v, str) else v for k, v in fault.items()})
+    with pytest.raises(error, match=text):
+        index(tmp_path, "hf://org/net")
     assert not (tmp_path / "manifests").exists()
 
 

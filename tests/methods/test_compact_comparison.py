@@ -149,6 +149,7 @@ def test_intervals_are_jackknifes_by_hand(found: CompactComparison, draws: Draws
         assert (half_half.low, half_half.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_alignment_moves_the_mean_of_permuted_copies_back(draws: Draws, tmp_path: Path) -> None:
     """Draws of one basin, each permuted otherwise: q_r is that of the basin, q_d is not."""
     members, table = zoo.load("convnet-digits", n=1), zoo.symmetries("convnet-digits")
@@ -174,6 +175,7 @@ def test_alignment_moves_the_mean_of_permuted_copies_back(draws: Draws, tmp_path
     assert mean["hmc", "q_r", "mean_accuracy"].value > 0.95
 
 
+@pytest.mark.slow
 def test_all_draws_count_however_runs_are_numbered(draws: Draws, tmp_path: Path) -> None:
     stacked = draws["hmc"].stack()
     hmc = zoo.from_samples(

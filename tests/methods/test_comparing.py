@@ -44,12 +44,11 @@ def by_double_sum(draws: np.ndarray, reference: np.ndarray) -> float:
     ]
     for metric, of in kernels:
         own = cdist(reference, reference, metric)
+        distances = cdist(draws, draws, metric), own, cdist(draws, reference, metric)
         pairs = own[np.triu_indices(len(reference), 1)]
         assert pairs.min() > 0.1
         for width in np.geomspace(pairs.min() / 2, pairs.max() * 2, 10):
-            k = [
-                of(cdist(a, b, metric), width) for a, b in ((draws, draws), (reference, reference), (draws, reference))
-            ]
+            k = [of(d, width) for d in distances]
             m, n = len(draws), len(reference)
             within = [(x.sum() - np.trace(x)) / (len(x) * (len(x) - 1)) for x in k[:2]]
             total.append(sum(within) - 2 * k[2].sum() / (m * n))
@@ -177,6 +176,7 @@ def test_one_point_far_away_is_as_far_as_can_be(members: zoo.Collection, tmp_pat
     assert 1 < value < 2
 
 
+@pytest.mark.slow
 def test_one_run_has_no_interval_and_no_multi_mode(
     members: zoo.Collection, draws: dict[str, zoo.Collection], asked: dict[str, Any], tmp_path: Path
 ) -> None:

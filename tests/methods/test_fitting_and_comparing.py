@@ -157,6 +157,7 @@ def test_members_are_trained_without_a_search(tmp_path: Path) -> None:
     assert fits.with_settings(Snapshot()) is None
 
 
+@pytest.mark.slow
 def test_draws_that_the_reference_has_are_told_of(members: zoo.Collection, tmp_path: Path) -> None:
     said: list[str] = []
     zoo.compare(

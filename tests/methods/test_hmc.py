@@ -99,7 +99,7 @@ def test_leapfrog_preserves_volume() -> None:
 @pytest.mark.slow
 def test_it_balances_a_density_that_is_no_gaussian() -> None:
     chains = sample(
-        differentiated(well), {"x": torch.zeros(100, 1, dtype=torch.float64)}, 600, warmup=100, steps=4, seed=1
+        differentiated(well), {"x": torch.zeros(150, 1, dtype=torch.float64)}, 200, warmup=60, steps=4, seed=1
     )
     x = chains.draws["x"]
     quantities: list[Callable[[Any], Any]] = [
@@ -142,9 +142,9 @@ def test_a_linear_model_has_the_moments_of_the_closed_form(mass: bool) -> None:
         return -2 * residual.square().sum(1) - at["w"].square().sum((1, 2)) - at["b"].square().sum(1)
 
     density = differentiated(log_density)
-    start = {"w": torch.zeros(24, 1, 2, dtype=torch.float64), "b": torch.zeros(24, 1, dtype=torch.float64)}
+    start = {"w": torch.zeros(40, 1, 2, dtype=torch.float64), "b": torch.zeros(40, 1, dtype=torch.float64)}
     own = {"w": torch.tensor([[120.0, 1000.0]]), "b": torch.tensor([120.0])} if mass else None
-    chains = sample(density, start, 250, warmup=100, steps=6, seed=2, mass=own)
+    chains = sample(density, start, 100, warmup=60, steps=6, seed=2, mass=own)
     drawn = torch.cat([chains.draws["w"].flatten(2), chains.draws["b"]], 2)
     assert z(drawn, mean) < BOUND
     centred = drawn - mean
@@ -170,7 +170,7 @@ def test_chains_have_sizes_of_their_own() -> None:
     start = {"x": torch.zeros(2, 20, dtype=torch.float64)}
     sizes = []
     for target in (0.65, 0.95):
-        chains = sample(density, start, 150, warmup=150, steps=5, seed=3, target=target)
+        chains = sample(density, start, 100, warmup=100, steps=5, seed=3, target=target)
         assert bool(((chains.acceptance - target).abs() < 0.2).all()), chains.acceptance
         assert math.isclose(chains.step_size[1] / chains.step_size[0], 100, rel_tol=0.3)
         sizes.append(float(chains.step_size[0]))
@@ -222,6 +222,7 @@ def test_a_chain_depends_on_no_other() -> None:
     assert not torch.equal(three[0], three[1])
 
 
+@pytest.mark.slow
 def test_what_leaves_all_bounds_is_rejected_and_counted() -> None:
     """Beyond |x| = 1 the density is not a number, in one dimension steep, and the second chain starts at a cliff."""
 
@@ -277,7 +278,7 @@ def test_a_tiny_network_has_the_moments_of_pyro_s_nuts(oracle: Oracle) -> None:
             potential_fn=lambda params: -log_density({n: p[None] for n, p in params.items()})[0], max_tree_depth=5
         )
         first = {n: torch.zeros(s).double() + 0.1 for n, s in shapes.items()}
-        nuts = infer.MCMC(kernel, 300, warmup_steps=100, initial_params=first, disable_progbar=True)
+        nuts = infer.MCMC(kernel, 200, warmup_steps=60, initial_params=first, disable_progbar=True)
         nuts.run()
         theirs = seen_of(nuts.get_samples(), 1)
     start = {n: torch.zeros(50, *s).double() + 0.1 for n, s in shapes.items()}

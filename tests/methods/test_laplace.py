@@ -137,6 +137,7 @@ def test_draws_have_the_covariance_of_the_posterior(convnet: Problem) -> None:
     assert isinstance(LaplaceLastLayer(), Method)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_a_function_of_the_seed(convnet: Problem) -> None:
     before = torch.random.get_rng_state()
     one, again, other = (Laplace(temperature=0.01).fit(convnet, 2, 2, seed=s)[0].states for s in (3, 3, 4))

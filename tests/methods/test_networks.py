@@ -202,6 +202,7 @@ def test_networks_that_can_not_be_mapped_are_refused(name: str, oracle: Callable
     assert text.endswith("Take swag, hmc or laplace, which run one network after another.")
 
 
+@pytest.mark.slow
 def test_float16_goes_on_with_scaled_gradients() -> None:
     recipe = dataclasses.replace(convnet_digits(), epochs=1, precision="float16", stack_width=2)
     state = Problem(recipe, some("train", 100)).trained_state(2)

@@ -144,6 +144,7 @@ def test_members_of_a_norm_without_statistics_stack() -> None:
     torch.testing.assert_close(logits, looped, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_float16_file_with_infinite_counters_becomes_a_module(oracle: Oracle) -> None:
     upstream = theirs(oracle, "resnet18", {"classes": 200})
     halves = {key: tensor.half() for key, tensor in upstream.state_dict().items()}

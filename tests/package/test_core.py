@@ -9,6 +9,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+@pytest.mark.slow
 def test_the_core_does_its_part_where_the_extras_are_hidden(hub: Hub, tmp_path: Path) -> None:
     check_core(sys.executable, HIDE_PACKAGES, hub, tmp_path)
 
@@ -42,6 +44,7 @@ print(json.dumps(texts))
 """
 
 
+@pytest.mark.slow
 def test_a_public_name_says_what_it_needs_where_the_extras_are_hidden() -> None:
     command = [sys.executable, "-c", HIDE_PACKAGES + CALL_PUBLIC_NAMES, json.dumps(list(EXTRA_OF_PACKAGE))]
     texts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

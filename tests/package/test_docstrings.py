@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[2] / "checkpoints_zoo"
 ARGUMENTS = re.compile(
     r"^ *Args:\n(.*?)(?=^ *(?:Returns|Raises|Yields|Attributes|Examples?):|^\S|\Z|\n\n *>>>)", re.S | re.M
@@ -47,6 +49,7 @@ def unknown_arguments(code: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_docstrings_describe_the_arguments_that_are_there() -> None:
     unknown = {str(path): unknown_arguments(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert {path: names for path, names in unknown.items() if names} == {}

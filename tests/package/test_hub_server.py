@@ -430,6 +430,7 @@ def test_two_servers_in_one_process(hub, tmp_path):
         urllib.request.urlopen(other.url)
 
 
+@pytest.mark.slow
 def test_as_a_process(tmp_path):
     command = [sys.executable, "-m", "tests.hub", "--root", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:

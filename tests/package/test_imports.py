@@ -166,6 +166,7 @@ print(json.dumps({"exit": min(codes), "loaded": sorted({"torch", "pandas"} & set
 """
 
 
+@pytest.mark.slow
 def test_a_wrong_name_is_told_before_torch_is_imported() -> None:
     done = run_python(WRONG_NAMES)
     assert done["loaded"] == []

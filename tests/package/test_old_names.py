@@ -188,6 +188,7 @@ def test_a_name_with_a_new_one_works_and_warns(name: str) -> None:
         use()
 
 
+@pytest.mark.slow
 def test_renamed_functions_return_what_the_new_ones_do() -> None:
     with pytest.warns(DeprecationWarning, match="^zoo"):
         lines, table = RENAMED["barriers"][0](), RENAMED["compare_compact"][0]()

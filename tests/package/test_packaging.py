@@ -184,22 +184,6 @@ def test_the_wheel_without_extras_does_the_cores_part(
     check_core(python, "", hub, tmp_path)
 
 
-@pytest.mark.slow
-def test_the_demo_runs_from_the_wheel_away_from_the_clone(installed: Path, tmp_path: Path) -> None:
-    """As a newcomer runs it: a process of its own, and all members."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    rows = json.loads(run(installed, "demo", "--out", elsewhere / "out", "--format", "json", cwd=elsewhere))["figures"]
-    of = {(r["of"], r["members"], r["figure"]): r["value"] for r in rows}
-    assert of["ensemble", 64, "accuracy"] > of["mean of members", 1, "accuracy"]
-    assert of["ensemble", 64, "nll"] < of["mean of members", 1, "nll"]
-    assert of["ensemble", 64, "auroc"] >= 0.98
-    (picture,) = (elsewhere / "out").iterdir()
-    assert picture.name == "zoo-demo.png"
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert [path.name for path in elsewhere.iterdir()] == ["out"]
-
-
 # Runs commands, a JSON list of lists of words, in one process, and prints a list of the JSON that each has printed.
 RUN_COMMANDS = """
 import contextlib, io, json, sys
@@ -218,17 +202,28 @@ print(json.dumps(printed))
 
 
 @pytest.mark.slow
-def test_the_wheel_trains_merges_verifies_and_evaluates(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_does_its_demo_trains_merges_verifies_and_evaluates(installed: Path, tmp_path: Path) -> None:
+    """Away from the clone, in one process; a newcomer's demo has all members."""
+    listed = json.loads(run(installed, "list", "--format", "json", cwd=tmp_path))
+    assert "convnet-digits" in {line["name"] for line in listed}
     train = ("train", "convnet-digits", "--set", "epochs=2", "--set", "stack_width=2", "--members")
     source = ("convnet-digits", "--source", "merged")
     commands = [
-        ("recipes",), (*train, "0-1", "--out", "here"), (*train, "2-3", "--out", "there"),
+        ("demo", "--out", "demo"), ("recipes",), (*train, "0-1", "--out", "here"), (*train, "2-3", "--out", "there"),
         ("train-merge", "here", "there", "--out", "merged"), ("verify", *source), ("evaluate", *source),
     ]  # fmt: skip
     words = json.dumps([(*command, "--format", "json") for command in commands])
-    recipes, *_, verified, evaluated = json.loads(
+    demo, recipes, *_, verified, evaluated = json.loads(
         run(installed.with_name("python"), "-c", RUN_COMMANDS, words, cwd=tmp_path)
     )
+    of = {(f["of"], f["members"], f["figure"]): f["value"] for f in demo["figures"]}
+    assert of["ensemble", 64, "accuracy"] > of["mean of members", 1, "accuracy"]
+    assert of["ensemble", 64, "nll"] < of["mean of members", 1, "nll"]
+    assert of["ensemble", 64, "auroc"] >= 0.98
+    (picture,) = (tmp_path / "demo").iterdir()
+    assert picture.name == "zoo-demo.png"
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"demo", "here", "there", "merged"}
     assert "convnet-digits" in {row["recipe"] for row in recipes}
     assert [line["members"] for line in verified["checked"]] == [4]
     assert verified["problems"] == []

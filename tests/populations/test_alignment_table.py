@@ -111,6 +111,7 @@ def test_refusals() -> None:
         alignment(members).plot("p.jpg")
 
 
+@pytest.mark.slow
 def test_the_picture_shows_every_member_but_the_reference(tmp_path: Path) -> None:
     members = zoo.load("convnet-digits", n=4)
     found = alignment(members)

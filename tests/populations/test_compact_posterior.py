@@ -41,6 +41,7 @@ def normals(*shape: int, seed: int = 0) -> Tensor:
 # The Gaussian.
 
 
+@pytest.mark.slow
 @given(members=st.integers(2, 9), width=st.integers(1, 5), far=st.floats(0, 1e4), seed=st.integers(0, 1000))
 @settings(max_examples=40)
 def test_mean_and_variance_are_numpys(members: int, width: int, far: float, seed: int) -> None:
@@ -259,6 +260,7 @@ def test_two_members_have_no_intervals() -> None:
     assert values["gain"] == {"value": found.gain.value, "low": None, "high": None, "level": 0.95}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     members = zoo.load("convnet-digits", n=5)
     options: dict[str, Any] = {"samples": 3, "splits": 2, "levels": [0.0, 0.5]}

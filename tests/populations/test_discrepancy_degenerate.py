@@ -103,6 +103,7 @@ def test_p_values_of_trained_members_are_uniform_before_and_after_removing_symme
             assert abs(np.mean(values <= 0.1) - 0.1) < 4 * math.sqrt(0.09 / len(values))
 
 
+@pytest.mark.slow
 def test_p_values_of_members_that_are_often_the_same_are_no_smaller_than_uniform() -> None:
     random = torch.Generator().manual_seed(0)
     found = []

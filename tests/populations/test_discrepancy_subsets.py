@@ -45,6 +45,7 @@ def test_value_and_p_are_those_of_subsets() -> None:
     assert "13 against 10 members in 3 subsets; 50 permutations." in found.to_text()
 
 
+@pytest.mark.slow
 def test_one_subset_is_the_whole() -> None:
     members = zoo.load("convnet-digits", n=9)
     assert zoo.mmd(members, permutations=20, subset_size=9) == zoo.mmd(members, permutations=20)
@@ -80,6 +81,7 @@ def test_a_size_that_is_none_is_refused(size: Any) -> None:
         zoo.mmd(zoo.load("convnet-digits", n=4), subset_size=size)
 
 
+@pytest.mark.slow
 def test_p_values_are_uniform_under_the_null() -> None:
     members = zoo.load("convnet-digits")
     random = np.random.default_rng(0)

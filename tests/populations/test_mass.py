@@ -145,6 +145,7 @@ def test_no_members_give_no_masses() -> None:
     assert str(result).startswith("Mass of 0 members: none")
 
 
+@pytest.mark.slow
 def test_the_picture_shows_masses_and_their_excess(found: MinimalMass, tmp_path: Path) -> None:
     path = mass_figure(found, tmp_path / "new" / "mass.png", collection_name="convnet-digits")
     assert path.read_bytes().startswith(b"\x89PNG")

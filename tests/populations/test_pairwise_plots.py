@@ -136,6 +136,7 @@ def test_no_text_covers_another(members: int, ood: bool) -> None:
         assert 0 <= box.y0 < box.y1 <= figure.bbox.y1, text.get_text()
 
 
+@pytest.mark.slow
 def test_a_png_of_the_same_bytes_each_time(tmp_path: Path) -> None:
     found = pairs(12, ood=False)
     path = found.plot(tmp_path / "new" / "pairs.png")

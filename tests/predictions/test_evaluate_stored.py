@@ -85,6 +85,7 @@ def test_the_members_themselves_give_the_same_to_rounding(members: zoo.Collectio
         assert report.drawing[name] == pytest.approx(again.drawing[name], abs=2e-3)
 
 
+@pytest.mark.slow
 def test_blocks_change_nothing(
     stored: tuple[Predictions, Predictions], report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_members_with_stored_predictions_out_of_distribution(
 
 
 # ---- the command line ----
+@pytest.mark.slow
 def test_predict_and_evaluate_by_the_command_line(tmp_path: Path, report: Report) -> None:
     for name in ("digits", "photos/test"):
         result = run(

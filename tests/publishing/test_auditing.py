@@ -202,6 +202,7 @@ def test_a_sound_source_takes_two_requests_a_shard(hub: Hub) -> None:
     assert process("audit", ADDRESS).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_upstream_like_repo(hub: Hub) -> None:
     files = [(f"x/version_{number}.safetensors", member(number)) for number in range(1024)]
     archive = virtual_tar(files)

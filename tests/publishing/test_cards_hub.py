@@ -51,6 +51,7 @@ def same(table: datasets.Dataset, path: Path) -> None:
     assert table.to_list() == wanted.to_pylist()
 
 
+@pytest.mark.slow
 def test_datasets_gives_every_manifest(hub: Hub, tmp_path: Path) -> None:
     two_collections(tmp_path)
     publish(hub, tmp_path)

@@ -29,7 +29,7 @@ def usual_tokens() -> list[Token]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     st.fixed_dictionaries(dict.fromkeys(TEXTS, HOSTILE)),
     st.fixed_dictionaries(dict.fromkeys(IN_ROWS, HOSTILE)),

@@ -57,6 +57,7 @@ def claim(root: Path, accuracy: float) -> None:
     pq.write_table(rows, path)
 
 
+@pytest.mark.slow
 def test_accuracies_are_measured_again(hub: Hub, trained: Path) -> None:
     claim(trained, 0.5)
     lines: list[str] = []
@@ -70,6 +71,7 @@ def test_accuracies_are_measured_again(hub: Hub, trained: Path) -> None:
     assert consistent(hub) == 3
 
 
+@pytest.mark.slow
 def test_the_package_publishes_its_own(hub: Hub, trained: Path) -> None:
     done = publish(trained, sample=2, tag="v0.1")
     assert isinstance(done, Published)

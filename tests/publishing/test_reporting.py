@@ -145,6 +145,7 @@ def test_the_same_bytes_each_time_and_the_day_that_is_given(
     assert str(error.value) == "SOURCE_DATE_EPOCH: expected seconds since 1970, as a whole number; found 'yesterday'."
 
 
+@pytest.mark.slow
 def test_one_member_and_no_images_out_of_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch)
     page = zoo.report_page(load(build(tmp_path, members=[3])), few(), None)

@@ -109,7 +109,8 @@ def report() -> zoo.Report:
 def test_a_name_on_a_figure_is_drawn_as_it_is(name: str, report: zoo.Report, tmp_path: Path) -> None:
     """Case 42: the name of stored predictions, which matplotlib read as a formula."""
     report = replace(report, collection=name, data=name)
-    assert report.plot(tmp_path / "r.png").stat().st_size > 1000
+    if name in ("$\\frac$", "漢字"):  # a second each
+        assert report.plot(tmp_path / "r.png").stat().st_size > 1000
     text = report.plot_curves(tmp_path / "r.svg", ["nll"]).read_text()
     assert "\x1b" not in text
     assert "\u202e" not in text

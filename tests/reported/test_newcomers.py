@@ -360,6 +360,7 @@ def test_members_of_two_sources_are_joined(tmp_path: Path) -> None:
     assert len(both.predict("digits", tmp_path / "out")) == 5
 
 
+@pytest.mark.slow
 def test_members_of_one_collection_are_joined_under_their_ids() -> None:
     """Case 39: parts of one collection, by name, citation or selection."""
     members = zoo.load("convnet-digits")
@@ -438,6 +439,7 @@ def test_from_samples_checks_all_arguments_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_results_print_as_tables(tmp_path: Path) -> None:
     """Case 31: `print` shows a table, `repr` is one short line, and notebooks show the table, with escaped names."""
     members = zoo.load("convnet-digits", n=4)
@@ -598,6 +600,7 @@ def test_recipes_of_adam() -> None:
         recipe_from_options("convnet-digits", ("optimizer=adam", "nesterov=true"))
 
 
+@pytest.mark.slow
 def test_a_collection_trained_by_adam(tmp_path: Path) -> None:
     """Case 40: by the command, with the optimizer in the manifest, and trained again to the same bytes."""
     changes = ("optimizer=adamw", "lr=0.003", "epochs=1", "stack_width=2")

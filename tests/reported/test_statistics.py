@@ -118,19 +118,19 @@ def simulated(kind: str, members: int, generator: torch.Generator) -> tuple[torc
 def test_intervals_cover_the_figures_of_the_population(kind: str, members: int) -> None:
     """Case 13: 93 % or more, less two standard errors of the repetitions.
 
-    The truth: means over 300 other ensembles of that size, over 1,500 members, and the ensemble of these. Of 32 mixed
+    The truth: means over 200 other ensembles of that size, over 1,500 members, and the ensemble of these. Of 32 mixed
     members, which have intervals too, 3 % of samples have none of the far worse tenth and can't cover the truth.
     """
     from checkpoints_zoo.evaluation import evaluating
     from checkpoints_zoo.evaluation.metrics import band_plan, jackknife_plan
 
-    repetitions, population = 60, 1500
+    repetitions, population = 40, 1500
     fixed = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (40,), generator=fixed)
     generator = torch.Generator().manual_seed(members)
     inside, outside = simulated(kind, population, generator)
     large = Smooth(inside, labels, outside)
-    subsets = [torch.randperm(population, generator=generator)[:members] for _ in range(300)]
+    subsets = [torch.randperm(population, generator=generator)[:members] for _ in range(200)]
     expected = dict(zip(large.names, large.measure(subsets).mean(0).tolist(), strict=True))
     limits = dict(zip(large.names, large.measure([torch.arange(population)])[0].tolist(), strict=True))
     singles = large.measure([torch.tensor([i]) for i in range(population)]).nanmean(0)
@@ -156,6 +156,7 @@ def test_intervals_cover_the_figures_of_the_population(kind: str, members: int) 
     assert len(coverage) == 2 + 2 + 4 + 3
 
 
+@pytest.mark.slow
 def test_a_report_says_which_intervals_it_leaves_out() -> None:
     """Case 13: and why; with 32 members there are all."""
     few, many = (zoo.evaluate(zoo.load("convnet-digits", n=n), "digits", sizes=[1], subsets=5) for n in (16, 32))
@@ -201,6 +202,7 @@ def test_copies_of_members_are_not_more_evidence_than_the_members(tmp_path: Path
     assert test.p > 0.01
 
 
+@pytest.mark.slow
 def test_p_values_of_one_run_and_of_shared_runs_do_not_exist(tmp_path: Path) -> None:
     """Case 11: draws of one run are one unit; a unit in both sets makes the sets depend on each other."""
     members = zoo.load("convnet-digits", n=8)

@@ -367,6 +367,7 @@ def test_duplicates_have_one_canonical_form(name: str, key: str, dtype: torch.dt
         assert orbit_gap(net, example, state, seed, key) < (1e-9 if dtype == torch.float64 else 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(6,), (3, 3), (2, 4)])
 def test_twins_that_feed_twins_have_one_canonical_form(sizes: tuple[int, ...]) -> None:
     """Case 15: units that differ only in their connections, as the units of cycles do."""
@@ -501,6 +502,7 @@ def test_the_signs_of_resnet18() -> None:
     assert "10^1444.9 choices of 4800 signs" in str(table)
 
 
+@pytest.mark.slow
 def test_files_of_symmetries_with_and_without_signs(tmp_path: Path) -> None:
     """Case 9: signs are stored; files without signs keep version 1, which older packages read."""
     members = zoo.load("resnet8-digits", n=2)

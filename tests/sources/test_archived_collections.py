@@ -113,6 +113,7 @@ def test_one_regular_archive(upstream: Hub) -> None:
     assert torch.equal(members.stack()["fc.weight"], torch.stack([bytes_of(5), bytes_of(1023)]))
 
 
+@pytest.mark.slow
 def test_the_index_is_kept(upstream: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = zoo.load("resnet18-cifar100", members="2047").stack()["fc.weight"]
     assert torch.equal(wanted[0], bytes_of(2047))

@@ -188,6 +188,7 @@ def test_another_file_where_a_member_was_is_found_when_it_is_read(tmp_path: Path
         members[1].state_dict()
 
 
+@pytest.mark.slow
 def test_a_gzipped_archive_is_streamed(tmp_path: Path) -> None:
     contents = {f"net/version_{i}.safetensors": small(i) for i in range(300)}
     raw = local_tar([("net/", b""), ("net/README", b"hi"), *contents.items()], mode="w:gz")
@@ -222,6 +223,7 @@ def by_tarfile(raw: bytes) -> dict[str, tuple[int, int]]:
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/\\"), min_size=1, max_size=150)
 
 
+@pytest.mark.slow
 @given(
     names=st.lists(NAMES.map(lambda n: f"d/x{n}1.safetensors"), min_size=1, max_size=5, unique=True),
     format=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
@@ -257,6 +259,7 @@ def test_a_cut_archive_is_damaged_wherever_it_is_cut() -> None:
                 index_archive(Counted(PLAIN[:cut]), cut, "a.tar", threads=1)
 
 
+@pytest.mark.slow
 def test_changed_bytes_never_lead_out_or_on_for_ever() -> None:
     rng = random.Random(5)
     for _ in range(1500):

@@ -146,6 +146,7 @@ def test_two_members_in_each_others_place_are_found_when_read() -> None:
     assert_right(archive, walked, [600, 601, 602, 603])
 
 
+@pytest.mark.slow
 def test_a_walk_reads_ahead_in_batches() -> None:
     archive = virtual_tar(named(list(range(COUNT))))
     for threads in (1, 8):

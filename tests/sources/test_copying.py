@@ -306,6 +306,7 @@ def test_two_at_once_add_what_each_has(tmp_path: Path) -> None:
     check(built, tmp_path / "copy", [(m, 40) for m in range(8)])
 
 
+@pytest.mark.slow
 def test_one_member_in_memory_at_a_time(tmp_path: Path) -> None:
     """Thirty members of a megabyte, in a source written by hand."""
     built, size = build(tmp_path / "source"), 10**6

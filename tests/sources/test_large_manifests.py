@@ -67,6 +67,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", LAYOUTS.values(), ids=LAYOUTS)
 def test_selections_are_the_same_as_from_a_list(tmp_path: Path, options: dict[str, Any]) -> None:
     built = write_large(tmp_path, **options)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from checkpoints_zoo.evaluation import evaluating
 from checkpoints_zoo.evaluation.report import Report
-from checkpoints_zoo.populations import predictives
 
 
 def measure_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure few random ensembles of each size where the caller says nothing."""
+    from checkpoints_zoo.evaluation import evaluating
+    from checkpoints_zoo.populations import predictives
+
     for function in (evaluating.evaluate, predictives.compare_predictives):
         assert function.__kwdefaults__ is not None
         monkeypatch.setitem(function.__kwdefaults__, "subsets", 5)

@@ -187,6 +187,7 @@ def test_each_change_of_a_visit_raises_the_objective(name: str) -> None:
     assert match_weights(table, params, reference).converged.all()
 
 
+@pytest.mark.slow
 def test_a_match_does_not_depend_on_other_members() -> None:
     table, params = symmetries("resnet8-digits"), zoo.load("resnet8-digits", n=5).stack()
     reference = {n: t[4] for n, t in params.items()}

@@ -41,6 +41,7 @@ def digits() -> Params:
     return zoo.load("convnet-digits", n=8).stack()
 
 
+@pytest.mark.slow
 def test_no_member_can_be_brought_closer_to_the_mean_of_the_others(digits: Params) -> None:
     table = symmetries("convnet-digits")
     found, mean = match_mean(table, digits, seed=1)

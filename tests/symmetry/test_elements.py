@@ -57,7 +57,7 @@ def test_exact_symmetries_keep_the_function_of_the_architectures(name: str) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=seeds)
 def test_symmetries_of_random_programs(seed: int) -> None:
     try:
@@ -90,7 +90,7 @@ def test_approximate_scales_are_exact_without_eps(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=seeds)
 def test_inverse_and_composition(name: str, seed: int) -> None:
     table, generator = table_of(name), torch.Generator().manual_seed(seed)

@@ -40,7 +40,7 @@ def check_orbit(table: Table, seed: int, key: str, streams: bool, dtype: torch.d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NETS if name not in LARGE])
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=seeds, key=keys, streams=st.booleans(), dtype=dtypes, tied=st.sampled_from([True, True, False]))
 def test_permuted_networks_have_one_canonical_form(
     name: str, seed: int, key: str, streams: bool, dtype: torch.dtype, tied: bool
@@ -95,7 +95,7 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NETS if name != "resnet20"])
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     seed=seeds, key=st.sampled_from(["first", "max"]), streams=st.booleans(), dtype=st.sampled_from([*TOLERANCES]),
     approximate=st.booleans(),

@@ -115,6 +115,7 @@ def test_the_minimum_equals_that_of_scipy_over_all_entries(name: str) -> None:
         assert float(result.after[i]) == pytest.approx(minimum_by_scipy(table, member_of(params, i)), rel=1e-6)
 
 
+@pytest.mark.slow
 @given(
     widths=st.lists(st.integers(1, 5), min_size=2, max_size=8),
     seed=st.integers(0, 2**31 - 1),

@@ -53,6 +53,7 @@ MATRICES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(MATRICES)
 @settings(max_examples=150, deadline=None)
 def test_small_matrices_without_reduction(gains: np.ndarray) -> None:

@@ -144,6 +144,7 @@ def test_print() -> None:
     )
 
 
+@pytest.mark.slow
 def test_networks_are_traced_in_several_threads_while_others_run() -> None:
     """torch.fx changes all modules of the process while it traces: nothing may meet that, and nothing may stay."""
     from concurrent.futures import ThreadPoolExecutor

@@ -22,6 +22,7 @@ from tests.support.matching_oracles import count_swaps
 SMALL = dataclasses.replace(convnet_digits(), stack_width=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(0, 8), seed=st.integers(0, 1000))
 def test_as_many_transpositions_as_asked_for(count: int, seed: int) -> None:

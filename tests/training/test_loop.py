@@ -130,6 +130,7 @@ def test_a_stack_is_its_members_alone(option: str) -> None:
             torch.testing.assert_close(member.state[name], tensor, rtol=0.0, atol=bound, msg=name)
 
 
+@pytest.mark.slow
 def test_batch_norm_in_a_stack_in_half_precision() -> None:
     recipe = dataclasses.replace(RESNET, precision="bfloat16", stack_width=2)
     for member in train_stack(recipe, (9, 4), part()):

@@ -59,7 +59,7 @@ def described(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(pieces=pieces, unsealed=st.lists(st.booleans(), min_size=5, max_size=5), data=st.data())
 def test_pieces_in_any_order_are_the_whole(
     whole: Path, pieces: list[set[int]], unsealed: list[bool], data: st.DataObject

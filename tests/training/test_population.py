@@ -103,6 +103,7 @@ def test_batch_norm_run_cut_short(tmp_path: Path) -> None:
         assert_identical(whole[member].state, resumed.trained[member].state)
 
 
+@pytest.mark.slow
 def test_kill_around_finish_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     def killed(_: list[TrainedMember]) -> None:
         raise KeyboardInterrupt

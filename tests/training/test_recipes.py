@@ -38,6 +38,8 @@ def test_the_collections_of_the_catalog_have_recipes() -> None:
     for name, listing in catalog.collections().items():
         if "hmc" in name:  # draws of a sampler
             continue
+        if listing.architecture.startswith("transformers/"):  # language models in model repos
+            continue
         recipe = recipe_by_name(name)
         assert (recipe.title, recipe.architecture, recipe.dataset) == (
             listing.title, listing.architecture, listing.dataset,

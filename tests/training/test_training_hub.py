@@ -81,6 +81,7 @@ def test_two_members_from_the_hub_to_modules(
         )
 
 
+@pytest.mark.slow
 def test_a_set_without_a_whole_batch_is_refused(hub: Hub, tmp_path: Path) -> None:
     published_images(hub, "cifar10", inputs=10)
     done = CliRunner().invoke(main, ["train", "resnet18-cifar10", "--members", "0", "--out", str(tmp_path)])

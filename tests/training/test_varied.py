@@ -72,6 +72,7 @@ def test_a_varied_recipe_reaches_other_processes() -> None:
     assert sent.hash == VARIED.hash
 
 
+@pytest.mark.slow
 def test_a_member_is_trained_like_one_of_a_plain_recipe() -> None:
     data = images.load("digits", "train")
     for member in (0, 1, 2):
@@ -83,6 +84,7 @@ def test_a_member_is_trained_like_one_of_a_plain_recipe() -> None:
         assert varied_member.train_loss == plain_member.train_loss
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_like_a_whole_one_and_rows_hold_the_values(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train_into(VARIED, range(3), whole)

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from checkpoints_zoo.formats.catalog import EPOCH_UNITS, Description
 from checkpoints_zoo.formats.layout import Layout, compare_shapes
 from checkpoints_zoo.formats.member_parts import Part, join_ranges
 from checkpoints_zoo.formats.shard_files import Header
-from checkpoints_zoo.formats.text import count_with_noun, first_few, one_line
+from checkpoints_zoo.formats.text import count_with_noun, one_line
 from checkpoints_zoo.interop.ingest.importing import Imported
 from checkpoints_zoo.interop.ingest.origin import PICKLE_SUFFIXES, Say
 from checkpoints_zoo.interop.ingest.survey import status_counts
@@ -32,14 +31,6 @@ from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.revisions import Revision, WeightFile
 from checkpoints_zoo.sources.source import FolderSource
 
-# Buffers that old versions of transformers stored and no network needs: pattern of the name, numbers of axes.
-IGNORED_TENSORS = (
-    ("*attention.bias", (4,)),
-    ("*attn.bias", (4,)),
-    ("*masked_bias", (0,)),
-    ("*rotary_emb.inv_freq", (1,)),
-    ("*position_ids", (2,)),
-)
 # Names that a tied output layer has; its weights are those of the input embedding.
 TIED_NAMES = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")
 # Keys of config.json that say how a checkpoint was saved, not which network it is.
@@ -48,10 +39,7 @@ CONVERSION_ADVICE = (
     "a pickle can't be read by ranges: ask for safetensors at huggingface.co/spaces/safetensors/convert, or download "
     "it and give it to zoo-cli import --reshard OUT"
 )
-_STEP_NUMBER = re.compile(r"(?:step|epoch|iter(?:ation)?|checkpoint|ckpt)[-_ ]?(\d+)([km]?)(?![a-z0-9])", re.IGNORECASE)
-_NUMBER = re.compile(r"(\d+)([km]?)(?![a-z0-9])", re.IGNORECASE)
 _MEMBER_NUMBER = re.compile(r"(?:seed|run|member|model|replica)[-_]?(\d+)$", re.IGNORECASE)
-_FACTORS = {"": 1, "k": 1000, "m": 10**6}
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 LARGEST_CONFIG_NBYTES = 2**20
 LATENCY_SECONDS = 0.05  # expected time of a request, in each of the threads that list
@@ -123,8 +111,8 @@ def index_model_repos(
     name, root = catalog.check_name(name), Path(out).expanduser().absolute()
     if epoch_unit is not None and epoch_unit not in EPOCH_UNITS:
         raise UsageError("epoch unit", expected=" or ".join(EPOCH_UNITS), found=repr(epoch_unit)[:80])
-    commits = list_commits(addresses, revision_patterns)
-    epochs = {key: epoch_of_name(key[1], epoch_rule) for key in commits}
+    commits = revisions.list_commits(addresses, revision_patterns)
+    epochs = {key: revisions.epoch_of_name(key[1], epoch_rule) for key in commits}
     repo_ids = list(dict.fromkeys(repo_id for repo_id, _ in commits))
     members = dict(zip(repo_ids, number_members(repo_ids), strict=True))
     _check_epochs(commits, epochs)
@@ -140,7 +128,9 @@ def index_model_repos(
     config = _read_config(listed, say)
     rows, layouts = _rows_and_layouts(checkpoints, list(commits), members, epochs, config)
     net_facts = {"architecture": _architecture(config), "arguments": _arguments(config)}
-    facts = {"title": f"{count_with_noun(len(repo_ids), 'model repo')}, such as {repo_ids[0]}", **(user_facts or {})}
+    facts = dict(user_facts or {})
+    if name not in catalog.collections():
+        facts.setdefault("title", f"{count_with_noun(len(repo_ids), 'model repo')}, such as {repo_ids[0]}")
     unit = epoch_unit or ("epoch" if all("epoch" in revision for _, revision in commits) else "step")
     description = replace(make_description(name, net_facts, layouts, facts, None), epoch_unit=unit)
     _write(FolderSource(root, root.as_uri()), description, rows)
@@ -151,65 +141,6 @@ def index_model_repos(
             say(f"{count_with_noun(count, 'snapshot')} {status}: {reason}")
     manifest_path = FolderSource(root, root.as_uri()).manifest_path(name)
     return Imported(name, manifest_path, len(rows), **counts, hashed=0, measured=0)
-
-
-def list_commits(addresses: Sequence[str], revision_patterns: Sequence[str]) -> dict[tuple[str, str], str]:
-    """List the revisions of model repos that match patterns, by one request a repo; return (repo id, revision) ->
-    commit.
-
-    Raises:
-        UsageError: an address is no model repo, or names a revision beside patterns.
-        SourceNotFound, AccessError, NetworkError: for the same reasons as in `revisions.list_commits`.
-    """
-    patterns_of_repo: dict[str, list[str]] = {}
-    for address in (a for text in addresses for a in revisions.expand_braces(text)):
-        parsed = revisions.parse_model_address(address)
-        if parsed is None:
-            raise UsageError(
-                f"source {address[:200]}", expected="model repos alone, hf://ORG/NAME", found="another source",
-                do="Import other sources as a collection of their own",
-            )  # fmt: skip
-        repo_id, revision = parsed
-        if revision and revision_patterns:
-            raise UsageError(f"source {address[:200]}", expected="a revision, or --revisions", found="both")
-        patterns_of_repo.setdefault(repo_id, []).extend(revision_patterns or [revision or "main"])
-    return {
-        (repo_id, name): commit
-        for repo_id, patterns in patterns_of_repo.items()
-        for name, commit in revisions.list_commits(repo_id, patterns).items()
-    }
-
-
-def epoch_of_name(revision: str, rule: str | None = None) -> int:
-    """Read the epoch from the name of a branch or tag; return it.
-
-    >>> epoch_of_name("step143000"), epoch_of_name("step_20k"), epoch_of_name("run2-x40", r"x(\\d+)")
-    (143000, 20000, 40)
-
-    Raises:
-        UsageError: the name has no number, or several and none after a word such as "step"; or the rule does not fit.
-    """
-    if rule is not None:
-        try:
-            match = re.search(rule, revision)
-            number = int(match[1]) if match else None
-        except (re.error, IndexError, ValueError, TypeError) as error:
-            raise UsageError(
-                "--epoch-rule", expected=r"a pattern with a group, such as 'step(\d+)'", found=str(error)
-            ) from error
-        matches = [] if number is None else [(str(number), "")]
-    else:
-        # Without such a word, the name must have one number alone.
-        numbers = [(digits, "") for digits in re.findall(r"\d+", revision)]
-        matches = _STEP_NUMBER.findall(revision)[:1] or (_NUMBER.findall(revision) if len(numbers) == 1 else numbers)
-    if len(matches) != 1:
-        raise UsageError(
-            f"revision {revision[:80]!r}",
-            expected="one number in its name, or one after step, epoch, checkpoint or iter",
-            found="none" if not matches else first_few([digits for digits, _ in matches], 5),
-            do=r"Give --epoch-rule, a pattern whose group is the number ('-s(\d+)'), or another --revisions",
-        )
-    return int(matches[0][0]) * _FACTORS[matches[0][1].lower()]
 
 
 def number_members(repo_ids: Sequence[str]) -> list[int]:
@@ -286,7 +217,7 @@ class _Checkpoint:
             for tensor, (dtype, shape, start, end) in header.tensors.items():
                 if tensor in tensors:
                     return cls(revision, status="failed", reason=one_line(f"tensor {tensor} in two files", 200))
-                if not is_ignored(tensor, shape):
+                if not revisions.is_ignored(tensor, shape):
                     part = Part(path, header.data_start + start, end - start, file.etag)
                     tensors[tensor] = dtype, shape, part
         if not any(math.prod(shape) for _, shape, _ in tensors.values()):
@@ -305,15 +236,6 @@ class _Checkpoint:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, _, shape in self.tensors}
-
-
-def is_ignored(tensor: str, shape: tuple[int, ...]) -> bool:
-    """Say whether a tensor is a buffer that no network needs.
-
-    >>> is_ignored("gpt_neox.layers.0.attention.bias", (1, 1, 2048, 2048)), is_ignored("x.attention.bias", (512,))
-    (True, False)
-    """
-    return any(fnmatchcase(tensor, pattern) and len(shape) in axes for pattern, axes in IGNORED_TENSORS)
 
 
 def _rows_and_layouts(

@@ -23,6 +23,7 @@ from checkpoints_zoo.formats.manifest import LOCATION_COLUMNS
 from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
+from checkpoints_zoo.sources.revisions import expand_braces, parse_model_address
 from checkpoints_zoo.sources.source import FolderSource, open_source
 
 Row = dict[str, Any]
@@ -444,11 +445,13 @@ def check_net(description: Description, build: Build | None) -> None:
 
 def _facts_of_listing(listing: Listing) -> dict[str, Any]:
     """Return the facts of a collection from the catalog, or from the source that the catalog names."""
+    facts = {fact: getattr(listing, fact) for fact in ("title", "dataset", "licence")}
+    if parse_model_address(expand_braces(listing.sources[0])[0]):  # Model repos have no description to read.
+        return facts
     if listing.stated is None:
         description = open_source(None, listing.name).read_collection(listing.name)[0]
         return {f.name: getattr(description, f.name) for f in fields(description) if f.name in EMPTY_FACTS}
-    facts = {fact: getattr(listing.stated, fact) for fact in ("classes", "preprocessing", "citation")}
-    return facts | {"title": listing.title, "dataset": listing.dataset, "licence": listing.licence}
+    return facts | {fact: getattr(listing.stated, fact) for fact in ("classes", "preprocessing", "citation")}
 
 
 def keep_earlier_facts(

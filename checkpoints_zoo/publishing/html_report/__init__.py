@@ -1,7 +1,7 @@
 """A report page: population, calibration, ensemble size, detection, pairs, symmetries and mass in one HTML file.
 
 >>> import checkpoints_zoo as zoo
->>> page = zoo.report_page(zoo.load("convnet-digits", n=3), ood=None, subsets=2)
+>>> page = zoo.report_page(zoo.load("convnet-digits", n=1), ood=None)
 >>> page.html[:15]
 '<!doctype html>'
 """

@@ -74,9 +74,9 @@ def report_page(
         DamagedError, NetworkError, SourceNotFound: members that can't be read, or are not finite.
 
     >>> import checkpoints_zoo as zoo
-    >>> page = zoo.report_page(zoo.load("convnet-digits", n=4), subsets=4)
+    >>> page = zoo.report_page(zoo.load("convnet-digits", n=2), ood=None, subsets=4)
     >>> page.title, list(page.panels)[0]
-    ('convnet-digits: a population of 4 networks', 'member-accuracy')
+    ('convnet-digits: a population of 2 networks', 'member-accuracy')
     """
     page_path = None if path is None else path_of(path)
     if isinstance(ood, str) and ood == DEFAULT_IMAGES:
