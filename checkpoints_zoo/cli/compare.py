@@ -124,7 +124,7 @@ def command(
     out: Output,
     **options: Any,
 ) -> None:
-    """Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.
+    """Compare approximate posteriors with a population: MMD, NS, agreement, calibration, OOD detection, diversity.
 
     Methods are fitted to NAME's recipe, several at a time. Earlier fits and measurements are read from --out: an
     interrupted run continues.
