@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_COLUMNS = (
-    "member", "epoch", "status", "reason", "method", "seed", "split",
+    "member", "epoch", "status", "reason", "method", "run", "draw", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
 # Main columns of a table with their usual values; a column with only usual values is left out.
