@@ -180,6 +180,10 @@ class SmallerChunk(UserWarning):
     requested number of members."""
 
 
+class NotCompared(UserWarning):
+    """Warning: single tensors were fetched, which can't be compared with the hashes of their members."""
+
+
 class LeftOut(UserWarning):
     """Warning: members with unusable weights were left out of a selection; their rows give the reason."""
 

@@ -108,7 +108,7 @@ COMMANDS = {
     ),
     "compare": Command(
         "compare",
-        "Compare approximate posteriors with a population: MMD, NS, accuracy, calibration, OOD detection, diversity.",
+        "Compare approximate posteriors with a population: MMD, NS, agreement, calibration, OOD detection, diversity.",
         ("zoo-cli compare convnet-digits --methods swag,laplace --plot compared.png",),
     ),
     "report": Command(

@@ -10,6 +10,7 @@ import click
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, percent, table
 from checkpoints_zoo.cli.options import Selection, selection_options
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.catalog import EPOCH_UNITS
 from checkpoints_zoo.formats.manifest import is_null, sum_of
 from checkpoints_zoo.formats.text import did_you_mean, format_bytes
 from checkpoints_zoo.sources.source import SelectedMembers
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAIN_COLUMNS = (
-    "member", "epoch", "status", "reason", "method", "seed", "split",
+    "member", "epoch", "status", "reason", "method", "run", "draw", "seed", "split",
     "test_accuracy", "test_nll", "test_brier", "test_ece",
 )  # fmt: skip
 # Main columns of a table with their usual values; a column with only usual values is left out.
@@ -48,6 +49,9 @@ def command(selection: Selection, columns: str | None, bibtex: bool, out: Output
         out.data({**description, "rows": _json_rows(selected.rows, column_names or selected.rows.column_names)})
         return
     members = f"{description['members']:,} of {description.pop('of'):,}"
+    member_count = len(set(selected.rows.column("member").to_pylist()))
+    if member_count < selected.rows.num_rows:
+        members = f"{member_count}{members[members.index(' of') :]}, {selected.rows.num_rows:,} snapshots"
     description |= {"members": members, "bytes": format_bytes(description["bytes"])}
     rows = _json_rows(selected.rows.slice(0, LARGEST_ROW_COUNT), column_names or _informative_columns(selected.rows))
     omitted_count = selected.rows.num_rows - len(rows)
@@ -82,6 +86,7 @@ def _description_values(selected: SelectedMembers) -> dict[str, Any]:
         "name": x.name,
         "title": x.title,
         "architecture": x.architecture,
+        **({"epoch_unit": x.epoch_unit} if x.epoch_unit != EPOCH_UNITS[0] else {}),
         "dataset": x.dataset,
         "classes": list(x.classes),
         "members": selected.rows.num_rows,

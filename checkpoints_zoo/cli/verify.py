@@ -24,7 +24,7 @@ from checkpoints_zoo.errors import (
 )
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.shard_files import Problem
-from checkpoints_zoo.formats.text import first_few, format_bytes
+from checkpoints_zoo.formats.text import first_few, format_bytes, one_line
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.publishing.auditing import Finding, audit
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
     from checkpoints_zoo.training.retrain import RetrainResult
 
+LARGEST_ROW_COUNT = 8  # largest number of findings of one kind in the table of revisions
 LARGEST_LINE_COUNT = 20  # largest number of findings of one kind that are printed
 
 
@@ -286,16 +287,23 @@ def _audit_revisions(
     result = audit_revisions(addresses, revision_patterns or ("*",), epoch_rule, out.say)
     facts = {name: value for name, value in asdict(result).items() if name not in ("findings", "notes")}
     facts["faulty_revisions"] = result.faulty_revisions
-    rows = [
-        {"kind": x.kind, "revisions": first_few(list(x.revisions), 3), "found": x.text, "compare": x.compare}
-        for x in result.findings[:LARGEST_LINE_COUNT]
-    ]
-    more = len(result.findings) - len(rows)
+    count_of_kind = Counter(finding.kind for finding in result.findings)
+    rows, more_lines, compare_lines = list[dict[str, Any]](), list[str](), list[str]()
+    for kind, count in sorted(count_of_kind.items(), key=lambda item: item[1]):  # a kind of few findings is not buried
+        findings = [finding for finding in result.findings if finding.kind == kind]
+        rows += [
+            {"kind": kind, "revisions": first_few(list(x.revisions), 3), "found": one_line(x.text, 160)}
+            for x in findings[:LARGEST_ROW_COUNT]
+        ]
+        if count > LARGEST_ROW_COUNT:
+            more_lines.append(f"{count - LARGEST_ROW_COUNT:,} more: {kind} (--format json lists all)")
+        compare_lines.append(f"{kind}: compare {findings[0].compare}")
     out.data(
         asdict(result) | facts,
         fact_lines({**facts, "bytes": format_bytes(result.bytes)}),
         table(rows) or "Nothing is wrong with them.",
-        f"{more:,} more findings (--format json lists all)" if more > 0 else "",
+        "\n".join(more_lines),
+        "\n".join(compare_lines),
         "\n".join(f"note: {line}" for line in _finding_lines(result.notes)),
     )
     return PROBLEMS if result.findings else DONE

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from checkpoints_zoo.sources.source import Source
 
 _AS_STORED = View()  # The view that leaves weights as they are stored.
+EXAMPLE_TOKEN_COUNT = 4  # Number of tokens in the inputs on which networks of transformers are traced.
 # Public name of an attribute in version 0.1 -> its present name inside the package.
 _RENAMED_ATTRIBUTES = {
     "at": "__getitem__", "before": "_without_last_step", "commit": "_commit", "held_by": "_member_count_within",
@@ -389,7 +390,7 @@ class Collection:
             device: device of the tensors.
             dtype: dtype of the weights; None for the stored dtype. Running statistics stay in float32 or wider.
             names: names of the tensors to read; None for all tensors. From the Hub, only the bytes of these tensors are
-                fetched. They can't be compared with the hash of the whole member.
+                fetched. They can't be compared with the hash of the whole member; a `NotCompared` warning says so.
 
         Raises:
             DamagedError, LayoutError, SourceNotFound: the bytes of a member do not match the manifest.
@@ -580,6 +581,8 @@ class Collection:
             SelectionError, UsageError, LayoutError: there are no members, or no architecture has the tensors of the
                 members.
         """
+        if architectures.is_from_config(self.description.architecture):
+            return symmetries(self._skeleton(), torch.zeros(2, EXAMPLE_TOKEN_COUNT, dtype=torch.int64))
         preprocess = self.preprocess
         return symmetries(self._skeleton(), torch.zeros(2, preprocess.channels, *preprocess.size))
 

@@ -7,7 +7,7 @@ repos, each `hf://[datasets/]ORG/NAME@COMMIT/FILE`: the member's bytes are these
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -86,25 +86,14 @@ def parts_of_rows(rows: pa.Table) -> list[tuple[Part, ...]]:
     ]
 
 
-def cut_parts(parts: Iterable[Part], start: int, nbytes: int) -> tuple[Part, ...]:
-    """Cut a range out of the bytes that parts make one after another; return the parts of the range.
+def join_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Join parts that follow each other in one file; return the parts.
 
-    >>> cut_parts([Part("a", 100, 8), Part("b", 0, 8)], 6, 4)
-    (Part(path='a', offset=106, nbytes=2, etag=None), Part(path='b', offset=0, nbytes=2, etag=None))
+    >>> join_parts([Part("a", 8, 2), Part("a", 10, 4), Part("b", 14, 1)])
+    (Part(path='a', offset=8, nbytes=6, etag=None), Part(path='b', offset=14, nbytes=1, etag=None))
     """
-    cut, part_start = list[Part](), 0
-    for part in parts:
-        first, last = max(start, part_start), min(start + nbytes, part_start + part.nbytes)
-        if first < last:
-            cut.append(Part(part.path, part.offset + first - part_start, last - first, part.etag))
-        part_start += part.nbytes
-    return tuple(cut)
-
-
-def join_ranges(ranges: Sequence[Part]) -> tuple[Part, ...]:
-    """Join parts that follow each other in one file; return the parts."""
     joined = list[Part]()
-    for part in ranges:
+    for part in parts:
         last = joined[-1] if joined else None
         if last and (last.path, last.etag, last.offset + last.nbytes) == (part.path, part.etag, part.offset):
             joined[-1] = Part(last.path, last.offset, last.nbytes + part.nbytes, last.etag)

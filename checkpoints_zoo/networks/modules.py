@@ -136,9 +136,6 @@ def build_skeleton(build: Build, layout: Layout, collection_name: str) -> nn.Mod
     """
     module = build_module(build, collection_name)
     state_dict = module.state_dict(keep_vars=True)
-    # Tensors outside the state dict, such as position tables, need their values, so build the module with memory.
-    if unsaved_tensors(module):
-        module = build()
     # A tensor with several names may be stored under one of them.
     stored = with_shared_names(module, dict.fromkeys(layout.shapes))
     unstored_names = stored.keys() - layout.shapes.keys()
@@ -148,6 +145,9 @@ def build_skeleton(build: Build, layout: Layout, collection_name: str) -> nn.Mod
     except LayoutError as error:
         error.do = "Give the architecture with which these members were trained"
         raise
+    # Tensors outside the state dict, such as position tables, need their values, so build the module with memory.
+    if unsaved_tensors(module):
+        module = build()
     return module.eval().requires_grad_(False)
 
 

@@ -22,11 +22,11 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.figures import find_figure
-from checkpoints_zoo.evaluation.metrics import Interval, Plan, jackknife_plan
+from checkpoints_zoo.evaluation.metrics import Interval, jackknife_plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Logits
 from checkpoints_zoo.formats.printing import PrintedResult, text_table
 from checkpoints_zoo.images import ImageData, ImageInput
-from checkpoints_zoo.predictions import Predictions
+from checkpoints_zoo.predictions import PosteriorMean, Predictions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,7 @@ def compare_predictives(
     Two ensembles of one population differ too; the difference is larger for fewer members.
 
     Args:
-        first, second: collections with the same classes, or stored predictions on the same images.
+        first, second: collections with the same classes, or stored predictions on the same images, or posterior means.
         data: images, as `images.of` takes them; None for a collection's own test set, or the images of stored
             predictions. Labels are not used.
         device, dtype: torch device and dtype of the members' networks.
@@ -146,7 +146,10 @@ def compare_predictives(
         )
         raise UsageError("images of two predictives", expected=expected, found=found)
     shared = not _weight_hashes(first).isdisjoint(_weight_hashes(second))
-    figures = compare_logits(first_logits.logits, second_logits.logits, shared=shared, subsets=subsets, seed=seed)
+    fixed = isinstance(first, PosteriorMean), isinstance(second, PosteriorMean)
+    figures = compare_logits(
+        first_logits.logits, second_logits.logits, shared=shared, fixed=fixed, subsets=subsets, seed=seed
+    )
     counts = len(first), len(second)
     return PredictiveComparison(
         first.citation, second.citation, counts, first_logits.data, first_logits.logits.shape[1], figures
@@ -154,7 +157,13 @@ def compare_predictives(
 
 
 def compare_logits(
-    first: Tensor | Logits, second: Tensor | Logits, *, shared: bool = False, subsets: int = 100, seed: int = 0
+    first: Tensor | Logits,
+    second: Tensor | Logits,
+    *,
+    shared: bool = False,
+    fixed: tuple[bool, bool] = (False, False),
+    subsets: int = 100,
+    seed: int = 0,
 ) -> dict[str, Interval]:
     """Compare two predictive distributions by the logits of their members; return the figures with intervals.
 
@@ -165,6 +174,7 @@ def compare_logits(
     Args:
         first, second: logits (member, input, class), on the same inputs.
         shared: whether some members are in both sets; if so, there are no intervals.
+        fixed: whether each set is a posterior mean, which has no members; intervals are then over the other set alone.
         subsets: number of random halves of either set.
         seed: seed of the random halves.
 
@@ -181,7 +191,7 @@ def compare_logits(
         expected = "logits (member, input, class) on the same inputs and classes"
         raise UsageError("two predictives", expected=expected, found=f"shapes {shapes[0]} and {shapes[1]}")
     plans = [jackknife_plan(members, seed, subsets) for members, *_ in shapes]
-    memberships = [_subset_membership(plan) for plan in plans]
+    memberships = [_subset_membership(plan.chosen, plan.members) for plan in plans]
     _, inputs, classes = shapes[0]
     size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in memberships)))
     sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in memberships]
@@ -199,10 +209,11 @@ def compare_logits(
     first_intervals, second_intervals = (
         plan.intervals(figure_sums / inputs) for plan, figure_sums in zip(plans, sums, strict=True)
     )
-    if shared:
+    if shared or all(fixed):
         return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, first_intervals, strict=True)}
     return {
-        name: join_intervals(parts) for name, *parts in zip(FIGURES, first_intervals, second_intervals, strict=True)
+        name: join_intervals([x for x, is_fixed in zip(parts, fixed, strict=True) if not is_fixed])
+        for name, *parts in zip(FIGURES, first_intervals, second_intervals, strict=True)
     }
 
 
@@ -215,10 +226,8 @@ def figures_of_subsets(logits: Logits, subsets: Sequence[Tensor], others: Tensor
         subsets: positions of the members of each subset.
         others: probabilities of the other distribution, (input, class), float64.
     """
-    membership = torch.zeros(len(subsets), logits.shape[0])
-    for row, chosen in zip(membership, subsets, strict=True):
-        row[chosen] = 1
-    _, inputs, classes = logits.shape
+    members, inputs, classes = logits.shape
+    membership = _subset_membership(subsets, members)
     size = max(1, BLOCK_BYTES // (8 * classes * sum(membership.shape)))
     sums = torch.zeros(len(subsets), len(FIGURES), dtype=torch.float64)
     for begin in range(0, inputs, size):
@@ -231,8 +240,8 @@ def figures_of_subsets(logits: Logits, subsets: Sequence[Tensor], others: Tensor
 
 def mean_probabilities(logits: Logits) -> Tensor:
     """Return the mean probabilities of all members, (input, class), float64."""
-    membership = torch.ones(1, logits.shape[0])
     members, inputs, classes = logits.shape
+    membership = torch.ones(1, members)
     size = max(1, BLOCK_BYTES // (4 * classes * members))
     blocks = [
         _mean_probabilities(logits, membership, begin, min(inputs, begin + size))[0].double()
@@ -270,10 +279,10 @@ def _weight_hashes(members: Collection | Predictions) -> set[object]:
     return {known or (members.name, *key) for known, key in zip(hashes, members._snapshot_keys, strict=True)}
 
 
-def _subset_membership(plan: Plan) -> Tensor:
+def _subset_membership(subsets: Sequence[Tensor], members: int) -> Tensor:
     """Return 1 for each member of a subset, else 0, (subset, member)."""
-    membership = torch.zeros(len(plan.chosen), plan.members)
-    for row, chosen in zip(membership, plan.chosen, strict=True):
+    membership = torch.zeros(len(subsets), members)
+    for row, chosen in zip(membership, subsets, strict=True):
         row[chosen] = 1
     return membership
 

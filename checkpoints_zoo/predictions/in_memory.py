@@ -122,6 +122,9 @@ class PosteriorMean(PredictionsInMemory):
         super().__init__(facts, probabilities.clamp(min=SMALLEST_PROBABILITY).log()[None], [(0, 0, digest)], citation)
         self.probabilities = probabilities
 
+    def _select(self, positions: list[int]) -> Predictions:
+        return self
+
     def __repr__(self) -> str:
         _, inputs, classes = self.shape
         return f"PosteriorMean({self.facts.collection!r}, {inputs:,} inputs × {classes} classes, on {self.facts.data})"
@@ -246,7 +249,7 @@ def _check_probabilities(values: np.ndarray[Any, Any], subject: str) -> None:
     if not is_finite.all():
         row, column = np.argwhere(~is_finite)[0]
         found = f"{values[row, column]} in row {row + 1}, column {column + 1}"
-        raise FormatError(subject, expected="finite probabilities", found=f"{found}, and {(~is_finite).sum() - 1} more")
+        raise FormatError(subject, expected="finite probabilities", found=found + _more((~is_finite).sum() - 1))
     is_outside = (values < 0) | (values > 1 + SUM_TOLERANCE)
     if is_outside.any():
         row, column = np.argwhere(is_outside)[0]
@@ -261,6 +264,10 @@ def _check_probabilities(values: np.ndarray[Any, Any], subject: str) -> None:
         row = int(np.argmax(is_off))
         raise FormatError(
             subject, expected=f"rows that sum to 1 (± {SUM_TOLERANCE:g})",
-            found=f"{sums[row]:.6g} in row {row + 1}, and {is_off.sum() - 1} more rows",
+            found=f"{sums[row]:.6g} in row {row + 1}{_more(is_off.sum() - 1)}",
             do="Give all classes, and divide by the sums if they are counts",
         )  # fmt: skip
+
+
+def _more(count: int) -> str:
+    return f", and {count:,} more" if count else ""

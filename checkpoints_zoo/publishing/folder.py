@@ -382,7 +382,8 @@ def raise_problems(folder_name: str, problems: Sequence[Problem]) -> None:
 
 def skipped_checks(folder: Folder, sample: int) -> tuple[str, ...]:
     """Return the checks that a dry run leaves out, one line of text per check."""
-    member_count = sum(collection.rows.num_rows for collection in folder.collections if not collection.base)
+    own_rows = [manifest.without_parts(collection.rows) for collection in folder.collections if not collection.base]
+    member_count = sum(rows.num_rows - rows.column("path").null_count for rows in own_rows)
     check_lines = [f"finite values of {member_count:,} members' weights"] if member_count else []
     return (
         *check_lines,

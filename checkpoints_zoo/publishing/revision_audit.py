@@ -143,7 +143,8 @@ def _equal_files(listed: Sequence[Revision]) -> Iterator[RevisionFinding]:
             addresses = " and ".join(_file_address(revision, file.path) for revision in equal[:2])
             yield RevisionFinding(
                 "same weights", tuple(map(str, equal)),
-                f"{count_with_noun(len(equal), 'revision')} with the same {len(etags)} files, sha256 {file.etag[:16]}…",
+                f"{count_with_noun(len(equal), 'revision')} with the same "
+                f"{'file' if len(etags) == 1 else f'{len(etags)} files'}, sha256 {file.etag[:16]}…",
                 f"the sha256 of {addresses}, and the losses of both steps",
             )  # fmt: skip
     first_with_etag: dict[str, tuple[tuple[str, ...], Revision, str]] = {}

@@ -185,13 +185,10 @@ def plan_copy(selected: SelectedMembers, dest: Path) -> CopyPlan:
         description, [new_rows[key] for key in sorted(new_rows)], new_snapshots, most_snapshots_per_member
     )
     passes_cache = selected.source.uses_cache or bool(selected.description.base)
-    cached_nbytes = (
-        sum(
-            selected.description.layouts[planned_snapshot.row["layout"]].nbytes
-            for planned_snapshot in new_snapshots.values()
-        )
-        if passes_cache
-        else 0
+    cached_nbytes = sum(
+        selected.description.layouts[planned_snapshot.row["layout"]].nbytes
+        for planned_snapshot in new_snapshots.values()
+        if passes_cache or planned_snapshot.row.get(PARTS_COLUMN)
     )
     return CopyPlan(
         target, description, list(new_rows.values()), existing_collection is not None, shards, cached_nbytes

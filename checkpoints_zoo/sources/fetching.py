@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from checkpoints_zoo.errors import DamagedError, NetworkError
+from checkpoints_zoo.errors import DamagedError, NetworkError, NotCompared
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
@@ -335,6 +336,13 @@ def fetch_tensors(
     tensors_of_request = {request: [request.of_tensor(name) for name in name_list] for request in requests}
     whole, _ = _find_local(requests, _headers_of_layouts(requests), check)
     missing = [tensor for request in requests if request not in whole for tensor in tensors_of_request[request]]
+    if any(request.sha256 is not None for request in requests if request not in whole):
+        warnings.warn(  # Python shows it once a collection.
+            f"single tensors of {collection} are fetched without the rest of their members, so that they can't be "
+            "compared with the members' hashes: their files' ETags and sizes are compared",
+            NotCompared,
+            stacklevel=5,
+        )
     tensors = fetch_predicted(place, collection, missing, False, check)[0] if missing else {}
     return {
         name: [

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,6 +47,7 @@ _NUMBER_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 API, RESOLVERS = Pace("api"), Pace("resolvers")
 
+J = TypeVar("J")
 T = TypeVar("T")
 
 
@@ -247,7 +249,6 @@ def list_revision(name: str, repo: Repo) -> Revision:
     rows = _load(repo, "trees", repo.commit)
     if rows is None:
         subject = f"files of {repo}"
-        API.wait()
         with hub.translated_errors(repo.label, subject), hub.malformed_answers(subject):
             entries = hub.retry_patiently(
                 lambda: list(
@@ -309,7 +310,6 @@ class WeightFile:
         """
         prefix = self._stored()
         if prefix is None:
-            RESOLVERS.wait()
             remote = RemoteFile.of(self.repo, self.file.path)
             if (remote.etag, remote.size) != (self.file.etag, self.file.size):
                 raise DamagedError(
@@ -376,36 +376,55 @@ def read_headers(files: Iterable[WeightFile], title: str) -> dict[str, Header | 
 
     # The first header is read alone, since its length is a good guess for the others.
     etags = list(file_of_etag)
-    first = {etag: read(file_of_etag[etag]) for etag in etags[:1]}
-    return first | dict(in_threads(read, {etag: file_of_etag[etag] for etag in etags[1:]}, title, "headers"))
+    first, others = ({etag: file_of_etag[etag] for etag in part} for part in (etags[:1], etags[1:]))
+    headers = _paced(read, first, lambda file: not file.is_known(), RESOLVERS, title, "headers")
+    return headers | _paced(read, others, lambda file: not file.is_known(), RESOLVERS, title, "headers")
 
 
-def in_threads(function: Callable[[Any], T], jobs: Mapping[str, Any], title: str, unit: str) -> Iterator[tuple[str, T]]:
-    """Call a function with each value of a mapping, some at a time; yield (key, result) in the order of the keys.
+def _paced(
+    function: Callable[[J], T],
+    jobs: Mapping[str, J],
+    makes_request: Callable[[J], bool],
+    pace: Pace,
+    title: str,
+    unit: str,
+) -> dict[str, T]:
+    """Call a function with each job, some at a time, at the pace of the Hub; return key -> result.
 
     Args:
+        function: function of a job that makes at most one request of the pace's kind.
+        jobs: key -> job.
+        makes_request: function that says whether a job makes a request, or finds its result in the cache.
+        pace: the pace of the requests. The calling thread waits, so that it can be interrupted.
         title, unit: title of the progress bar, and what it counts.
     """
+    results, running = dict[str, T](), deque[tuple[str, Future[T]]]()
     with ThreadPoolExecutor(THREADS, thread_name_prefix="zoo-list") as pool:
-        futures = {key: pool.submit(function, job) for key, job in jobs.items()}
         try:
-            for future in progress(as_completed(futures.values()), len(futures), title, unit):
-                future.result()
+            for key, job in progress(jobs.items(), len(jobs), title, unit):
+                if makes_request(job):
+                    pace.wait()
+                running.append((key, pool.submit(function, job)))
+                if len(running) > 2 * THREADS:
+                    first_key, first = running.popleft()
+                    results[first_key] = first.result()
+            results |= {key: future.result() for key, future in running}
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    yield from ((key, future.result()) for key, future in futures.items())
+    return results
 
 
 def list_revisions(commits: Mapping[tuple[str, str], str], title: str) -> list[Revision]:
-    """List the files of revisions, some at a time; return the revisions in order.
+    """List the files of revisions, some at a time, inside the Hub's window; return the revisions in order.
 
     Args:
         commits: (repo id, name of the branch or tag) -> commit.
         title: title of the progress bar.
     """
     jobs = {f"{repo_id}@{name}": (name, Repo(repo_id, commit, "model")) for (repo_id, name), commit in commits.items()}
-    return [revision for _, revision in in_threads(lambda job: list_revision(*job), jobs, title, "revisions")]
+    listed = _paced(lambda job: list_revision(*job), jobs, lambda job: not is_listed(job[1]), API, title, "revisions")
+    return list(listed.values())
 
 
 def read_json_file(repo: Repo, path: str) -> Any:

@@ -149,8 +149,13 @@ class Source(ABC):
             UsageError: a member has no tensor of such a name.
             ZooError: for the same reasons as in `locate`.
         """
-        locations = self.locate(described, rows)
-        return {name: locations for name in names if [described.layouts[key].spec(name) for key in _layout_keys(rows)]}
+        name_list = list(names)
+        for name in name_list:
+            for layout_key in _layout_keys(rows):
+                described.layouts[layout_key].spec(
+                    name
+                )  # Raise the error of an unknown name before anything is fetched.
+        return dict.fromkeys(name_list, self.locate(described, rows))
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
         """Return selected rows with their present locations; the reading of an archive may have corrected the

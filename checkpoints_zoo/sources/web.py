@@ -31,6 +31,7 @@ LARGEST_WHOLE_NBYTES = 64 * 2**20  # A larger file is read by ranges or not at a
 LARGEST_REDIRECT_COUNT = 5
 LARGEST_TRY_COUNT = 5
 READ_SECONDS = 30
+_reached_hosts: set[str] = set()
 _warned_hosts: set[str] = set()  # Hosts without ranges of which a warning was shown.
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -326,7 +327,8 @@ def _request(
 
     Raises:
         _Broken: the connection broke, or a temporary error occurred.
-        SourceNotFound, AccessError, NetworkError: there is no such file, or it may not be read, or offline mode is on.
+        SourceNotFound, AccessError, NetworkError: there is no such file, or it may not be read, or its host was never
+            reached, or offline mode is on.
     """
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
@@ -346,6 +348,7 @@ def _request(
     try:
         for _ in range(LARGEST_REDIRECT_COUNT + 1):
             with _client(os.getpid()).stream("GET", link, headers=headers) as response:
+                _reached_hosts.add(urlsplit(link).netloc)
                 status = response.status_code
                 if status not in _REDIRECTS:
                     _check_status(status, response.headers, error_subject, link)
@@ -359,6 +362,10 @@ def _request(
                 raise AccessError(error_subject, expected="redirects that stay on https", found=found)
             link = next_link
     except (httpx.TransportError, httpx.StreamError) as error:
+        host = urlsplit(link).netloc
+        if isinstance(error, httpx.ConnectError) and host not in _reached_hosts:
+            do = "Check the address, and the network of this machine"
+            raise NetworkError(error_subject, expected=f"a connection to {host}", found=str(error), do=do) from error
         raise _Broken(f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]) from error
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise NetworkError(error_subject, expected="an answer", found=str(error)[:200]) from error

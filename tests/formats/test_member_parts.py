@@ -15,7 +15,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError
 from checkpoints_zoo.formats import catalog, columns, manifest, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.formats.member_parts import Part, cut_parts, parse_repo_file, parts_of_rows
+from checkpoints_zoo.formats.member_parts import Part, parse_repo_file, parts_of_rows
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILE = f"hf://org/net-seed1@{COMMIT}/model.safetensors"
@@ -192,12 +192,3 @@ def test_addresses_of_files() -> None:
                   f"hf://datasets/zoo@{COMMIT}/f", f"hf://org/net@{COMMIT[:39]}/f", f"hf://org/.net@{COMMIT}/f",
                   f"hf://org/net@{COMMIT}/{'f' * 1024}"):  # fmt: skip
         assert parse_repo_file(wrong) is None
-
-
-def test_ranges_are_cut_out_of_parts() -> None:
-    parts = [Part("a", 10, 4), Part("b", 0, 6), Part("a", 90, 2)]
-    numbers = [(p.path, p.offset + i) for p in parts for i in range(p.nbytes)]
-    for start in range(12):
-        for nbytes in range(13 - start):
-            cut = cut_parts(parts, start, nbytes)
-            assert [(p.path, p.offset + i) for p in cut for i in range(p.nbytes)] == numbers[start : start + nbytes]

@@ -18,9 +18,13 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, UsageError
+from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound, UsageError
+from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, index_model_repos, number_members
+from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.sources import cache, fetching, pacing, revisions
+from checkpoints_zoo.sources.fetching import FileRange, MemberRequest
+from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.revisions import epoch_of_name
 from tests.hub.hub import Hub
 from tests.support.commands import run, values
@@ -247,6 +251,29 @@ def test_code_of_a_repo_is_never_run(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_config_makes_nothing_else_load(oracle: Callable[[str], ModuleType]) -> None:
+    """Neither kernels from the Hub, nor other weights, nor more memory or layers than a network has."""
+    transformers = oracle("transformers")
+    values = transformers.GPTNeoXConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9
+    ).to_dict()
+    kernels = {"_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel", "_x": 1}
+    module: Any = build_architecture("transformers/GPTNeoXForCausalLM", **values | kernels)
+    assert "evil" not in str(module.config)
+    assert module.config._attn_implementation in ("sdpa", "eager")
+    for wrong, text in (
+        ({"hidden_size": 2**40}, "sizes in its config.json"), ({"num_hidden_layers": 10**6}, "at most 10,000 layers"),
+        ({"vocab_size": "many"}, "a config.json that it can be built from"), ({"model_type": "gpt2"}, "not of GPTNeoX"),
+        ({"model_type": "nope"}, "a model_type of transformers"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=text):
+            build_architecture("transformers/GPTNeoXForCausalLM", **values | wrong)
+    detr = {"model_type": "detr", "num_queries": 3, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+    backbone: Any = build_architecture("transformers/DetrModel", **detr)
+    assert not getattr(backbone.config, "use_pretrained_backbone", False)
+
+
+@pytest.mark.slow
 def test_tied_tensors_are_stored_and_moved_once(hub: Hub, tmp_path: Path, oracle: Callable[[str], ModuleType]) -> None:
     oracle("transformers")
     tensors = {"transformer.wte.weight": ("F32", (64, 8)), "transformer.wpe.weight": ("F32", (16, 8))}
@@ -365,6 +392,56 @@ def test_a_dry_run_lists_branches_alone(hub: Hub, tmp_path: Path) -> None:
     assert isinstance(plan, IndexPlan)
     assert (plan.repos, plan.snapshots, plan.listings, plan.headers) == (1, 154, 154, 154)
     assert len(hub.log) == 1
+    assert not (tmp_path / "manifests").exists()
+
+
+def test_a_tensor_over_several_ranges() -> None:
+    """The bytes of each tensor are cut out of the ranges of its member."""
+    layout = Layout.of_stored(
+        [(n, "U8", (size,), n, (size,)) for n, size in (("a", 3), ("b", 0), ("c", 6), ("d", 3))], (), 0
+    )
+    file, other = (Repo("o/n", "0" * 40, "model"), "x"), (Repo("o/n", "0" * 40, "model"), "y")
+    ranges = (FileRange(file, 10, 14), FileRange(other, 0, 6), FileRange(file, 90, 92))
+    member = MemberRequest((1, None), "", ranges, layout, None)
+    numbers = [(x.file[1], x.start + i) for x in ranges for i in range(x.nbytes)]
+    for name, start, size in (("a", 0, 3), ("b", 3, 0), ("c", 3, 6), ("d", 9, 3)):
+        tensor = member.of_tensor(name)
+        assert [(x.file[1], x.start + i) for x in tensor.ranges for i in range(x.nbytes)] == numbers[
+            start : start + size
+        ]
+        assert tensor.layout.nbytes == size
+        assert tensor.ranges
+
+
+# ---- faults ----
+@pytest.mark.parametrize("path", [r"/refs$", r"/tree/", r"/resolve/.*safetensors", r"/_cdn/.*safetensors"])
+def test_a_fault_that_passes(hub: Hub, tmp_path: Path, waits: list[float], path: str) -> None:
+    publish(hub, "org/net", FEW)
+    hub.faults.add(path, status=503, times=1)
+    assert index(tmp_path, "hf://org/net").ok == len(FEW)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "error", "text"),
+    [
+        (r"/refs$", {"body": "<html>Sign in</html>"}, NetworkError, "branches of hf://org/net: expected JSON from"),
+        (r"/refs$", {"body": '{"branches": [{"name": "step1"}]}'}, NetworkError, "with the fields that Hubs send"),
+        (r"/refs$", {"body": '{"branches": [{"name": "step1", "ref": "x", "targetCommit": "../../x"}], "tags": [], '
+                             '"converts": []}'}, DamagedError, "a commit of 40 hex digits"),
+        (r"/tree/", {"body": "<html>Sign in</html>"}, NetworkError, "expected JSON from"),
+        (r"/tree/", {"body": '[{"type": "file", "path": "../x", "size": 3, "oid": "a"}]'}, DamagedError, "the repo"),
+        (r"/tree/", {"body": '[{"type": "file", "path": "x", "size": 3, "oid": "../x"}]'}, DamagedError, "and a hash"),
+        (r"/tree/", {"status": 403}, AccessError, "expected permission to read"),
+        (r"/_cdn/", {"body": "<html>Sign in</html>" * 9000}, DamagedError, "a web page"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_stays(
+    hub: Hub, tmp_path: Path, waits: list[float], path: str, fault: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    publish(hub, "org/net", [1])
+    hub.faults.add(path, times=99, **{k: v.encode() if isinstance(v, str) else v for k, v in fault.items()})
+    with pytest.raises(error, match=text):
+        index(tmp_path, "hf://org/net")
     assert not (tmp_path / "manifests").exists()
 
 

@@ -13,6 +13,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
+from tests.support.commands import run
 from tests.support.web_host import WebHost
 
 DIGITS = zoo.images.of("digits")
@@ -55,7 +56,7 @@ def test_figures_are_direct_sums(tmp_path: Path, probabilities: np.ndarray[Any, 
                           for a, b in zip(p, q, strict=True)) / 540 / 2  # fmt: skip
     assert found["agreement"].value == pytest.approx(agreement, abs=1e-12)
     assert found["total_variation"].value == pytest.approx(variation, abs=1e-12)
-    assert found["agreement"].low is None  # A mean has no members to resample.
+    assert found["agreement"].low is None  # Two means have no members to resample.
 
 
 def test_it_is_compared_with_members(tmp_path: Path, probabilities: np.ndarray[Any, Any]) -> None:
@@ -63,6 +64,16 @@ def test_it_is_compared_with_members(tmp_path: Path, probabilities: np.ndarray[A
     found = zoo.compare_predictives(MEMBERS, mean, "digits")
     assert found["agreement"].value == 1
     assert found["total_variation"].value < 1e-6
+    others = zoo.compare_predictives(zoo.load("convnet-digits")[8:24], mean, "digits")
+    x = others["total_variation"]
+    assert x.low is not None
+    assert x.high is not None
+    assert 0 < x.low < x.value < x.high < 0.1
+    result = run("compare-predictives", "convnet-digits", "--members", "8-23", "--probabilities", tmp_path / "p.npy")
+    assert result.exit_code == 0, result.output
+    assert "the mean probabilities of 16 members against the mean in" in result.stdout
+    result = run("compare-predictives", "convnet-digits", "resnet8-digits", "--probabilities", tmp_path / "p.npy")
+    assert (result.exit_code, "--probabilities stands in place of OTHER" in result.stderr) == (2, True)
     with pytest.raises(UsageError, match=r"predictions p/digits-test: expected 500 inputs, .*found 540 inputs"):
         zoo.compare_predictives(MEMBERS, mean, dataclasses.replace(DIGITS, images=DIGITS.images[:500], labels=None))
 
@@ -83,6 +94,10 @@ def test_diversity_is_not_defined(tmp_path: Path, probabilities: np.ndarray[Any,
     report.plot(tmp_path / "p.png")
     with pytest.raises(UsageError, match=r"2 members|two"):
         zoo.pairwise(mean)
+    with pytest.raises(UsageError, match=r"members of a report page: .*found a posterior mean"):
+        zoo.report_page(mean)
+    with pytest.raises(UsageError, match=r"found PosteriorMean. `zoo.compare_predictives` compares"):
+        zoo.compare(MEMBERS, (), reference=mean)
 
 
 ROW = [0.1] * 10
@@ -96,10 +111,10 @@ ROW = [0.1] * 10
         (np.full((500, 10), 0.1), UsageError, "found 500 × 10. Give the images of the rows as `data`, in their order;"
          " digits/test has 540"),
         (np.full((2, 540, 10), 0.1), UsageError, "found 2 × 540 × 10. Average over the members first"),
-        (np.array([ROW] * 539 + [[0.2] * 10]), FormatError, r"expected rows that sum to 1 .*; found 2 in row 540, and"
-         " 0 more rows"),
+        (np.array([ROW] * 539 + [[0.2] * 10]), FormatError, r"expected rows that sum to 1 .*; found 2 in row 540\. Give"
+         " all classes"),
         (np.array([ROW] * 5 + [[math.nan] * 10] * 535), FormatError, "expected finite probabilities; found nan in row"
-         " 6, column 1, and 5349 more"),
+         " 6, column 1, and 5,349 more"),
         (np.log(np.full((540, 10), 0.1)), FormatError, "found -2.30259 in row 1, column 1. If these are logits"),
         (np.full((540, 10), "a"), FormatError, "expected numbers; found an array of"),
         (np.full((540, 10), None, object), FormatError, "Object arrays cannot be loaded"),

@@ -164,7 +164,8 @@ def test_the_command(hub: Hub) -> None:
     hub.commit("org/net", {"model.safetensors": checkpoint(SMALL, 2000)}, branch="step2000", kind="models")
     result = run("audit", "hf://org/net", "--revisions", "step*")
     assert result.exit_code == 1
-    assert "same weights  org/net@step2000, org/net@step3000  2 revisions with the same 1 files" in result.stdout
+    assert "same weights  org/net@step2000, org/net@step3000  2 revisions with the same file, sha256" in result.stdout
+    assert "same weights: compare the sha256 of hf://org/net@step2000/model.safetensors and hf://" in result.stdout
     assert "5 revisions of 1 repo: listing …" in result.stderr
     found = values(run("audit", "hf://org/net", "--revisions", "step*", "--format", "json"))
     assert found["faulty_revisions"] == 2

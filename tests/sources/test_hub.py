@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.errors import CollectionNotFound, NetworkError, SourceNotFound
+from checkpoints_zoo.errors import CollectionNotFound, NetworkError, NotCompared, SourceNotFound
 from checkpoints_zoo.sources import cache
 from checkpoints_zoo.sources.hub import cache_root, resolve_address
 from tests.hub import WRITER, Hub, joined, noise
@@ -106,6 +106,21 @@ def test_members_that_are_here_are_not_fetched_with_the_rest(hub: Hub, tiny: Bui
     hub.log.clear()
     zoo.load("tiny", members="0-9", source=ADDRESS).download()
     assert hub.log.bytes(SHARDS) == 9 * tiny.rows[0]["nbytes"]
+
+
+def test_a_single_tensor_moves_its_bytes_alone(hub: Hub, tiny: Built) -> None:
+    members = zoo.load("tiny", members="1,7,15", source=ADDRESS)
+    names = ["fc2.bias", "conv1.weight"]
+    with pytest.warns(NotCompared, match="single tensors of tiny are fetched without the rest of their members"):
+        found = members.stack(names=names)
+    expected = load(tiny, members="1,7,15").stack()
+    assert list(found) == names
+    assert all(found[name].equal(expected[name]) for name in names)
+    assert hub.log.requests(SHARDS, ranged=True) == 2  # 1 and 7 lie close together
+    assert same(members.stack(), expected)  # whole members, which are hashed
+    before = len(hub.log)
+    assert members.take([1]).stack(names=["fc1.weight"])["fc1.weight"][0].equal(expected["fc1.weight"][1])
+    assert len(hub.log) == before
 
 
 @pytest.mark.parametrize("lfs", [True, False])

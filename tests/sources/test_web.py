@@ -111,7 +111,12 @@ def test_offline_nothing_is_asked(web: WebHost, monkeypatch: pytest.MonkeyPatch)
     assert not web.log
 
 
-def test_no_host() -> None:
+def test_a_host_that_was_never_reached_is_told_at_once(web: WebHost) -> None:
+    with pytest.raises(NetworkError, match=r"file x of .*: expected a connection to 127.0.0.1:1; found "):
+        WebFolder.of("http://127.0.0.1:1/a").file("x")
+
+
+def test_public_hosts_need_https() -> None:
     with pytest.raises(
         SourceNotFound, match=r"source http://8.8.8.8/a: expected https://HOST/PATH or gs://.*http://, "
     ):

@@ -36,7 +36,7 @@ def test_hashes_of_recipes_on_digits_stay() -> None:
 def test_the_collections_of_the_catalog_have_recipes() -> None:
     """Each with the architecture, data, preprocessing and number of members that the catalog knows."""
     for name, listing in catalog.collections().items():
-        if listing.draws is not None:  # of a sampler that the package has not run
+        if "hmc" in name:  # draws of a sampler
             continue
         if listing.architecture.startswith("transformers/"):  # language models in model repos
             continue

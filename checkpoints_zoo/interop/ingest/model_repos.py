@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import DamagedError, UsageError, ZooError
 from checkpoints_zoo.formats import catalog, disk, manifest
 from checkpoints_zoo.formats.catalog import EPOCH_UNITS, Description
 from checkpoints_zoo.formats.layout import Layout, compare_shapes
-from checkpoints_zoo.formats.member_parts import Part, join_ranges
+from checkpoints_zoo.formats.member_parts import Part, join_parts
 from checkpoints_zoo.formats.shard_files import Header
 from checkpoints_zoo.formats.text import count_with_noun, one_line
 from checkpoints_zoo.interop.ingest.importing import Imported
@@ -280,7 +280,7 @@ def _rows_and_layouts(
             if key not in layouts:
                 stored = ((n, dtype, shape, n, shape) for n, dtype, shape in checkpoint.tensors)
                 layouts[key] = Layout.of_stored(stored, (), 0)
-            parts = join_ranges([part for part in checkpoint.ranges if part.nbytes])
+            parts = join_parts([part for part in checkpoint.ranges if part.nbytes])
             row |= {
                 "path": parts[0].path, "offset": parts[0].offset, "nbytes": layouts[key].nbytes, "layout": key,
                 "dtype": layouts[key].dtype, "parts": [part.to_row() for part in parts],

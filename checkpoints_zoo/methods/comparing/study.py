@@ -62,7 +62,10 @@ def prepare_comparison(
     )
     for members in (fitted_collection, reference_members):
         if not isinstance(members, Collection):
-            raise UsageError("collection", expected="a Collection or its name", found=type(members).__name__)
+            raise UsageError(
+                "collection", expected="a Collection or its name", found=type(members).__name__,
+                do="`zoo.compare_predictives` compares predictions without weights",
+            )  # fmt: skip
     if len(reference_members) < 4:
         expected = "4 members or more: its halves are compared with each other"
         raise UsageError(f"reference {reference_members.name}", expected=expected, found=str(len(reference_members)))

@@ -12,6 +12,7 @@ from checkpoints_zoo.formats.text import did_you_mean
 
 # Errors that a class of transformers may raise for values that do not fit; not those for too little memory.
 _BUILD_ERRORS = (TypeError, ValueError, AttributeError, KeyError, ImportError, AssertionError, ZeroDivisionError)
+LARGEST_LAYER_COUNT = 10_000
 LARGEST_COUNT = 2**31  # Largest whole number in a config: no layer or size is larger.
 
 
@@ -42,15 +43,20 @@ def build_from_config(class_name: str, /, **config: Any) -> nn.Module:
         raise UsageError(
             subject, expected=f"a model_type of transformers {transformers.__version__}", found=repr(model_type)[:80]
         )
-    values = {k: v for k, v in config.items() if k not in ("model_type", "auto_map", "architectures")}
-    if _largest_number(values) > LARGEST_COUNT:
-        raise UsageError(subject, expected="sizes in its config.json", found=f"{_largest_number(values):,}")
+    values = _without_loading({k: v for k, v in config.items() if k not in ("model_type", "architectures")})
+    if (largest := _largest_number(values)) > LARGEST_COUNT:
+        raise UsageError(subject, expected="sizes in its config.json", found=f"{largest:,}")
+    if (layers := _largest_number({k: v for k, v in values.items() if "layer" in k})) > LARGEST_LAYER_COUNT:
+        raise UsageError(subject, expected=f"at most {LARGEST_LAYER_COUNT:,} layers", found=f"{layers:,}")
     model_class = getattr(transformers, class_name)
     try:
         settings = transformers.AutoConfig.for_model(model_type, **values)
         if not isinstance(settings, model_class.config_class):
             raise TypeError(f"a config of {model_type}, not of {class_name}")
         settings.use_cache = False
+        for part in (settings, *vars(settings).values()):  # Backbones would fetch weights of their own.
+            if getattr(part, "use_pretrained_backbone", False):
+                part.use_pretrained_backbone = False
         module: nn.Module = model_class(settings)
     except (*_BUILD_ERRORS, StrictDataclassError) as error:
         raise UsageError(subject, expected="a config.json that it can be built from", found=str(error)[:300]) from error
@@ -88,6 +94,17 @@ def add_stored_names(module: nn.Module, stored_names: Iterable[str]) -> nn.Modul
             else:
                 parent.register_buffer(last, tensor)
     return module
+
+
+def _without_loading(values: Any) -> Any:
+    """Return the values of a config.json without those that would load code: kernels, and classes of the repo."""
+    if isinstance(values, dict):
+        return {
+            key: _without_loading(value)
+            for key, value in values.items()
+            if not str(key).startswith("_") and not str(key).endswith("implementation") and key != "auto_map"
+        }
+    return values
 
 
 def _model_classes(modeling_auto: Any) -> set[str]:

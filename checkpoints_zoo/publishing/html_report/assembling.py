@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from checkpoints_zoo.collection.collection import Collection
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation.evaluating import DEFAULT_SUBSETS, check_arguments
 from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.images import ImageInput
 from checkpoints_zoo.networks.device import check_device
-from checkpoints_zoo.predictions import Predictions
+from checkpoints_zoo.predictions import PosteriorMean, Predictions
 from checkpoints_zoo.publishing.html_report import (
     calibration,
     detection,
@@ -79,6 +80,11 @@ def report_page(
     ('convnet-digits: a population of 2 networks', 'member-accuracy')
     """
     page_path = None if path is None else path_of(path)
+    if isinstance(members, PosteriorMean):
+        raise UsageError(
+            "members of a report page", expected="a collection, or stored predictions", found="a posterior mean",
+            do="It has no members: `zoo.evaluate` measures it",
+        )  # fmt: skip
     if isinstance(ood, str) and ood == DEFAULT_IMAGES:
         runs_members = isinstance(members, Collection) and not isinstance(data, Predictions)
         ood = (
