@@ -34,12 +34,13 @@ from checkpoints_zoo.sources import fetching, hash_records, ranges  # noqa: E402
 from checkpoints_zoo.sources import hub as hub_client  # noqa: E402
 from checkpoints_zoo.sources import source as source_room  # noqa: E402
 from checkpoints_zoo.sources.archives import indexing  # noqa: E402
-from tests.fuzz import RUNS, SEEDS, Report, Watch, case_folders, hostile, make_archive, run_case  # noqa: E402
+from tests.fuzz import RUNS, Report, Watch, case_folders, make_archive, run_case  # noqa: E402
 from tests.hostile_strings import (  # noqa: E402
-    DRAWS,
     NAME,
     Addresses,
     Use,
+    all_texts,
+    chance,
     commands,
     json_places,
     make_digit_table,
@@ -220,7 +221,7 @@ def run_cases(
             query = "" if exchange.path.startswith("/_cdn/") else exchange.query
             asked.setdefault((exchange.method, exchange.path, query), set()).add(label)
     rng = random.Random(f"{seed}/strings")
-    texts = list(dict.fromkeys(itertools.chain(SEEDS, (hostile(rng) for _ in range(10 * strings)))))[:strings]
+    texts = all_texts(rng, strings)
     (folder / "answers").mkdir()
     every_place = list(places(hub, iter(asked), folder / "answers"))
     watch = Watch(folder, home, events=RUNS - {"socket.connect"})
@@ -228,7 +229,7 @@ def run_cases(
         method = place.partition(" ")[0]
         labels = {x for (m, path, _), users in asked.items() if m == method and re.search(regex, path) for x in users}
         for text, label in itertools.product(texts, sorted(labels)):
-            if rng.random() >= (share / 10 if label.startswith(DRAWS) else share):
+            if rng.random() >= chance(share, text, label):
                 continue
             forget(home)
             out.mkdir()

@@ -54,6 +54,8 @@ from tests.fuzz import (
 
 NAME = "convnet-digits"
 DRAWS = ("plot", "report", "compact")
+# An escape of a terminal, a turned line and a script in one: a share of all cases has it 300 times as often as others.
+WORST = "\x1b[2J\u202e<script>alert(1)</script>"
 OUR_SCRIPT = '"use strict";'  # the beginning of the report page's own script
 UNSOUND = {("archive", "audit"), ("images", "audit"), ("checkpoints", "audit")}  # small files that no hash is known of
 Put = Callable[[str], None]
@@ -405,6 +407,16 @@ class Tags(HTMLParser):
             self.is_script = False
 
 
+def all_texts(rng: random.Random, count: int) -> list[str]:
+    """Return so many hostile strings, the worst first."""
+    return list(dict.fromkeys(itertools.chain((WORST,), SEEDS, (hostile(rng) for _ in range(10 * count)))))[:count]
+
+
+def chance(share: float, text: str, label: str) -> float:
+    """Return how likely a case is run, of which a share is; commands that draw take seconds."""
+    return share * (300 if text == WORST else 1) / (10 if label.startswith(DRAWS) else 1)
+
+
 def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int, share: float) -> None:
     """Run a share of all cases, drawn at random: each place, each of `strings` strings, each command of its kind.
 
@@ -413,12 +425,12 @@ def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int,
     inputs, out = Inputs(folder / "inputs"), folder / "out"
     runs = commands(inputs.addresses, out)
     rng = random.Random(f"{seed}/strings")
-    texts = list(dict.fromkeys(itertools.chain(SEEDS, (hostile(rng) for _ in range(10 * strings)))))[:strings]
+    texts = all_texts(rng, strings)
     cases = [
         (place, kind, text, label)
         for place, (kind, _) in inputs.places.items()
         for text, label in itertools.product(texts, runs[kind])
-        if rng.random() < (share / 10 if label.startswith(DRAWS) else share)
+        if rng.random() < chance(share, text, label)
     ]
     # A sound input is read without an error, and what a command needs is imported.
     for kind, label in dict.fromkeys((kind, label) for _, kind, _, label in cases):

@@ -47,6 +47,7 @@ def brier(report: Report) -> tuple[float, float]:
     return float(np.mean(products)), float(single - np.mean(products))
 
 
+@pytest.mark.slow
 def test_the_brier_score_is_exact(report: Report, brier: tuple[float, float]) -> None:
     limit, gain = brier
     assert report.limits["brier"].value == pytest.approx(limit, abs=1e-7)

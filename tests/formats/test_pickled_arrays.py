@@ -174,7 +174,10 @@ FOUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+LONG = {"tuples of tuples", "many small objects"}  # until the limit of opcodes is reached
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in REFUSED])
 def test_what_is_no_pickle_of_arrays_is_refused(name: str) -> None:
     content = REFUSED[name]
     tracemalloc.start()
@@ -222,6 +225,7 @@ assert set(sys.modules) == modules, set(sys.modules) - modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 def test_mutated_pickles_are_read_or_refused() -> None:
     """A share of what `python -m tests.fuzz_pickles` reads, with its bounds on memory and its watch for imports."""
     counts = fuzz(3000, seed=0)

@@ -292,7 +292,7 @@ def test_a_tiny_network_has_the_moments_of_pyro_s_nuts(oracle: Oracle) -> None:
     off = (ours.mean((0, 1)) - theirs.mean((0, 1))) / (errors[0] + errors[1]).sqrt()
     bounds = torch.tensor(scipy.stats.t.isf(scipy.stats.norm.sf(BOUND), sizes.numpy() - 1))
     assert bool((off.abs() < bounds).all()), (off, sizes)
-    # An error of a third of a standard deviation or more would say little: nine effective draws of what is 40 or so.
+    # An error of a third of a standard deviation or more would say little: nine effective draws of what is 30 or so.
     assert float(sizes.min()) > 9
 
 

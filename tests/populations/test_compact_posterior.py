@@ -240,6 +240,7 @@ def test_alignment_raises_the_accuracy_of_the_mean_by_ten_points(digits: Compact
     assert float(digits.q_r.sigmas.mean()) < float(digits.q_d.sigmas.mean())
 
 
+@pytest.mark.slow
 def test_intervals_hold_their_figures(digits: Compact) -> None:
     for figures in (*digits.table.values(), *digits.held_out.values()):
         for x in figures.values():

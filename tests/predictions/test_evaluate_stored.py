@@ -73,6 +73,7 @@ def close(one: Report, other: Report, smooth: float, counted: float) -> None:
             assert math.isclose(value, b[key], abs_tol=counted if key[2] in COUNTED else smooth, rel_tol=0), key
 
 
+@pytest.mark.slow
 def test_the_members_themselves_give_the_same_to_rounding(members: zoo.Collection, report: Report) -> None:
     again = zoo.evaluate(members, "digits", ood="photos", subsets=12)
     # Logits up to 32 in float16: a log-probability is off by 2 * 32 / 2048 at most, in a mean far less is left. What

@@ -75,6 +75,7 @@ def test_three_of_sixteen_members_by_ranges(hub: Hub, built: Built, monkeypatch:
     assert every.citation.startswith(f"{ADDRESS}@")
 
 
+@pytest.mark.slow
 def test_a_report_from_the_hub_reads_no_weights(hub: Hub, built: Built) -> None:
     publish(built.root)
     hub.log.clear()

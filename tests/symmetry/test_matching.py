@@ -69,6 +69,7 @@ def test_small_matrices_with_reduction(gains: np.ndarray) -> None:
         check_assignment(gains)
 
 
+@pytest.mark.slow
 @given(gains=square_matrices(st.integers(-9, 9).map(float), most=6))
 @settings(max_examples=100, deadline=None)
 def test_no_permutation_is_better(gains: np.ndarray) -> None:

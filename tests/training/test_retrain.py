@@ -53,6 +53,7 @@ def test_the_same_bytes_here_and_accuracies_elsewhere(out: Path) -> None:
     assert [(x.compared, x.same) for x in far] == [("accuracy", False)]
 
 
+@pytest.mark.slow
 def test_what_can_not_be_trained_again(out: Path) -> None:
     members = zoo.load("tiny", source=out)
     with pytest.raises(UsageError, match=r"recipe of member 0 of tiny: expected hash .*; found .* of recipe 'tiny'\."):
