@@ -52,7 +52,7 @@ def test_an_index_is_one_listing_and_one_header_range_a_snapshot(hub: Hub, tmp_p
     lines: list[str] = []
     done = index(tmp_path, say=lines.append)
     assert (done.rows, done.ok) == (12, 12)
-    assert lines[0].startswith("12 snapshots of 2 repos: 12 listings and at most 12 headers, about 0.")
+    assert lines[0].startswith("12 snapshots of 2 repos: 12 listings and 12 headers, about 0.")
     assert hub.log.requests(TREES) == 12
     assert hub.log.requests(FILES, ranged=True) == 12
     assert hub.log.requests("/refs") == 2
@@ -394,6 +394,8 @@ def test_a_dry_run_lists_branches_alone(hub: Hub, tmp_path: Path) -> None:
     assert (plan.repos, plan.snapshots, plan.listings, plan.headers) == (1, 154, 154, 154)
     assert len(hub.log) == 1
     assert not (tmp_path / "manifests").exists()
+    index(tmp_path, "hf://org/net", revision_patterns=["step1", "step1???"])
+    assert (again := index(tmp_path, "hf://org/net", dry_run=True)).listings == again.headers == 154 - 2
 
 
 def test_a_tensor_over_several_ranges() -> None:
