@@ -52,8 +52,8 @@ class IndexPlan:
     Args:
         collection, target: name of the collection, and folder that its manifest is written to.
         repos, snapshots: number of repos, and of their revisions that match.
-        listings, headers: largest number of requests that list files, and that read a header. What the cache has is not
-            asked for again.
+        listings, headers: number of requests that list files, and that read a header (a shard more takes one more).
+            What the cache has is not asked for again.
         minutes: time that these requests take inside the Hub's windows, about.
     """
 
@@ -66,7 +66,7 @@ class IndexPlan:
     minutes: float
 
     def __str__(self) -> str:
-        requests = f"{self.listings:,} listings and at most {count_with_noun(self.headers, 'header')}"
+        requests = f"{count_with_noun(self.listings, 'listing')} and {count_with_noun(self.headers, 'header')}"
         return (
             f"{count_with_noun(self.snapshots, 'snapshot')} of {count_with_noun(self.repos, 'repo')}: {requests}, "
             f"about {self.minutes:.3g} minutes"
@@ -172,9 +172,12 @@ def _check_epochs(commits: Mapping[tuple[str, str], str], epochs: Mapping[tuple[
 def _plan(commits: Mapping[tuple[str, str], str], name: str, target: str) -> IndexPlan:
     """Return the plan for revisions whose commits are known."""
     repos = {repo_id for repo_id, _ in commits}
-    listings = sum(not revisions.is_listed(Repo(repo_id, commit, "model")) for (repo_id, _), commit in commits.items())
-    # A file of one content is read once; how many there are is known after the listings.
-    headers = len(commits) if listings else 0
+    places = [(name, Repo(repo_id, commit, "model")) for (repo_id, name), commit in commits.items()]
+    listed = [revisions.list_revision(name, repo) for name, repo in places if revisions.is_listed(repo)]
+    listings = len(places) - len(listed)
+    files = [WeightFile(revision.repo, file) for revision in listed for file in revision.weights]
+    # A content is read once; how many a revision has is known after its listing.
+    headers = len({file.file.etag for file in files if not file.is_known()}) + listings
     waits = pacing.expected_seconds(listings, "api") + pacing.expected_seconds(headers, "resolvers")
     seconds = waits + (listings + 2 * headers) * LATENCY_SECONDS
     return IndexPlan(name, target, len(repos), len(commits), listings, headers, round(seconds / 60, 3))
