@@ -33,6 +33,7 @@ def found(few_levels: None) -> dict[str, object]:
     return result
 
 
+@pytest.mark.slow
 def test_json_is_the_librarys(found: dict[str, object]) -> None:
     result = run(*SELECTED, *OPTIONS, "--format", "json")
     assert values(result) == found

@@ -162,6 +162,7 @@ def test_codes_and_streams_of_a_real_process(tiny: Built, tmp_path: Path) -> Non
     assert "member 0 of tiny: bytes: " in done.stdout
 
 
+@pytest.mark.slow
 def test_nobody_reads_the_output(tiny: Built) -> None:
     reader, writer = os.pipe()
     os.close(reader)

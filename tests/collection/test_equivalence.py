@@ -90,6 +90,7 @@ def test_stacked_members_are_compared_one_by_one(digits: tuple[zoo.Collection, T
         assert alone.ids == (members.ids[i],)
 
 
+@pytest.mark.slow
 def test_every_form_of_the_same_parameters(digits: tuple[zoo.Collection, Tensor]) -> None:
     members, x = digits
     one = members[0]

@@ -38,6 +38,7 @@ def test_the_same_drawing_gives_the_same_bytes_and_another_name_other_ids(monkey
     assert other.replace("other-", "dots-") == first
 
 
+@pytest.mark.slow
 def test_many_marks_become_an_image() -> None:
     few, many = dots(MOST_MARKS), dots(MOST_MARKS + 1)
     assert tags(few).count("use") > MOST_MARKS

@@ -126,6 +126,7 @@ def test_all_intervals_cover_normal_means_at_their_rate_however_few_the_members(
     assert covered == pytest.approx(0.95, abs=0.035)
 
 
+@pytest.mark.slow
 def test_bootstrap_covers_the_population_mean_at_its_rate() -> None:
     """Skewed members, as losses are: exponential, mean 1; 0.04 is over three standard errors."""
     samples = torch.empty(400, 64).exponential_(generator=torch.Generator().manual_seed(0))

@@ -175,6 +175,7 @@ def test_reliability_bars_hold_every_input_and_add_up_to_the_ece(case: tuple[Ten
     assert float(total) == close(float(metrics.ece(probs, labels)), **TOLERANCE)
 
 
+@pytest.mark.slow
 @given(cases(ties=False, fewest=2))
 def test_aurc_equals_torch_uncertainty(oracle: Oracle, case: tuple[Tensor, Tensor]) -> None:
     probs, labels = case

@@ -78,6 +78,7 @@ def test_the_temperature_is_that_of_the_least_nll(inputs: int, classes: int, sha
         assert single == pytest.approx(found, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # of what it imports
 def test_the_temperature_is_torch_uncertaintys(oracle: Oracle) -> None:
     scaling = oracle("torch_uncertainty.post_processing")
@@ -145,6 +146,7 @@ def labels() -> torch.Tensor:
     return known
 
 
+@pytest.mark.slow
 def test_the_inputs_held_out_follow_the_rule_and_are_in_no_figure(
     report: Report, parts: tuple[torch.Tensor, torch.Tensor], members: zoo.Collection
 ) -> None:
@@ -234,6 +236,7 @@ def test_scaled_figures_are_in_frame_and_json(report: Report) -> None:
     assert json.loads(plain.to_json())["temperature"] is None
 
 
+@pytest.mark.slow
 def test_an_ensemble_that_is_right_says_that_the_temperature_is_at_its_bound(members: zoo.Collection) -> None:
     everyone = zoo.evaluate(members, subsets=2)
     right = members.ensemble()(members.preprocess(zoo.images.load("digits").images)).softmax(-1).mean(0).argmax(-1)
@@ -293,6 +296,7 @@ def test_stored_predictions_give_the_same_whatever_the_blocks(
             assert found.calibrated.curve[size][name].value == pytest.approx(figures[name].value, abs=3e-4), name
 
 
+@pytest.mark.slow
 def test_a_part_of_stored_logits_is_those_inputs(
     stored: dict[str, Predictions], monkeypatch: pytest.MonkeyPatch
 ) -> None:

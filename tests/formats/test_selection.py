@@ -96,6 +96,7 @@ def test_the_named_rule_of_a_sample(source: Built, n: int, sample: int) -> None:
     assert ids(source, n=n, sample=sample) == sorted(sorted(OK, key=rank.__getitem__)[:n])
 
 
+@pytest.mark.slow
 def test_draws_are_nested_and_differ(source: Built) -> None:
     draws = [set(ids(source, n=n, sample=0)) for n in range(1, 19)]
     assert all(a < b for a, b in itertools.pairwise(draws))

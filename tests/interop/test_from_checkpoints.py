@@ -415,6 +415,7 @@ class Stop(Exception):
     """In place of a kill."""
 
 
+@pytest.mark.slow
 def test_cut_off_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 60)
     made = mlps(12)
@@ -487,6 +488,7 @@ def test_arguments_that_make_no_sense(tmp_path: Path) -> None:
         source_of(folder, out)
 
 
+@pytest.mark.slow
 def test_figures_are_measured(tmp_path: Path) -> None:
     """The members that ship, saved by somebody else's script, have the figures that their own manifest says."""
     shipped = zoo.load("convnet-digits", n=4)
@@ -544,6 +546,7 @@ class Small(nn.Module):
         return logits
 
 
+@pytest.mark.slow
 def test_everything_takes_what_is_made(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE)
     torch.manual_seed(1)

@@ -106,6 +106,7 @@ def test_every_form_gives_the_same_bytes(form: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "out" / ".import").iterdir())
 
 
+@pytest.mark.slow
 def test_vectors_of_a_weight_dataset_come_back(tmp_path: Path) -> None:
     members = zoo.load("resnet8-digits", n=3)
     dataset = members.dataset()
@@ -327,6 +328,7 @@ def test_what_is_refused(
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
+@pytest.mark.slow
 def test_draws_on_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws around a member that ships: measured, published, loaded, verified, and the figures of a plain loop."""
     monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE)

@@ -97,6 +97,7 @@ def test_cut_off_and_started_again(
     assert imported([ADDRESS], "optunet-mnist", out=tmp_path, hash=True).hashed == 24
 
 
+@pytest.mark.slow
 def test_shards_of_our_own(hub: Hub, nets: list[State], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("checkpoints_zoo.formats.shard_files.LARGEST_TENSOR_COUNT", 40)
     archives = {"mine": (f"{ADDRESS}/{NETS}", nets[:24]), "gz": (f"{ADDRESS}@main/gz/nets.tar", nets[24:]),

@@ -83,6 +83,7 @@ def test_kinds_of_layers() -> None:
     assert off(folded(module.train())(inputs), module.eval()(inputs)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_net_of_timms_with_norms_that_are_activations_too() -> None:
     import timm
 

@@ -366,6 +366,7 @@ def test_numbers_of_members() -> None:
     assert number_members(["o/a-seed1", "o/b-seed1"]) == [0, 1]
 
 
+@pytest.mark.slow
 def test_braces() -> None:
     assert revisions.expand_braces("a{1..3}") == ["a1", "a2", "a3"]
     assert revisions.expand_braces("{a,b}-{0..1}") == ["a-0", "a-1", "b-0", "b-1"]
@@ -460,6 +461,7 @@ def test_a_fault_that_stays(
 
 
 # ---- pace ----
+@pytest.mark.slow
 def test_requests_stay_inside_the_window(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(hub, "org/net", STEPS[:40])
     monkeypatch.setattr(pacing, "REQUESTS_IN_WINDOW", {"api": (15, 15), "resolvers": (30, 30)})

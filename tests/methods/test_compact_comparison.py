@@ -88,6 +88,7 @@ def check(x: CompactComparison, method: str, column: str, expected: tuple[float,
             assert name not in x.table[method][column]
 
 
+@pytest.mark.slow
 def test_samples_are_a_loop_over_modules(found: CompactComparison, draws: Draws) -> None:
     probs = {name: probs_of(members.stack()) for name, members in draws.items()}
     hmc = probs["hmc"].mean(0)

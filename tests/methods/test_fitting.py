@@ -134,6 +134,7 @@ def test_draws_are_a_collection_like_any_other(
         assert there.manifest[column].equals(rows[column])
 
 
+@pytest.mark.slow
 def test_other_draws_under_the_name_are_left(tmp_path: Path) -> None:
     drawn = fitting.fit(Snapshot(), RECIPE, out=tmp_path, runs=1, draws=2)
     assert drawn.name == "brief-digits-snapshot"

@@ -240,6 +240,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_members_of_a_deep_ensemble_are_trained_members(trained: Path) -> None:
     members, said = zoo.load("tiny-deep-ensemble", source=trained), list[str]()
     rows = members.manifest

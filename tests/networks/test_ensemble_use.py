@@ -66,6 +66,7 @@ def test_gradients_flow_to_inputs_and_weights(execution: str | None) -> None:
         assert (found - wanted).abs().max() <= 1e-10 * max(1.0, float(wanted.abs().max())), name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch's own, of jvp
 def test_transforms_around_an_ensemble() -> None:
     x = images(2, torch.float64)

@@ -24,6 +24,7 @@ def translated(draws: list[Parameters]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array.copy()) for name, array in translate_parameters(joined, "file x.pkl")}
 
 
+@pytest.mark.slow
 def test_it_is_the_network_of_the_draws() -> None:
     draws = [drawn_parameters(seed) for seed in (0, 1)]
     images = np.random.default_rng(2).standard_normal((3, 32, 32, 3))

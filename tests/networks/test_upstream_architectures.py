@@ -133,6 +133,7 @@ def test_weights_start_as_torch_uncertaintys_do(oracle: Oracle, name: str) -> No
             assert tensor.std() > 0
 
 
+@pytest.mark.slow
 def test_members_of_a_norm_without_statistics_stack() -> None:
     torch.manual_seed(2)
     modules = [build_architecture("resnet20-frn-silu", conv_bias=True).eval() for _ in range(2)]

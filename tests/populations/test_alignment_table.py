@@ -133,6 +133,7 @@ def _of_one(found: Alignment) -> Alignment:
     return Alignment("odd $name", "member 0", found.keys[:1], found.sizes, one, found.before[:1], found.after[:1])
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     saved, picture = tmp_path / "s.parquet", tmp_path / "p.png"
     arguments = ["align", "convnet-digits", "-n", "3", "--to", "1", "--save", str(saved), "--plot", str(picture)]
@@ -150,6 +151,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert all(torch.equal(direct[n], read[n]) for n in direct)
 
 
+@pytest.mark.slow
 def test_the_command_s_json_and_barrier() -> None:
     result = CliRunner().invoke(main, ["align", "convnet-digits", "-n", "2", "--barrier", "--format", "json"])
     assert result.exit_code == 0, result.output

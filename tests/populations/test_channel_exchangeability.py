@@ -59,6 +59,7 @@ def test_ties_of_coarse_weights_do_not_favour_a_unit(table: Table) -> None:
     assert check_layers(table, params).p > 0.001
 
 
+@pytest.mark.slow
 def test_the_statistic_is_pearsons_and_p_is_near_chi_squareds_for_many_members(table: Table) -> None:
     params = population(table, 4000, 1)
     params["0.weight"][:300, 2] += 3  # a little too often the third

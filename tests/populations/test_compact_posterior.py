@@ -202,6 +202,7 @@ def test_the_table_is_a_loop_over_modules(name: str) -> None:
     assert found.statistics_images == (100 if name == "resnet8-digits" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["convnet", "resnet8"])
 def test_permuted_copies_of_one_net_become_that_net(tmp_path: Path, net: str) -> None:
     table = symmetries(net)
@@ -321,6 +322,7 @@ def test_what_a_compact_posterior_cannot_take() -> None:
 # The picture and the page.
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_numbers(digits: Compact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawing, "DPI", 40)
     figure: Figure = compact_posterior.draw_compact(digits)

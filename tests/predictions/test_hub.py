@@ -50,6 +50,7 @@ def local(built: Built) -> Predictions:
     return predictions_of(load(built), "many-test")
 
 
+@pytest.mark.slow
 def test_three_of_sixteen_members_by_ranges(hub: Hub, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(built.root, tag="v1")
     assert 'names `many-test`: `members.predictions("many-test")` reads them' in hub.read(NEW, "README.md").decode()
@@ -158,6 +159,7 @@ def test_a_set_that_breaks_the_format_is_not_published(hub: Hub, built: Built) -
         publish(built.root)
 
 
+@pytest.mark.slow
 def test_plan_verify_and_audit(hub: Hub, built: Built) -> None:
     planned = zoo.publish(built.root, NEW, dry_run=True)
     assert isinstance(planned, Plan)

@@ -78,6 +78,7 @@ def test_it_is_compared_with_members(tmp_path: Path, probabilities: np.ndarray[A
         zoo.compare_predictives(MEMBERS, mean, dataclasses.replace(DIGITS, images=DIGITS.images[:500], labels=None))
 
 
+@pytest.mark.slow
 def test_diversity_is_not_defined(tmp_path: Path, probabilities: np.ndarray[Any, Any]) -> None:
     mean = zoo.predictions_from_probabilities(written(tmp_path / "p.npy", probabilities), data="digits")
     report, wanted = zoo.evaluate(mean), zoo.evaluate(MEMBERS, "digits")

@@ -64,6 +64,7 @@ def test_datasets_gives_every_manifest(hub: Hub, tmp_path: Path) -> None:
     assert datasets.load_dataset(REPO, split="train").num_rows == 5
 
 
+@pytest.mark.slow
 def test_datasets_gives_the_only_manifest(hub: Hub, tmp_path: Path) -> None:
     build(tmp_path, "convnet", range(3))
     publish(hub, tmp_path)

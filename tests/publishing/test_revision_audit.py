@@ -138,6 +138,7 @@ def test_steps_of_a_series() -> None:
         assert expected_steps(plain) == plain
 
 
+@pytest.mark.slow
 def test_an_audit_goes_on_where_it_was_stopped(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(hub, "org/net", STEPS[:40], SMALL)
     hub.log.clear()

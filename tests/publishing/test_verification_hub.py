@@ -27,6 +27,7 @@ def test_all_members_in_one_go(hub: Hub, tiny: Built) -> None:
     assert hub.log.leaks(WRITER) == []
 
 
+@pytest.mark.slow
 def test_the_members_to_blame_are_named(hub: Hub, tmp_path: Path) -> None:
     built = build(tmp_path, members=range(12), per_shard=6)
     content = bytearray(built.shard.read_bytes())

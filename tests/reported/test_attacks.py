@@ -132,6 +132,7 @@ def test_counts_of_a_recipe_have_bounds(change: str, text: str) -> None:
         recipe_from_options("convnet-digits", (change,))
 
 
+@pytest.mark.slow
 def test_a_stack_beyond_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 47: a stack whose weights can't be held is refused before its modules are built."""
     monkeypatch.setattr("checkpoints_zoo.training.population.initial_state", None)
@@ -186,7 +187,7 @@ def hostile_predictions(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         "evaluate convnet-digits -n 4 --stored {0} --sizes 2",
         "pairwise convnet-digits -n 4 --stored {0}",
-        "plot convnet-digits -n 4 --stored {0} --out {1}/p.png",
+        pytest.param("plot convnet-digits -n 4 --stored {0} --out {1}/p.png", marks=pytest.mark.slow),
         "verify {0}",
         "predict convnet-digits -n 4 --data digits --out {0}",
     ],

@@ -217,6 +217,7 @@ def test_verify_tells_what_it_checked_and_what_it_could_not(tmp_path: Path) -> N
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_verify_measures_on_images_that_the_package_lacks(tmp_path: Path) -> None:
     """Case 28. The images are named as the manifest's claims name them."""
     built = build(tmp_path / "source", members=range(2))
@@ -262,6 +263,7 @@ def test_offline_verify_keeps_what_it_has_found(hub: Hub, monkeypatch: pytest.Mo
     assert "No problems" not in result.stdout
 
 
+@pytest.mark.slow
 def test_python_m_runs_the_same_program() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "checkpoints_zoo", "show", "none"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -324,6 +326,7 @@ def test_the_picture_of_an_alignment_leaves_the_reference_out() -> None:
         assert min(float(x) for line in transpositions.lines for x in line.get_xdata()) == pytest.approx(least)
 
 
+@pytest.mark.slow
 def test_members_of_two_sources_are_joined(tmp_path: Path) -> None:
     """Case 39: as one collection whose weights, ids, labels and citation are those of its parts."""
     shipped = zoo.load("convnet-digits", members="3,5,7")

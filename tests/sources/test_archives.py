@@ -97,6 +97,7 @@ def test_members_of_an_archive_are_the_originals(tmp_path: Path, order: list[int
     assert hash_members(members[4:5]._locations()) == [content_hash(ours, packed)]
 
 
+@pytest.mark.slow
 def test_members_of_an_archive_make_an_ensemble(tmp_path: Path) -> None:
     path = tmp_path / "a.tgz"
     path.write_bytes(local_tar([(f"v_{i}.safetensors", saved(NORMED[i], "resnet20-frn-silu")) for i in range(3)]))

@@ -241,6 +241,7 @@ def test_a_changed_member_is_named_and_nothing_written(tmp_path: Path) -> None:
     assert digest_of(tmp_path / "copy") == before
 
 
+@pytest.mark.slow
 def test_no_room_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path / "source")
     (tmp_path / "file").touch()

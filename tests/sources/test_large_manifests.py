@@ -113,6 +113,7 @@ def test_a_sample_follows_its_rule(source: Built, seed: int) -> None:
     assert selected(source, n=9, sample=seed) == sorted(sorted(rank, key=rank.__getitem__)[:9])
 
 
+@pytest.mark.slow
 def test_rows_that_are_not_in_order_keep_theirs(tmp_path: Path) -> None:
     built = write_large(tmp_path, lambda rows: [rows[i] for i in np.random.default_rng(0).permutation(COUNT)])
     assert selected(built, n=30) == pairs(usable(built)[:30])

@@ -40,6 +40,7 @@ def path_of(number: int) -> str:
     return f"{FOLDER}/state-{number}.pkl"
 
 
+@pytest.mark.slow
 def test_all_draws_are_numpys_own(web: WebHost) -> None:
     members = zoo.load(NAME)
     assert (len(members), members.ids[:4]) == (CHAINS * COUNT, [0, 1, 2, 3])
@@ -95,6 +96,7 @@ def test_citations_lead_back_and_the_cache_serves_offline(monkeypatch: pytest.Mo
     assert len(web.log) == count
 
 
+@pytest.mark.slow
 def test_a_folder_of_downloaded_files(tmp_path: Path, web: WebHost) -> None:
     folder = tmp_path / "Wilson"
     folder.mkdir()
@@ -114,6 +116,7 @@ def test_a_folder_of_downloaded_files(tmp_path: Path, web: WebHost) -> None:
         zoo.load(NAME, members=[3], source=folder).stack()
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_is_refused(web: WebHost) -> None:
     members = zoo.load(NAME, members=[6])
     first = members.citation

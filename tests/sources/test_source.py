@@ -251,6 +251,7 @@ def test_a_source_that_is_reached_through_a_link(tmp_path: Path) -> None:
 IMPORT = "from checkpoints_zoo.sources import source; import sys; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
 
 
+@pytest.mark.slow
 def test_importing_it_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -56,6 +56,7 @@ def test_no_member_can_be_brought_closer_to_the_mean_of_the_others(digits: Param
         assert all(torch.equal(p[0], torch.arange(p.shape[1])) for p in still.values())
 
 
+@pytest.mark.slow
 def test_each_pass_brings_members_closer(digits: Params) -> None:
     table, unmoved = symmetries("convnet-digits"), 0.0
     found = [match_mean(table, digits, seed=1, most=most)[0] for most in (1, 2, 3, 4)]

@@ -52,6 +52,7 @@ def cycles(permutation: list[int]) -> int:
     return count
 
 
+@pytest.mark.slow
 @given(st.integers(1, 70).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=4)))
 @settings(max_examples=100, deadline=None)
 def test_transpositions_are_units_minus_cycles(batch: list[list[int]]) -> None:

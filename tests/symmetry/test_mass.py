@@ -77,6 +77,7 @@ def test_the_minimum_equals_that_of_cvxpy(
         assert float(result.after[i]) == pytest.approx(minimum_by_cvxpy(cvxpy, table, member_of(params, i)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_minimum_with_biases_equals_that_of_cvxpy(oracle: Callable[[str], ModuleType]) -> None:
     table, params, *_ = random_members("mlp", 1, spread=0.5)
     roles = (*HAVE_MASS, "bias", "offset")

@@ -176,6 +176,7 @@ def test_a_search_that_is_cut_short_keeps_the_network(monkeypatch: pytest.Monkey
     assert are_equal(permute(table, params, permutations), found)
 
 
+@pytest.mark.slow
 def test_members_are_sorted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither other members nor the size of chunks matter; some members need a search, most don't."""
     for name in ("mlp", "dense"):

@@ -71,6 +71,7 @@ def test_population_in_stacks(tmp_path: Path) -> None:
     assert state_files(tmp_path / "a") == []
 
 
+@pytest.mark.slow
 def test_state_has_statistics_but_no_counters(tmp_path: Path) -> None:
     names = list(run(tmp_path, [0], dataclasses.replace(SMALL_RESNET, epochs=1)).trained[0].state)
     assert names == [n for n in build_architecture("resnet8").state_dict() if not n.endswith("_tracked")]
@@ -122,6 +123,7 @@ def test_kill_around_finish_loses_nothing_and_repeats_nothing(tmp_path: Path) ->
     assert state_files(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_unfinished_state_of_other_members_stays(tmp_path: Path) -> None:
     run(tmp_path, [0, 1], stop_after=1)
     (state,) = state_files(tmp_path)

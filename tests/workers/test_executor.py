@@ -58,6 +58,7 @@ def test_here_is_this_process_and_in_order() -> None:
     assert found == [(f"job {x}", (x * x, os.getpid(), "cuda:7")) for x in (3, 1, 2)]
 
 
+@pytest.mark.slow
 def test_processes_have_devices_in_turn_and_end_with_the_run(tmp_path: Path) -> None:
     on = Processes(2, ("cuda:0", "cuda:1"))
     results = [value for _, value in on.run(works.squared, jobs(range(6)))]
@@ -84,6 +85,7 @@ def test_jobs_are_taken_as_workers_become_free() -> None:
         assert len(list(results)) == 8
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     on = Processes(2, say=said.append)
