@@ -1,13 +1,16 @@
 """The member cache: each fetched member is one safetensors file, which gets its final name when all its bytes have
 arrived.
 
-$HF_HOME/assets/checkpoints_zoo/datasets--org--name/, or models--org--name/
+$HF_HOME/assets/checkpoints_zoo/datasets--org--name/, or models--org--name/; a folder on the web is
+named datasets--web+HOST--PATH, and what stands for its commit is "pins"
     members/ETAG-OFFSET-NBYTES-LAYOUT.safetensors     a member, shared by all commits with the same bytes
+    members/HASH-draws.safetensors                    the draws of one pickle
     records/NAME.json                                 identity and hash of a member's file, of an unpacked archive,
                                                       or of a file in the cache of the Hub's client
     files/COMMIT/HASH.json                            ETag and size of a path at a commit
     folders/COMMIT/HASH.json                          archives in a folder at a commit
-    indexes/HASH.json                                 index of an archive
+    indexes/HASH.json                                 index of an archive, or of pickled draws
+    whole/HASH.parquet, whole/HASH.json               a file of a folder on the web
     trees/COMMIT.json                                 files of a model repo at a commit
     headers/ETAG.json, headers/HASH.head              header of a safetensors file of a model repo
     unpacked/ETAG.tar                                 an unpacked gzipped archive
@@ -307,7 +310,7 @@ def delete_members(repo: str | None = None) -> int:
         for path in (*(repo_folder / "unpacked").glob("*.tar"), *(repo_folder / "parts").glob("*.*")):
             freed_nbytes += _nbytes_on_disk(path)
             path.unlink(missing_ok=True)
-        for subfolder_name in ("files", "folders", "headers", "indexes", "records", "trees"):
+        for subfolder_name in ("files", "folders", "headers", "indexes", "records", "trees", "whole"):
             shutil.rmtree(repo_folder / subfolder_name, ignore_errors=True)
     return freed_nbytes
 

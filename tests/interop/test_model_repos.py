@@ -29,6 +29,7 @@ from checkpoints_zoo.sources.revisions import epoch_of_name
 from tests.hub.hub import Hub
 from tests.support.commands import run, values
 from tests.support.model_repos import EMBEDDING, STEPS, checkpoint, nbytes, neox, publish, shards
+from tests.support.web_host import WebHost
 
 FEW = [0, 1, 2, 4, 1000, 2000]
 FILES, TREES, RESOLVED = r"/_cdn/.*safetensors", r"/api/models/.*/tree/", "/resolve/"
@@ -213,6 +214,17 @@ def test_what_cannot_be_indexed_is_listed_with_a_reason(hub: Hub, tmp_path: Path
     assert all(rows[e]["path"] is None for e in (0, 1, 2, 4))
     assert any("1 snapshot excluded: pytorch_model.bin" in line for line in lines)
     assert len(zoo.load("net", source=tmp_path, snapshots=True)) == 2
+
+
+def test_an_index_on_the_web_leads_to_the_hub(web: WebHost, hub: Hub, tmp_path: Path) -> None:
+    publish(hub, "org/net", [1, 2])
+    index(tmp_path, "hf://org/net")
+    web.add_folder(tmp_path)
+    members = zoo.load("net", source=web.url, snapshots=True)
+    embedding = members.stack(names=[EMBEDDING])[EMBEDDING]
+    assert embedding.equal(members.stack()[EMBEDDING])
+    assert members.source.count_local(members.description, members.rows) == 2
+    assert all("authorization" not in headers for *_, headers in web.log)
 
 
 @pytest.mark.slow

@@ -250,6 +250,17 @@ def test_a_shard_that_changed(web: WebHost, folder: str) -> None:
         zoo.load("convnet-digits", members=[63], source=folder).stack()
 
 
+def test_the_cache_of_a_folder_is_deleted_whole(web: WebHost, folder: str, tmp_path: Path) -> None:
+    from tests.support.commands import run, values
+
+    zoo.load("convnet-digits", n=2, source=folder).stack()
+    ((name, count),) = [(row["repo"], row["members"]) for row in values(run("cache", "--format", "json"))]
+    assert (name.startswith("web+127.0.0.1_"), count) == (True, 2)
+    assert run("cache", "--drop", name).exit_code == 0
+    left = [path for path in (tmp_path / "hf-home").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert left == []
+
+
 def test_a_changed_manifest_is_another_commit(web: WebHost, folder: str) -> None:
     citation = zoo.load("convnet-digits", n=5, source=folder).citation
     path = "/zoo/manifests/convnet-digits.json"

@@ -177,7 +177,8 @@ def _plan(commits: Mapping[tuple[str, str], str], name: str, target: str) -> Ind
     listings = len(places) - len(listed)
     files = [WeightFile(revision.repo, file) for revision in listed for file in revision.weights]
     # A content is read once; how many a revision has is known after its listing.
-    headers = len({file.file.etag for file in files if not file.is_known()}) + listings
+    known = {file.file.etag for file in files if file.is_known()}
+    headers = len({file.file.etag for file in files} - known) + listings
     waits = pacing.expected_seconds(listings, "api") + pacing.expected_seconds(headers, "resolvers")
     seconds = waits + (listings + 2 * headers) * LATENCY_SECONDS
     return IndexPlan(name, target, len(repos), len(commits), listings, headers, round(seconds / 60, 3))
