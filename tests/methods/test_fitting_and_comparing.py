@@ -98,7 +98,7 @@ def test_methods_are_fitted_once_and_left_out_with_a_reason(
         "ood": "none", "out": tmp_path / "out", "say": said.append,
     }  # fmt: skip
     todo = prepare_comparison(population, **options).remaining_work()
-    assert (todo.fits, len(todo.cells), todo.found) == (("quick", "refusing"), 3, 0)
+    assert (todo.fits, len(todo.cells), todo.found) == (("quick", "refusing"), 4, 0)
     result = zoo.compare(population, **options)
     assert [(row.method, row.mode, row.runs, row.draws) for row in result.rows] == [
         ("quick", "one", 2, 3), ("quick", "multi", 2, 4), ("reference", "members", 8, 8),
