@@ -13,17 +13,19 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.elements import Element, check_symmetry
+from checkpoints_zoo.symmetry.matrices import turn
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
 _INDICES_AT_ONCE = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
-    """Apply a symmetry to tensors: scale, change signs, then permute; return new tensors in the same dtypes.
+    """Apply a symmetry to tensors: matrices, scales, signs, then permutations; return new tensors in the same dtypes.
 
-    See `rescale`, `flip` and `permute` for the arguments and errors.
+    See `turn`, `rescale`, `flip` and `permute` for the arguments and errors.
     """
-    return permute(table, flip(table, rescale(table, params, element.scales), element.signs), element.permutations)
+    turned = turn(table, params, element.matrices) if element.matrices else params
+    return permute(table, flip(table, rescale(table, turned, element.scales), element.signs), element.permutations)
 
 
 def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
-"""Elements of a symmetry group: permutations, scales and signs. The functions of this file draw, invert and compose
-elements."""
+"""Elements of a symmetry group: permutations, scales, signs and matrices. The functions of this file draw, invert and
+compose elements."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.symmetry.matrices import check_matrices, permute_matrices, random_matrices
 from checkpoints_zoo.symmetry.table import Group, Scale, Sign, Table
 
 
 @dataclass(frozen=True)
 class Element:
-    """An element of the symmetry group, or one element for each member. Scales and signs are applied first, then
-    permutations.
+    """An element of the symmetry group, or one element for each member. Matrices are applied first, then scales and
+    signs, then permutations.
 
     Args:
         permutations: group -> permutation, int64 (unit) or (member, unit): new unit u is the former unit
             permutation[u]. The units of all other groups keep their order.
         scales: name of a scale -> positive factors, (value) or (member, value). All other scales are 1.
         signs: name of a sign -> factors 1 or -1, (value) or (member, value). All other signs are 1.
+        matrices: name of a group of matrices -> matrices, (copy, unit, unit) or (member, copy, unit, unit). All other
+            matrices are the identity.
     """
 
     permutations: Mapping[str, Tensor] = field(default_factory=dict)
     scales: Mapping[str, Tensor] = field(default_factory=dict)
     signs: Mapping[str, Tensor] = field(default_factory=dict)
+    matrices: Mapping[str, Tensor] = field(default_factory=dict)
 
     def select(self, members: Tensor | int) -> Element:
         """Return the symmetry of one member, or the symmetries of the selected members."""
@@ -39,9 +43,9 @@ class Element:
         parts = zip(*(element.parts() for element in elements), strict=True)
         return cls(*({n: torch.cat([values[n] for values in part]) for n in part[0]} for part in parts))
 
-    def parts(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return the element's permutations, scales and signs as a tuple of three mappings."""
-        return self.permutations, self.scales, self.signs
+    def parts(self) -> tuple[Mapping[str, Tensor], ...]:
+        """Return the element's permutations, scales, signs and matrices as a tuple of four mappings."""
+        return self.permutations, self.scales, self.signs, self.matrices
 
 
 def random_element(
@@ -51,8 +55,9 @@ def random_element(
     members: int | None = None,
     approximate: bool = False,
     spread: float = 0.5,
+    condition: float = 4.0,
 ) -> Element:
-    """Draw a symmetry with uniformly distributed permutations and signs; return the symmetry.
+    """Draw a symmetry with uniformly distributed permutations, signs and rotations; return the symmetry.
 
     Args:
         table: the network's symmetry table.
@@ -60,6 +65,7 @@ def random_element(
         members: number of symmetries to draw, one for each member; None: one symmetry without a member axis.
         approximate: whether to draw approximate scales as well.
         spread: standard deviation of the logarithms of the scales.
+        condition: largest condition number of an invertible matrix; at least 1.
     """
     member_count = 1 if members is None else members
     permutations: dict[str, Tensor] = {}
@@ -74,7 +80,8 @@ def random_element(
         name: 2.0 * torch.randint(2, (member_count, sign.size), generator=generator, dtype=torch.float64) - 1
         for name, sign in table.signs.items()
     }
-    element = Element({name: permutations[name] for name in table.groups}, scales, signs)
+    matrices = {name: random_matrices(m, generator, member_count, condition) for name, m in table.matrices.items()}
+    element = Element({name: permutations[name] for name in table.groups}, scales, signs, matrices)
     return element if members is not None else element.select(0)
 
 
@@ -144,7 +151,11 @@ def inverse(table: Table, element: Element) -> Element:
         for n, s in element.scales.items()
     }
     signs = {n: permute_scale(table.signs[n], table, s, element.permutations) for n, s in element.signs.items()}
-    return Element(inverse_permutations, scales, signs)
+    matrices = {
+        n: permute_matrices(table.matrices[n], table, torch.linalg.inv(m), element.permutations)
+        for n, m in element.matrices.items()
+    }
+    return Element(inverse_permutations, scales, signs, matrices)
 
 
 def compose(table: Table, first: Element, second: Element) -> Element:
@@ -163,7 +174,11 @@ def compose(table: Table, first: Element, second: Element) -> Element:
         for name, values in second_factors.items():
             moved_values = permute_scale(table_scales[name], table, values, inverses)
             composed[name] = composed[name] * moved_values if name in composed else moved_values
-    return Element(permutations, scales, signs)
+    matrices = dict(first.matrices)
+    for name, values in second.matrices.items():
+        moved = permute_matrices(table.matrices[name], table, values, inverses)
+        matrices[name] = matrices[name] @ moved if name in matrices else moved
+    return Element(permutations, scales, signs, matrices)
 
 
 def permute_scale(
@@ -189,9 +204,10 @@ def check_symmetry(table: Table, element: Element) -> None:
     """Check that an element belongs to the symmetry group of a table.
 
     Raises:
-        UsageError: a name is unknown, a permutation is invalid or breaks blocks apart, a scale is not positive, or a
-            sign is not 1 or -1.
+        UsageError: a name is unknown, a permutation is invalid or breaks blocks apart, a scale is not positive, a sign
+            is not 1 or -1, or a matrix does not belong to its group.
     """
+    check_matrices(table, element.matrices)
     for name, p in element.permutations.items():
         group = table.groups.get(name)
         if group is None:

@@ -1,6 +1,6 @@
-"""Files of symmetries: Parquet with one row for each member, and one column for each group, scale and sign.
+"""Files of symmetries: Parquet with one row for each member, and one column for each group, scale, sign and matrix.
 
-Version 2 has signs; a file without signs has version 1.
+Version 2 has signs, version 3 matrices; a file has the lowest version that suffices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.symmetry.elements import Element
 
-FORMAT_VERSIONS = (b"1", b"2")
+FORMAT_VERSIONS = (b"1", b"2", b"3")
 _IDENTITY_COLUMNS = {"member": pa.int32(), "epoch": pa.int32(), "sha256": pa.string()}
 
 
@@ -37,7 +37,10 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
         columns[f"scale {name}"] = _list_column(s.cpu().numpy().astype(np.float64))
     for name, s in element.signs.items():
         columns[f"sign {name}"] = _list_column(s.cpu().numpy().astype(np.int8))
-    version = FORMAT_VERSIONS[bool(element.signs)]
+    for name, m in element.matrices.items():
+        count, size = m.shape[-3:-1]
+        columns[f"matrix {count} {size} {name}"] = _list_column(m.flatten(-3).cpu().numpy().astype(np.float64))
+    version = FORMAT_VERSIONS[2 if element.matrices else bool(element.signs)]
     table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": version, b"view": view.encode()})
     manifest.write_manifest(table, path, table.schema)
 
@@ -81,16 +84,32 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
         )
     keys = list(zip(*(table.column(c).to_pylist() for c in ("member", "epoch")), strict=True))
     _check_hashes(path, dict(zip(keys, table.column("sha256").to_pylist(), strict=True)), rows)
-    kinds = {"permutation ": torch.int64, "scale ": torch.float64, "sign ": torch.float64}
+    kinds = {"permutation ": torch.int64, "scale ": torch.float64, "sign ": torch.float64, "matrix ": torch.float64}
     tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in kinds}
     for name in table.schema.names[3:]:
         kind = next((k for k in kinds if name.startswith(k)), None)
         if kind is None or not pa.types.is_fixed_size_list(table.schema.field(name).type):
-            raise FormatError(f"column {name!r} of {path}", expected="permutations, scales or signs", found="another")
+            raise FormatError(
+                f"column {name!r} of {path}", expected="permutations, scales, signs or matrices", found="another"
+            )
         column = table.column(name).combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(keys), -1)
         tensors[kind][name.removeprefix(kind)] = torch.tensor(values, dtype=kinds[kind])
+    tensors["matrix "] = dict(_to_matrices(path, name, flat) for name, flat in tensors["matrix "].items())
     return {key: i for i, key in enumerate(keys)}, Element(*tensors.values())
+
+
+def _to_matrices(path: Path, column: str, flat: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Return the name of a group of matrices and its matrices (member, copy, unit, unit), from a column
+    "<copies> <units> <name>" with flat values (member, entry)."""
+    words = column.split(" ", 2)
+    if len(words) == 3 and all(word.isascii() and word.isdigit() and 0 < len(word) < 10 for word in words[:2]):
+        count, size = int(words[0]), int(words[1])
+        if flat.shape[1] == count * size * size:
+            return words[2], flat.reshape(-1, count, size, size)
+    raise FormatError(
+        f"column {'matrix ' + column!r} of {path}", expected="the number and the size of its matrices", found="others"
+    )
 
 
 def _check_hashes(symmetries_path: Path, stored_hashes: dict[tuple[int, int], str | None], rows: pa.Table) -> None:

@@ -23,6 +23,8 @@ class Table:
         groups: name -> permutation group, in topological order of the groups' first writers.
         scales: name -> scale, in topological order.
         signs: name -> sign, in topological order.
+        matrices: name -> group of matrices, in topological order; networks with attention have them.
+        shifts: name -> shift; networks with attention have them.
     """
 
     network: str
@@ -30,6 +32,8 @@ class Table:
     groups: Mapping[str, Group]
     scales: Mapping[str, Scale]
     signs: Mapping[str, Sign] = field(default_factory=dict)
+    matrices: Mapping[str, Matrix] = field(default_factory=dict)
+    shifts: Mapping[str, Shift] = field(default_factory=dict)
 
     def log10_permutations(self, streams: bool = True) -> float:
         """Return log10 of the number of permutations.
@@ -53,6 +57,12 @@ class Table:
     def log10_signs(self) -> float:
         """log10 of the number of sign changes that keep the network's function."""
         return sum(sign.size for sign in self.signs.values()) * math.log10(2)
+
+    @property
+    def dimension(self) -> int:
+        """The number of continuous parameters of the group: scales, matrices and shifts."""
+        of_matrices = sum(matrix.dimension for matrix in self.matrices.values())
+        return self.scaling_freedom + of_matrices + sum(shift.dimension for shift in self.shifts.values())
 
     def __str__(self) -> str:
         return format_table(self)
@@ -130,6 +140,154 @@ class Sign:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """Matrices that can be chosen freely: the function stays the same.
+
+    Args:
+        name: name of the first layer whose output the matrices map.
+        kind: "invertible": any invertible matrix; "orthogonal"; "centred orthogonal": an orthogonal matrix that keeps
+            the vector of ones; "complex": [[a, b], [-b, a]] on a pair of units that rotary positions turn; "turn": the
+            same with a² + b² = 1.
+        size: rows of a matrix.
+        count: number of matrices, one a head; 1 for a whole layer.
+        group: the group whose permutation also moves the matrices; None: they stay in place.
+        writers: (tensor, axis) of the kernels that write the units, in topological order.
+    """
+
+    name: str
+    kind: str
+    size: int
+    count: int
+    group: str | None
+    writers: tuple[tuple[str, int], ...]
+
+    @property
+    def dimension(self) -> int:
+        """The number of continuous parameters of all matrices."""
+        n = self.size
+        of_kind = {
+            "invertible": n * n, "orthogonal": n * (n - 1) // 2, "centred orthogonal": (n - 1) * (n - 2) // 2,
+            "complex": 2, "turn": 1,
+        }  # fmt: skip
+        return self.count * of_kind[self.kind]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How matrices map the entries of one axis of a part of a parameter.
+
+    Args:
+        matrix: name of the matrices.
+        size, stride, offset: the part of the parameter, as in `torch.as_strided`.
+        axis: the axis of the part.
+        entries: positions on the axis, block by block: each block is mapped by one matrix.
+        copies: the number of the matrix of each block.
+        dual: whether the inverse of the matrix maps the axis, and not its transpose: the axis reads the units.
+        gain: name of a vector that stands between the axis and the units, such as the gain of the norm before: the
+            matrix maps the product of the axis and the gain.
+        gain_shift: a number that the network adds to that vector.
+        is_divided: whether the matrix maps the axis divided by the gain, as for the offset of a norm.
+    """
+
+    matrix: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    axis: int
+    entries: tuple[tuple[int, ...], ...]
+    copies: tuple[int, ...]
+    dual: bool
+    gain: str | None = None
+    gain_shift: float = 0.0
+    is_divided: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a parameter, as in `torch.as_strided`."""
+
+    tensor: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """A kernel (out, in) that a vector passes: input i is entry entries[i] of the vector, or 0 if that is -1."""
+
+    kernel: Part
+    entries: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A vector that is added to a part of a parameter, along one axis: position i gets factor * vector[entries[i]].
+
+    Args:
+        part: the part of the parameter.
+        axis: the axis of the part; all positions of the other axes get the same.
+        entries: the entry of the vector for each position; -1: nothing is added.
+        factor: the number that multiplies the vector.
+        products: kernels that the shift passes, in order, before it becomes the vector.
+        ratio: names of an offset and a gain, whose quotient's sum multiplies the vector; the gain may be None.
+    """
+
+    part: Part
+    axis: int
+    entries: tuple[int, ...]
+    factor: float = 1.0
+    products: tuple[Product, ...] = ()
+    ratio: tuple[str, str | None] | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    """An outer product that is added to a part of a parameter: a vector along all other axes, and ones along one axis,
+    divided by a gain if there is one.
+
+    Args:
+        part: the part of the parameter.
+        axis: the axis of the ones.
+        gain: name of the gain; None: no gain.
+        products: kernels that the shift passes before it becomes the vector; none: the shift is the vector.
+        offset: name of the offset of a norm, if the vector takes up a shift of it: the vector is divided by minus the
+            sum of the shifted offset over the gain.
+    """
+
+    part: Part
+    axis: int
+    gain: str | None
+    products: tuple[Product, ...] = ()
+    offset: str | None = None
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A vector that can be added to parameters: the function stays the same.
+
+    Args:
+        name: what is shifted.
+        kind: "constant": a constant of an activation, which something behind takes up; "mean": the same, with equal
+            entries; "reader": rows of a kernel that reads a centred activation; "writer": the mean of an activation
+            that only layer norms read.
+        size: number of entries of the vector.
+        dimension: number of continuous parameters that no other shift has.
+        terms: what is added to which parameter.
+        part: the part of a parameter along whose axis the vector lies; matrices and permutations map both alike.
+        axis: that axis; -1 - axis: the vector lies along all axes but this one.
+    """
+
+    name: str
+    kind: str
+    size: int
+    dimension: int
+    terms: tuple[Sum | Outer, ...]
+    part: Part
+    axis: int
+
+
+@dataclass(frozen=True)
 class Axes:
     """The symmetries of one parameter or buffer.
 
@@ -141,6 +299,7 @@ class Axes:
         moves: the permutations that move the axes; an axis without a move is pinned.
         powers: the scales that multiply the axes.
         signs: the signs that multiply the axes; `Power.scale` is then the name of a sign.
+        turns: the matrices that map the axes.
     """
 
     shape: tuple[int, ...]
@@ -149,6 +308,7 @@ class Axes:
     moves: tuple[Move, ...]
     powers: tuple[Power, ...]
     signs: tuple[Power, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -211,6 +371,14 @@ def format_table(table: Table, tensors: bool = True) -> str:
     if table.signs:
         signs = [(sign.name, str(sign.size)) for sign in table.signs.values()]
         lines += ["", align_columns([("sign", "values"), *signs])]
+    if table.matrices:
+        lines += [
+            "",
+            align_columns([("matrices", "kind", "heads", "units"), *map(_matrix_row, table.matrices.values())]),
+        ]
+    if table.shifts:
+        shifts = [(shift.name, shift.kind, str(shift.dimension)) for shift in table.shifts.values()]
+        lines += ["", align_columns([("shift", "kind", "dimension"), *shifts])]
     if tensors:
         header = ("tensor", "shape", "moved by", "scaled by", *(("signs",) if table.signs else ()))
         lines += ["", align_columns([header, *_tensor_rows(table)])]
@@ -226,7 +394,15 @@ def _summary(table: Table) -> list[str]:
     ]
     if table.signs:
         lines.append(f"10^{table.log10_signs:.1f} choices of {sum(sign.size for sign in table.signs.values())} signs")
+    if table.matrices or table.shifts:
+        matrices = sum(matrix.dimension for matrix in table.matrices.values())
+        shifts = sum(shift.dimension for shift in table.shifts.values())
+        lines.append(f"{table.dimension} continuous dimensions: {matrices} of matrices, {shifts} of shifts, and scales")
     return lines
+
+
+def _matrix_row(matrix: Matrix) -> tuple[str, ...]:
+    return matrix.name, matrix.kind, str(matrix.count), str(matrix.size)
 
 
 def _group_row(group: Group) -> tuple[str, ...]:

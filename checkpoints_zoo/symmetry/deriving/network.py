@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from checkpoints_zoo.errors import FormatError, UsageError
+from checkpoints_zoo.errors import FormatError, SymmetryError, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture, check_module
 from checkpoints_zoo.sources.source import select_members
+from checkpoints_zoo.symmetry.attention import derive_with_attention
 from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
@@ -24,7 +25,9 @@ IMAGE_SHAPES = {
 
 
 def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | None = None) -> Table:
-    """Derive the permutation and scaling symmetries of a network from its trace; return the symmetry table.
+    """Derive the symmetries of a network from its trace; return the symmetry table.
+
+    Networks with attention also have matrices and shifts in the table (see docs/transformers.md).
 
     Args:
         network: name of a collection or an architecture, or any module (used in eval mode).
@@ -73,9 +76,15 @@ def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], network_na
     converted_examples = tuple(
         x.to(float_tensor.device, float_tensor.dtype if x.is_floating_point() else x.dtype) for x in examples
     )
-    return build_table(
-        network_name, {n: tuple(t.shape) for n, t in states.items()}, trace_labels(module, converted_examples)
-    )
+    shapes = {n: tuple(t.shape) for n, t in states.items()}
+    try:
+        labels = trace_labels(module, converted_examples)
+    except (SymmetryError, UsageError) as error:
+        table = derive_with_attention(network_name, module, shapes, converted_examples)
+        if table is None:
+            raise error
+        return table
+    return build_table(network_name, shapes, labels)
 
 
 def _image_shape(collection: str, preprocessing: Mapping[str, Any]) -> tuple[int, ...]:

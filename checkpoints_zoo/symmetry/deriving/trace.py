@@ -136,7 +136,7 @@ class _LabelInterpreter(fx.Interpreter):
         step = Step(full_name(kind) if kind else _operation_name(node), _layer_path(node), serials=self.serials)
         try:
             result = super().run_node(node)
-        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
             raise UsageError(
                 "example",
                 expected=f"inputs that {type(self.module).__name__} takes",

@@ -1,0 +1,40 @@
+"""Symmetries of networks with attention, whose groups are continuous: heads, matrices inside them, shifts of biases."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from checkpoints_zoo.errors import SymmetryError, UsageError
+from checkpoints_zoo.symmetry.attention.graph import has_attention, record
+from checkpoints_zoo.symmetry.attention.rules import Trace
+from checkpoints_zoo.symmetry.attention.shifts import find_shifts
+from checkpoints_zoo.symmetry.attention.structure import build_table
+from checkpoints_zoo.symmetry.table import Axes, Table
+
+
+def derive_with_attention(
+    network: str, module: nn.Module, shapes: dict[str, tuple[int, ...]], example: tuple[Tensor, ...]
+) -> Table | None:
+    """Derive the symmetry table of a network with attention; return None if the network has no attention.
+
+    Args:
+        network: name of the network.
+        module: the network.
+        shapes: shapes of all tensors of the state dict, by name.
+        example: one batch of inputs. Only shapes matter.
+
+    Raises:
+        SymmetryError: the effect of an operation is unknown. The error names the operation.
+    """
+    graph = None
+    with contextlib.suppress(SymmetryError, UsageError):
+        graph = record(module, example)
+    if graph is None or not has_attention(graph):
+        return None
+    trace = Trace(graph, {name: tuple(p.shape) for name, p in module.named_parameters(remove_duplicate=False)})
+    table = build_table(network, trace)
+    rest = {name: table.tensors.get(name, Axes(shape, "other", 0.0, (), ())) for name, shape in shapes.items()}
+    return replace(table, tensors=rest, shifts=find_shifts(trace))
