@@ -82,16 +82,6 @@ def test_a_constant_fixes_the_units() -> None:
     assert (table.scaling_freedom, dict(table.groups)) == (3, {})
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.attention(x, x, x)[0]
-        return result
-
-
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -122,10 +112,6 @@ REFUSED: dict[str, tuple[Act, str]] = {
                  "{end}"),
     "rounded": (lambda x: torch.div(x, 2 * x, rounding_mode="floor"),
                 "operation torch.div: {known}; found a division that rounds. {end}"),
-    "attention": (
-        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None])[0],
-        "operation torch._C._nn.scaled_dot_product_attention: {known}; found no rule for it. {end}",
-    ),
     "arguments": (lambda x: summed(x, axis=1, keepdims=True) * x,
                   "operation torch.sum: {known}; found unsupported arguments (got an unexpected keyword "
                   "argument 'axis'). {end}"),
@@ -142,12 +128,6 @@ def test_unknown_operations_are_named(name: str) -> None:
 
 
 def test_layers_that_cannot_be_derived() -> None:
-    with pytest.raises(SymmetryError) as caught:
-        symmetries(Attention(), torch.zeros(2, 3, 4))
-    assert (
-        str(caught.value)
-        == f"operation nn.MultiheadAttention in layer 'attention': {KNOWN}; found a layer without a rule. {END}"
-    )
     with pytest.raises(SymmetryError) as caught:
         symmetries(nn.Sequential(Branching()), torch.zeros(2, 2))
     assert str(caught.value) == (

@@ -1,0 +1,248 @@
+"""Symmetries of networks with attention: what is derived leaves the function as it is, and nothing larger does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from checkpoints_zoo.errors import SymmetryError, UsageError
+from checkpoints_zoo.symmetry import (
+    Element,
+    Table,
+    apply,
+    compose,
+    files,
+    inverse,
+    random_element,
+    random_shifts,
+    shift,
+    symmetries,
+    turn,
+)
+
+pytestmark = pytest.mark.slow
+WIDTH, HEADS, TOKENS, WORDS = 8, 2, 4, 7
+
+
+class Attention(nn.Module):
+    """Self-attention with two heads; options break assumptions that a larger group needs."""
+
+    def __init__(self, rotary: bool = False, normed: bool = False, slopes: tuple[float, ...] = ()) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.rotary = rotary
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH // HEADS, eps=0.1) for _ in range(2)) if normed else None
+        self.register_buffer("slopes", torch.tensor(slopes) if slopes else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        if self.norms is not None:
+            q, k = self.norms[0](q), self.norms[1](k)
+        if self.rotary:
+            q, k = turned(q), turned(k)
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        if self.slopes is not None:
+            scores = scores + self.slopes[:, None, None].to(x.dtype) * torch.arange(x.shape[1], dtype=x.dtype)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def turned(x: Tensor) -> Tensor:
+    """Turn pairs (u, u + half) by angles that grow with the position."""
+    half = x.shape[-1] // 2
+    angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.3], dtype=x.dtype)
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+class Decoder(nn.Module):
+    """Words, positions, one block with norms before attention and MLP, a last norm, and logits."""
+
+    def __init__(self, tied: bool = False, **options: bool | tuple[float, ...]) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.zeros(TOKENS, WIDTH))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH, eps=0.1) for _ in range(3))
+        self.attention = Attention(**options)  # type: ignore[arg-type]
+        self.up, self.down = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, indices: Tensor) -> Tensor:
+        x = self.words(indices) + self.places
+        x = x + self.attention(self.norms[0](x))
+        x = x + self.down(F.gelu(self.up(self.norms[1](x))))
+        return self.head(self.norms[2](x))
+
+
+INDICES = torch.randint(WORDS, (6, TOKENS), generator=torch.Generator().manual_seed(3))
+
+
+def drawn(network: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+    """Return random weights of a network, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, parameter in network.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        weights[name] = 1 + 0.3 * noise if "norm" in name and name.endswith("weight") else 0.6 * noise
+    return weights
+
+
+def change(network: nn.Module, before: dict[str, Tensor], after: dict[str, Tensor]) -> float:
+    """Return the largest change of an output, relative to the largest output."""
+    network = network.double().eval()
+    with torch.no_grad():
+        outputs = [functional_call(network, weights, (INDICES,)) for weights in (before, after)]
+    return float((outputs[1] - outputs[0]).abs().max() / outputs[0].abs().max())
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Table:
+    return symmetries(Decoder(), INDICES)
+
+
+def test_the_table_names_the_groups(decoder: Table) -> None:
+    assert {(m.kind, m.count, m.size) for m in decoder.matrices.values()} == {
+        ("invertible", HEADS, WIDTH // HEADS), ("centred orthogonal", 1, WIDTH)
+    }  # fmt: skip
+    assert [group.size for group in decoder.groups.values()] == [HEADS, 6]
+    # By hand: QK and VO of two heads, rotations that keep the ones; the gains of three norms.
+    assert sum(m.dimension for m in decoder.matrices.values()) == 2 * 2 * 16 + 7 * 6 // 2
+    assert decoder.scaling_freedom == 3 * WIDTH
+    # Free key biases, value biases, offsets of norms, one of words and positions less its mean; readers; writers.
+    constants, readers = 2 * WIDTH + 3 * WIDTH + (WIDTH - 1), 3 * WIDTH + 6
+    writers = WORDS + TOKENS + (WIDTH + 1) + (6 + 1)
+    assert sum(s.dimension for s in decoder.shifts.values()) == constants + readers + writers
+    text = str(decoder)
+    assert f"{decoder.dimension} continuous dimensions" in text
+    assert "attention.q" in text
+
+
+def test_random_elements_keep_the_function(decoder: Table) -> None:
+    network, generator = Decoder(), torch.Generator().manual_seed(5)
+    weights = drawn(network)
+    for _ in range(3):
+        element = random_element(decoder, generator)
+        moved = apply(decoder, weights, element)
+        assert all(not torch.equal(moved[name], weights[name]) for name in weights if name != "head.bias")
+        assert change(network, weights, moved) < 1e-12
+        assert change(network, weights, shift(decoder, moved, random_shifts(decoder, generator))) < 1e-11
+
+
+def test_elements_compose_and_invert(decoder: Table) -> None:
+    generator = torch.Generator().manual_seed(6)
+    weights = drawn(Decoder())
+    first, second = (random_element(decoder, generator) for _ in range(2))
+    one_by_one = apply(decoder, apply(decoder, weights, first), second)
+    at_once = apply(decoder, weights, compose(decoder, first, second))
+    back = apply(decoder, apply(decoder, weights, first), inverse(decoder, first))
+    for name in weights:
+        torch.testing.assert_close(at_once[name], one_by_one[name], rtol=0, atol=1e-11)
+        torch.testing.assert_close(back[name], weights[name], rtol=0, atol=1e-11)
+
+
+def test_members_are_mapped_as_one_by_one(decoder: Table) -> None:
+    members = [drawn(Decoder(), seed) for seed in (1, 2)]
+    stacked = {name: torch.stack([member[name] for member in members]) for name in members[0]}
+    element = random_element(decoder, torch.Generator().manual_seed(7), members=2)
+    together = apply(decoder, stacked, element)
+    for i, member in enumerate(members):
+        alone = apply(decoder, member, element.select(i))
+        for name in member:
+            torch.testing.assert_close(together[name][i], alone[name], rtol=0, atol=1e-13)
+
+
+def test_elements_are_written_and_read(decoder: Table, tmp_path: Path) -> None:
+    element = random_element(decoder, torch.Generator().manual_seed(8), members=2)
+    rows = pa.table({"member": [0, 1], "epoch": [1, 1], "sha256": ["a" * 64, "b" * 64]})
+    files.write_symmetries(tmp_path / "symmetries.parquet", rows, element, "all")
+    _, read = files.read_symmetries(tmp_path / "symmetries.parquet", rows)
+    for written, found in zip(element.parts(), read.parts(), strict=True):
+        assert written.keys() == found.keys()
+        assert all(torch.equal(written[name], found[name]) for name in written)
+
+
+def test_matrices_outside_their_group_are_refused(decoder: Table) -> None:
+    weights = drawn(Decoder())
+    (stream,) = (m for m in decoder.matrices.values() if m.kind == "centred orthogonal")
+    (first, *_) = (m for m in decoder.matrices.values() if m.kind == "invertible")
+    for name, values, found in (
+        ("elsewhere", torch.eye(2)[None], "'elsewhere'"),
+        (stream.name, torch.diag(torch.tensor([-1.0] + [1.0] * (WIDTH - 1)))[None], "vector of ones"),
+        (stream.name, 2 * torch.eye(WIDTH)[None], "not orthogonal"),
+        (first.name, torch.zeros(HEADS, 4, 4), "no inverse"),
+        (first.name, torch.eye(3)[None], r"\(1, 3, 3\)"),
+    ):
+        with pytest.raises(UsageError, match=found):
+            turn(decoder, weights, {name: values})
+
+
+def smaller(build: Callable[[], nn.Module], larger: Table, names: str) -> tuple[Table, float]:
+    """Return the table of a network, and its change under elements of a larger group: its matrices of some layers."""
+    network = build()
+    table, weights = symmetries(network, INDICES), drawn(network)
+    element = random_element(larger, torch.Generator().manual_seed(9))
+    part = {name: values for name, values in element.matrices.items() if names in name}
+    known = {name: tensor for name, tensor in weights.items() if name in larger.tensors}
+    assert part
+    own = random_element(table, torch.Generator().manual_seed(10))
+    assert change(network, weights, apply(table, weights, own)) < 1e-12
+    return table, change(network, weights, weights | turn(larger, known, part))
+
+
+def kinds(table: Table, layer: str) -> set[str]:
+    return {m.kind for m in table.matrices.values() if m.name.startswith(layer)}
+
+
+def test_rotary_positions_leave_one_complex_number_a_pair(decoder: Table) -> None:
+    table, difference = smaller(lambda: Decoder(rotary=True), decoder, "attention.q")
+    assert kinds(table, "attention.q") == {"complex"}
+    assert kinds(table, "attention.v") == {"invertible"}
+    assert difference > 1e-3
+    assert not any("attention.k.bias" in name for name in table.shifts)  # The key bias is no longer free.
+
+
+def test_norms_of_queries_and_keys_leave_their_gains(decoder: Table) -> None:
+    table, difference = smaller(lambda: Decoder(normed=True), decoder, "attention.q")
+    assert not kinds(table, "attention.q")
+    assert kinds(table, "attention.v") == {"invertible"}
+    assert table.scaling_freedom == 3 * WIDTH + WIDTH // HEADS
+    assert difference > 1e-3
+
+
+def test_a_tied_head_pins_the_stream(decoder: Table) -> None:
+    table, difference = smaller(lambda: Decoder(tied=True), decoder, "words")
+    assert {m.kind for m in table.matrices.values()} == {"invertible"}
+    assert table.scaling_freedom == 2 * WIDTH  # The gain of the last norm cannot change.
+    assert difference > 1e-3
+
+
+def test_slopes_that_differ_pin_the_heads(decoder: Table) -> None:
+    network = Decoder(slopes=(0.5, 0.25))
+    table, weights = symmetries(network, INDICES), drawn(network)
+    equal = symmetries(Decoder(slopes=(0.5, 0.5)), INDICES)
+    heads = next(name for name in decoder.groups if "heads" in name)
+    assert heads in equal.groups
+    assert heads not in table.groups
+    swapped = apply(equal, weights, Element({heads: torch.tensor([1, 0])}))
+    assert change(network, weights, swapped) > 1e-3
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = Attention(), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cumsum(self.attention(x), -1))
+
+
+def test_an_operation_without_a_rule_is_named() -> None:
+    with pytest.raises(SymmetryError, match=r"operation aten\.cumsum"):
+        symmetries(Odd(), torch.zeros(2, TOKENS, WIDTH))
