@@ -54,8 +54,9 @@ def wasserstein(samples: Tensor, others: Tensor, order: int = 2) -> Tensor:
     """Average over the inputs the Wasserstein distance between samples of two distributions of a number; return the
     average, in the unit of the samples.
 
-    Samples in their order are matched with each other: (mean |x₍ᵢ₎ − y₍ᵢ₎|^order)^(1/order). The order 1 is what the
-    NeurIPS 2021 competition on approximate inference computed, under the name W2 and with a minus sign.
+    Samples in their order are matched with each other: the mean of abs(x₍ᵢ₎ − y₍ᵢ₎)^order, to the power 1/order. The
+    order 1 is what the NeurIPS 2021 competition on approximate inference computed, under the name W2 and with a minus
+    sign.
 
     Args:
         samples, others: samples of both distributions, (input, sample), as many of both.
