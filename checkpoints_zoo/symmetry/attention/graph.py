@@ -42,7 +42,7 @@ def record(module: nn.Module, example: tuple[Tensor, ...], keywords: Mapping[str
         SymmetryError: the operations depend on the values of the inputs.
         UsageError: the module cannot process the example.
     """
-    network = copy.deepcopy(module).eval()
+    network = _with_memory(copy.deepcopy(module)).eval()
     config = getattr(network, "config", None)
     if config is not None and getattr(config, "use_cache", False):
         config.use_cache = False  # Models of transformers would return keys and values, which no reader has.
@@ -95,6 +95,20 @@ def _is_check(node: fx.Node) -> bool:
     for argument in node.all_input_nodes:
         argument.users.pop(node, None)
     return True
+
+
+def _with_memory(network: nn.Module) -> nn.Module:
+    """Give parameters and buffers without memory zeros, in place: values of weights do not matter."""
+    zeros: dict[int, Tensor] = {}
+    for layer in network.modules():
+        for tensors in (layer._parameters, layer._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in zeros:
+                        made = torch.zeros(tensor.shape, dtype=tensor.dtype)
+                        zeros[id(tensor)] = nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made
+                    tensors[name] = zeros[id(tensor)]
+    return network
 
 
 @contextmanager
