@@ -99,7 +99,7 @@ def _is_check(node: fx.Node) -> bool:
 
 def _with_memory(network: nn.Module) -> nn.Module:
     """Give parameters and buffers without memory zeros, in place: values of weights do not matter."""
-    zeros: dict[int, Tensor] = {}
+    zeros: dict[int, Any] = {}
     for layer in network.modules():
         for tensors in (layer._parameters, layer._buffers):
             for name, tensor in tensors.items():
