@@ -268,7 +268,7 @@ def test_files_that_are_no_symmetries_of_these_members(tmp_path: Path) -> None:
         members.transform(cut)
     pq.write_table(members.rows, tmp_path / "other.parquet")
     with pytest.raises(
-        FormatError, match="expected a file that write_symmetries wrote, version 2 or older; found another"
+        FormatError, match="expected a file that write_symmetries wrote, version 3 or older; found another"
     ):
         members.transform(tmp_path / "other.parquet")
 
