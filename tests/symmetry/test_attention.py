@@ -246,3 +246,9 @@ class Odd(nn.Module):
 def test_an_operation_without_a_rule_is_named() -> None:
     with pytest.raises(SymmetryError, match=r"operation aten\.cumsum"):
         symmetries(Odd(), torch.zeros(2, TOKENS, WIDTH))
+
+
+def test_a_wrong_example_is_named() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, batch_first=True)
+    with pytest.raises(UsageError, match="example: expected inputs that TransformerEncoderLayer takes"):
+        symmetries(layer, torch.zeros(2, TOKENS, WIDTH + 1))

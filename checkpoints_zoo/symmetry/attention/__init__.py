@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from checkpoints_zoo.errors import SymmetryError, UsageError
+from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry.attention.graph import has_attention, record
 from checkpoints_zoo.symmetry.attention.rules import Trace
 from checkpoints_zoo.symmetry.attention.shifts import find_shifts
@@ -28,9 +28,10 @@ def derive_with_attention(
 
     Raises:
         SymmetryError: the effect of an operation is unknown. The error names the operation.
+        UsageError: the network cannot process the example.
     """
     graph = None
-    with contextlib.suppress(SymmetryError, UsageError):
+    with contextlib.suppress(SymmetryError):
         graph = record(module, example)
     if graph is None or not has_attention(graph):
         return None

@@ -79,10 +79,15 @@ def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], network_na
     shapes = {n: tuple(t.shape) for n, t in states.items()}
     try:
         labels = trace_labels(module, converted_examples)
-    except (SymmetryError, UsageError) as error:
-        table = derive_with_attention(network_name, module, shapes, converted_examples)
+    except UsageError as error:  # A symmetry error is one too.
+        try:
+            table = derive_with_attention(network_name, module, shapes, converted_examples)
+        except SymmetryError:
+            raise
+        except UsageError as wrong_example:
+            raise wrong_example if isinstance(error, SymmetryError) else error from None
         if table is None:
-            raise error
+            raise
         return table
     return build_table(network_name, shapes, labels)
 
