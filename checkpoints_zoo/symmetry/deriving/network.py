@@ -85,7 +85,9 @@ def _table_of_module(module: nn.Module, examples: tuple[Tensor, ...], network_na
         except SymmetryError:
             raise
         except UsageError as wrong_example:
-            raise wrong_example if isinstance(error, SymmetryError) else error from None
+            # An error of the trace has a cause where torch.fx could not record the network at all.
+            is_recorded = not isinstance(error, SymmetryError) or error.__cause__ is None
+            raise error if is_recorded else wrong_example from None
         if table is None:
             raise
         return table
