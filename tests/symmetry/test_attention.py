@@ -252,3 +252,75 @@ def test_a_wrong_example_is_named() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, batch_first=True)
     with pytest.raises(UsageError, match="example: expected inputs that TransformerEncoderLayer takes"):
         symmetries(layer, torch.zeros(2, TOKENS, WIDTH + 1))
+
+
+class Scores(nn.Module):
+    """Attention whose scores a function changes, between two linear layers."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], sinks: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.change = change
+        self.sinks = nn.Parameter(torch.zeros(HEADS, 1, 1)) if sinks else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        scores = self.change(q @ k.transpose(-1, -2))
+        if self.sinks is not None:
+            scores = torch.cat([scores, self.sinks.expand(len(x), -1, scores.shape[-2], -1)], -1)
+        weights = scores.softmax(-1)[..., : k.shape[-2]]
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def checked(network: nn.Module) -> Table:
+    """Derive a network's table; check that random elements and shifts keep its function."""
+    network, x = network.double().eval(), torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
+    table, weights, generator = symmetries(network, x), drawn(network), torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        before = functional_call(network, weights, (x,))
+        element = random_element(table, generator)
+        for name in element.permutations:
+            element.permutations[name].copy_(torch.arange(len(element.permutations[name])).flip(0))  # type: ignore[attr-defined]
+        for moved in (apply(table, weights, element), shift(table, weights, random_shifts(table, generator))):
+            after = functional_call(network, moved, (x,))
+            assert float((after - before).abs().max()) < 1e-11 * float(before.abs().max())
+    return table
+
+
+def test_heads_with_masks_of_their_own_are_pinned() -> None:
+    hidden = torch.zeros(HEADS, TOKENS, TOKENS, dtype=torch.bool)
+    assert "heads" in str(checked(Scores(lambda s: s.masked_fill(hidden, float("-inf")))))
+    hidden[1, :, 2] = True
+    assert not checked(Scores(lambda s: s.masked_fill(hidden, float("-inf")))).groups
+    assert not checked(Scores(lambda s: torch.where(hidden, float("-inf"), s))).groups
+    assert not checked(Scores(lambda s: s.roll(1, 1))).groups  # The heads read each other's values.
+
+
+def test_sinks_end_the_shifts_of_biases() -> None:
+    table = checked(Scores(lambda s: s, sinks=True))
+    assert not table.shifts
+    assert not table.groups
+    assert {m.kind for m in table.matrices.values()} == {"invertible"}
+
+
+def test_scores_that_softmax_reads_in_part() -> None:
+    with pytest.raises(SymmetryError, match="softmax does not ignore"):
+        symmetries(
+            Scores(lambda s: s.masked_fill(torch.eye(TOKENS, dtype=torch.bool), 0.0)), torch.zeros(1, TOKENS, WIDTH)
+        )
+    table = checked(Scores(lambda s: s * torch.linspace(0, 1, TOKENS).double()))
+    assert set(table.shifts) == {"constant of v.bias"}  # The bias of keys is not one number for all keys any more.
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.attention = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(self.first(self.norm(x)) + self.first(x))
+
+
+def test_a_kernel_behind_a_norm_and_elsewhere_is_refused() -> None:
+    with pytest.raises(SymmetryError, match=r"kernel 'first\.weight', which is used beside a gain and again"):
+        symmetries(Shared(), torch.zeros(1, TOKENS, WIDTH))

@@ -194,7 +194,10 @@ class Trace:
         if not operands:
             return _run_node(node, arguments, options)  # A constant: its value is known.
         name = operation_name(node).removeprefix("aten.")
-        stem = name.partition(".")[0].removesuffix("_")
+        stem = _stem(node)
+        is_in_place = name.partition(".")[0].endswith("_") and len(node.all_input_nodes[0].users) > 1
+        if is_in_place and not self.value(arguments[0]).is_fixed:
+            self.refuse("a change in place of a tensor that other operations read")
         if stem in _VIEWS and all(isinstance(operand, Parameter) for operand in operands) and len(operands) == 1:
             (part,) = operands
             moved = _run_node(node, (part.view, *arguments[1:]), options)
@@ -259,6 +262,11 @@ class Trace:
             )
         gains = each([with_gain[0].gain.coordinates.contiguous()]) if with_gain and with_gain[0].gain else None
         core = next(iter(cores.values()), None) if len(cores) == 1 else None
+        if core is not None and (len(labels) > 1 or _stem(node) not in _KEEP_HEADS):
+            # The matrices of scores may be in another order, or beside scores of another kind.
+            core.pinned = True
+            for label in labels:
+                self.frames.limit(label.coordinates, Limit.PINNED)
         result = tuple(
             Label(
                 coordinates[j],
@@ -288,6 +296,8 @@ class Trace:
                     self.frames.limit(record.coordinates, Limit.PINNED)
             return replace(fixed(self.shape), core=label.core)
         rows, columns = self.axes(weight)
+        if rows.gain is not None or columns.gain is not None:
+            self.refuse(f"kernel {weight.tensor!r}, which is used beside a gain and again")
         label = self._contracted(label, columns, is_known)
         if not label.is_fixed:
             row = self.rows(label.coordinates)
@@ -488,11 +498,17 @@ class Trace:
             column = torch.stack([self.rows(row[:, None])[0] for row in flat])
             self.frames.claim_units(column, ONE)
             core.biases.append(self._one_a_head(core, column, heads))
-        elif isinstance(operand, Tensor):
-            numbers = operand.expand(shape).reshape(-1, shape[-2] * shape[-1])
-            core.slopes.append(self._one_a_head(core, numbers.double(), heads))
-        elif any(size > 1 and stride for size, stride in zip(shape[:-2], _strides(operand, shape), strict=False)):
-            pass  # A mask that is computed from inputs is the same for all heads, or it could not be one.
+        else:
+            self._mask_heads(core, operand, shape)
+
+    def _mask_heads(self, core: Core, mask: Any, shape: tuple[int, ...]) -> None:
+        """Record a mask or fixed numbers of the scores (*heads, query, key): heads with other ones do not change
+        places, nor do heads whose masks are computed from inputs."""
+        if isinstance(mask, Tensor):
+            numbers = mask.expand(shape).reshape(-1, shape[-2] * shape[-1])
+            core.slopes.append(self._one_a_head(core, numbers.double(), self._heads_of(core, shape)))
+        elif _padded(mask.coordinates.shape, len(shape))[-3] > 1:
+            core.pinned = True
 
     def _heads_of(self, core: Core, shape: tuple[int, ...]) -> Tensor:
         """Return the number of the head of each matrix of scores, (matrix)."""
@@ -654,7 +670,7 @@ class Trace:
     # Rules of attention.
 
     def attention(
-        self, query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0, causal: bool = False,
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Label:  # fmt: skip
         """Attend: softmax(query · key) · value, with heads before the last two axes."""
@@ -664,9 +680,9 @@ class Trace:
             times = heads[-1] // k.coordinates.shape[-3]
             k, v = (_repeat_heads(label, times) for label in (k, v))
         core, rows = self._score(q, k, heads)
-        if mask is not None:
+        if attn_mask is not None:
             scores = (*heads, q.coordinates.shape[-2], k.coordinates.shape[-2])
-            self._bias_heads(core, self.value(mask), mask, scores)
+            self._bias_heads(core, self.value(attn_mask), attn_mask, scores)
         return self._attend(core, v, heads, rows)
 
     def _score(self, q: Label, k: Label, heads: Sequence[int]) -> tuple[Core, Tensor]:
@@ -771,16 +787,23 @@ class Trace:
     def where(self, condition: Any, x: Any, y: Any) -> Label:
         """Choose between two activations, or between scores and a number."""
         for operand, other in ((x, y), (y, x)):
-            if isinstance(operand, Label | Parameter):
-                label = self.value(operand)
-                if label.core is not None or _hides(other):
-                    return replace(label, coordinates=label.coordinates.expand(self.shape))
-        self.refuse("a choice between activations")
+            if isinstance(operand, Label | Parameter) and _hides(other):
+                return self._hidden(self.value(operand), condition)
+        self.refuse("a choice between activations, or scores replaced by a number that softmax does not ignore")
+
+    def _hidden(self, label: Label, mask: Any) -> Label:
+        """Hide some scores, or some learned biases of scores, from a softmax."""
+        if label.core is not None:
+            self._mask_heads(label.core, mask, self.shape)
+        elif not isinstance(mask, Tensor) and not _is_one_for_all_heads(mask):
+            self.refuse("a mask of learned biases that is computed from inputs")
+        return replace(label, coordinates=label.coordinates.expand(self.shape))
 
     def masked_fill(self, x: Any, mask: Any, value: Any) -> Label:
         """Replace scores that a mask hides."""
-        label = self.value(x)
-        return label if label.core is not None else self.one(label)
+        if not _hides(value):
+            self.refuse("a number in the place of activations that softmax does not ignore")
+        return self._hidden(self.value(x), mask)
 
 
 def _rotations(terms: list[tuple[Tensor, Tensor]]) -> list[Tensor] | None:
@@ -848,7 +871,13 @@ def _transposed(label: Label) -> Label:
 
 def _hides(number: Any) -> bool:
     """Return whether a softmax ignores an entry that has this number."""
+    if isinstance(number, Tensor):
+        return bool((number < -1e4).all())
     return isinstance(number, int | float) and number < -1e4
+
+
+def _is_one_for_all_heads(mask: Label) -> bool:
+    return mask.coordinates.ndim < 3 or mask.coordinates.shape[-3] == 1
 
 
 def _mixes(label: Label) -> bool:
@@ -873,10 +902,6 @@ def _is_tensor(operand: Any) -> bool:
 
 def _padded(shape: Sequence[int], rank: int) -> tuple[int, ...]:
     return (*[1] * (rank - len(shape)), *shape)
-
-
-def _strides(operand: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return operand.coordinates.expand(shape).stride() if isinstance(operand, Label) else ()
 
 
 def _operands(arguments: Any) -> Iterator[Any]:
@@ -915,6 +940,11 @@ def _run_node(node: fx.Node, arguments: Any, options: Any) -> Any:
     """Run an operation on values."""
     operation: Any = node.target
     return operation(*arguments, **options)
+
+
+def _stem(node: fx.Node) -> str:
+    """Return the name of an operation without its overload, and without the ending of operations in place."""
+    return operation_name(node).removeprefix("aten.").partition(".")[0].removesuffix("_")
 
 
 def operation_name(node: fx.Node) -> str:
@@ -965,6 +995,8 @@ MOVES = _VIEWS | frozenset(
 )
 # Operations that change nothing.
 SAME = ("dropout", "to", "type_as", "_to_copy", "detach", "lift_fresh_copy")
+# Moves that leave the matrices of scores in their order.
+_KEEP_HEADS = frozenset(["view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "contiguous", "clone", "alias"])
 _TAKE_PARAMETERS = frozenset(["linear", "addmm", "embedding", "conv2d", "matmul"])
 _NEEDED = frozenset(["layer_norm", "rms_norm", "mul", "add", "scaled_dot_product_attention"])
 _NAMES_BY_RULE: dict[Rule, str] = {
@@ -980,10 +1012,10 @@ _NAMES_BY_RULE: dict[Rule, str] = {
     Trace.divide: "div",
     Trace.negate: "neg",
     Trace.power: "pow",
-    Trace.mean: "mean",
+    Trace.mean: "mean sum",
     Trace.relu: "relu",
     Trace.odd_function: "tanh sin erf",
-    Trace.unit_function: "gelu silu sigmoid elu selu softplus mish exp log cos hardswish relu6 leaky_relu sum",
+    Trace.unit_function: "gelu silu sigmoid elu selu softplus mish exp log cos hardswish relu6 leaky_relu",
     Trace.same: " ".join(SAME),
     Trace.attention: "scaled_dot_product_attention",
     Trace.matmul: "matmul bmm mm",

@@ -364,19 +364,31 @@ class _Finder:
         return None
 
     def _is_softmax(self, node: fx.Node) -> bool:
-        """Return whether the rows of attention weights sum to 1: they come from a softmax."""
+        """Return whether the rows of attention weights sum to 1: they come from a softmax over the keys."""
+        keys = node.meta["val"].shape[-1]
         while _stem(node) in SAME or _stem(node) in MOVES:
-            if not isinstance(node.args[0], fx.Node):
+            if not isinstance(node.args[0], fx.Node) or node.args[0].meta["val"].shape[-1] != keys:
                 return False
             node = node.args[0]
-        return _stem(node) == "softmax"
+        return _stem(node) == "softmax" and node.args[1] in (-1, node.meta["val"].ndim - 1)
+
+    def _is_same_for_keys(self, operand: Any) -> bool:
+        """Return whether numbers that multiply scores are the same for all keys."""
+        value = self.trace.labels[operand] if isinstance(operand, fx.Node) else operand
+        if isinstance(value, Tensor):
+            return value.ndim == 0 or _same_along(value, -1)
+        return isinstance(value, int | float)
 
     def _scored(
         self, user: fx.Node, role: int, stem: str, constant: _Constant, shape: tuple[int, ...]
     ) -> _Taken | None:
         if stem == "softmax":
             dim = user.args[1]
+            if not _same_along(constant.carrier, -1):
+                return None
             return _Taken(torch.ones(self.size, dtype=torch.bool)) if dim in (-1, len(shape) - 1) else None
+        if stem in _SCALED and not self._is_same_for_keys(user.args[1 - role]):
+            return None
         if stem in ("mul", "div", "add", "where", "masked_fill"):
             return self._followed(user, replace(constant, carrier=constant.carrier.expand(shape)))
         return None
