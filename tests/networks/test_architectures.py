@@ -24,6 +24,7 @@ NETS = {
     "resnet20-frn-swish": (274_042, 3, 32),
     "optunet": (392, 1, 28),
     "mlp": (3466, 1, 8),
+    "vit": (18218, 1, 8),
 }
 
 
@@ -95,6 +96,23 @@ def test_mlp_is_its_layers_by_hand() -> None:
     np.testing.assert_allclose(module(images).detach().numpy(), values, atol=1e-6)
 
 
+def test_vit_is_timms() -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    sizes = {"patch": 2, "width": 24, "depth": 3, "heads": 6, "hidden": 48, "channels": 3, "classes": 7}
+    ours = build_architecture("vit", size=6, **sizes).double()
+    timms = VisionTransformer(
+        img_size=6, patch_size=2, in_chans=3, num_classes=7, embed_dim=24, depth=3, num_heads=6, mlp_ratio=2
+    ).double()  # fmt: skip
+    assert list(ours.state_dict()) == list(timms.state_dict())
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 3)
+    timms.load_state_dict(ours.state_dict())
+    images = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    torch.testing.assert_close(ours(images), timms.eval()(images), rtol=0, atol=1e-12)
+
+
 def test_lists_stand_for_tuples() -> None:
     assert build_architecture("resnet8", widths=[4, 6, 10]).state_dict()["fc.weight"].shape == (10, 10)
 
@@ -115,7 +133,7 @@ sys.exit('timm' in sys.modules)"""
             "resnet",
             {},
             "architecture 'resnet': expected one of convnet, resnet8, resnet18, resnet20-frn-silu,"
-            " resnet20-frn-swish, optunet, mlp; found 'resnet'. Use the nearest name, 'resnet8'.",
+            " resnet20-frn-swish, optunet, mlp, vit; found 'resnet'. Use the nearest name, 'resnet8'.",
         ),
         (
             "convnet",
@@ -164,6 +182,8 @@ sys.exit('timm' in sys.modules)"""
             {"widths": [8, 16]},
             "argument 'widths' of architecture 'resnet8': expected three widths; found (8, 16).",
         ),
+        ("vit", {"patch": 3}, "argument 'patch' of architecture 'vit': expected a divisor of size = 8; found 3."),
+        ("vit", {"heads": 5}, "argument 'heads' of architecture 'vit': expected a divisor of width = 32; found 5."),
     ],
 )
 def test_arguments_are_checked(name: str, arguments: dict[str, Any], text: str) -> None:

@@ -144,7 +144,7 @@ def test_hash_covers_what_decides_the_result() -> None:
         (
             {"architecture": "vgg"},
             "architecture of recipe 'small': expected one of convnet, resnet8, resnet18, resnet20-frn-silu,"
-            " resnet20-frn-swish, optunet, mlp; found 'vgg'.",
+            " resnet20-frn-swish, optunet, mlp, vit; found 'vgg'.",
         ),
         (
             {"dataset": "mnits"},

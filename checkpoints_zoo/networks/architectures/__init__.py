@@ -22,6 +22,7 @@ _PLACE_OF_NAME = {
     "resnet20-frn-swish": ("resnet20", "resnet20_frn_swish"),
     "optunet": ("optunet", "optunet"),
     "mlp": ("mlp", "mlp"),
+    "vit": ("vit", "vit"),
 }
 
 

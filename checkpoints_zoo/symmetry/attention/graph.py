@@ -35,7 +35,7 @@ def record(module: nn.Module, example: tuple[Tensor, ...], keywords: Mapping[str
 
     Args:
         module: the module. A copy of it is recorded.
-        example: the inputs.
+        example: the inputs, whose values do not matter.
         keywords: inputs by keyword.
 
     Raises:
@@ -43,6 +43,7 @@ def record(module: nn.Module, example: tuple[Tensor, ...], keywords: Mapping[str
         UsageError: the module cannot process the example.
     """
     network = _with_memory(copy.deepcopy(module)).eval()
+    example = tuple(torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x for x in example)
     config = getattr(network, "config", None)
     if config is not None and getattr(config, "use_cache", False):
         config.use_cache = False  # Models of transformers would return keys and values, which no reader has.

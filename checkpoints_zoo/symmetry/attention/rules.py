@@ -959,6 +959,7 @@ _VIEWS = frozenset(
         "transpose",
         "permute",
         "t",
+        "mT",
         "slice",
         "select",
         "chunk",

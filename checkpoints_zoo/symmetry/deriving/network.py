@@ -21,6 +21,7 @@ from checkpoints_zoo.symmetry.table import Table
 IMAGE_SHAPES = {
     "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
     "resnet20-frn-swish": (3, 32, 32), "optunet": (1, 28, 28), "mlp": (1, 8, 8),
+    "vit": (1, 8, 8),
 }  # fmt: skip
 
 
