@@ -151,7 +151,7 @@ class Tokens(nn.Module):
         x = x + self.gain * self.proj(y)
         one, two = self.gate(self.norm2(x)).chunk(2, dim=-1)
         x += F.silu(one) * two
-        one, two = x.split(6, dim=-1)
+        one, two = torch.split(x, 6, dim=-1)
         x = torch.cat([two[:, 1:], F.softmax(one[:, :-1], dim=-1)], dim=-1)
         return self.out(x.mean(1))  # type: ignore[no-any-return]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from checkpoints_zoo.symmetry import apply, random_element, random_shifts, shift, symmetries
+from checkpoints_zoo.symmetry import apply, compose, inverse, random_element, symmetries
 
 pytestmark = pytest.mark.slow
 WORDS = torch.randint(2, 11, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -173,10 +173,17 @@ def test_random_elements_keep_the_function(name: str) -> None:
     with torch.no_grad():
         before = output(network, weights, inputs)
         assert not all(torch.equal(row, before[0]) for row in before)
-        for moved in (apply(table, weights, element), shift(table, weights, random_shifts(table, generator))):
-            after = output(network, moved, inputs)
-            assert float((after - before).abs().max()) <= 1e-10 * float(before.abs().max())
-    assert sum(not torch.equal(apply(table, weights, element)[n], weights[n]) for n in weights) > len(weights) // 4
+        moved = apply(table, weights, element)
+        after = output(network, moved, inputs)
+        assert float((after - before).abs().max()) <= 1e-10 * float(before.abs().max())
+    assert sum(not torch.equal(moved[n], weights[n]) for n in weights) > len(weights) // 4
+    second = random_element(table, generator)
+    at_once = apply(table, weights, compose(table, element, second))
+    one_by_one = apply(table, moved, second)
+    back = apply(table, moved, inverse(table, element))
+    for tensor in weights:
+        torch.testing.assert_close(at_once[tensor], one_by_one[tensor], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(back[tensor], weights[tensor], rtol=1e-9, atol=1e-11)
 
 
 EPS, IDS = {"layer_norm_eps": 0.1}, WORDS[:, :4]
