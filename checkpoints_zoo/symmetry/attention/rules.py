@@ -557,8 +557,11 @@ class Trace:
         a, b = self.value(x), self.value(y)
         if a.core is not None or b.core is not None:
             label, other = (a, b) if a.core is not None else (b, a)
-            if not other.is_fixed or any(size > 1 for size in other.coordinates.shape):
-                label.core.pinned = True  # type: ignore[union-attr]
+            assert label.core is not None
+            if not other.is_fixed and other.core is None:
+                self._bias_heads(label.core, other, y if label is a else x, self.shape)
+            elif other.core is not None or any(size > 1 for size in other.coordinates.shape):
+                label.core.pinned = True
             return replace(label, coordinates=label.coordinates.expand(self.shape))
         if a.is_fixed or b.is_fixed:
             label, other, operand = (b, a, x) if a.is_fixed else (a, b, y)
@@ -965,6 +968,7 @@ _VIEWS = frozenset(
         "permute",
         "t",
         "mT",
+        "numpy_T",
         "slice",
         "select",
         "chunk",
@@ -979,6 +983,7 @@ MOVES = _VIEWS | frozenset(
     [
         "reshape",
         "_unsafe_view",
+        "broadcast_to",
         "expand",
         "narrow",
         "cat",
@@ -993,7 +998,6 @@ MOVES = _VIEWS | frozenset(
         "repeat",
         "repeat_interleave",
         "movedim",
-        "numpy_T",
         "pad",
         "constant_pad_nd",
         "index_select",
