@@ -14,6 +14,7 @@ from checkpoints_zoo.errors import DamagedError, UsageError
 from checkpoints_zoo.symmetry import Element, Table, apply, random_element, symmetries
 from checkpoints_zoo.symmetry.canonical.alignment import match_mean, match_weights, restrict
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
+from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
 from tests.symmetry.test_attention import INDICES, Decoder, drawn
 
 Weights = dict[str, Tensor]
@@ -175,3 +176,59 @@ def test_bad_input_is_named(decoder: Table) -> None:
     broken["up.bias"][0, 0] = torch.nan
     with pytest.raises(DamagedError, match=r"up\.bias.*finite"):
         match_weights(decoder, broken, weights)
+
+
+def test_the_mass_inside_heads_is_twice_the_sum_of_singular_values(decoder: Table) -> None:
+    """With all scales held, beside what no matrix changes: computed from the whole products, by hand."""
+    weights = drawn(Decoder())
+    mass = minimal_mass(decoder, stacked(weights, 1), hold=list(decoder.scales))
+    expected = sum(float(t.square().sum()) for n, t in weights.items() if t.ndim > 1 and "attention" not in n)
+    expected += sum(float(t.square().sum()) for n, t in weights.items() if n.startswith("norms") and "weight" in n)
+    q, k, v, o = (weights[f"attention.{name}.weight"] for name in "qkvo")
+    for head in (slice(0, 4), slice(4, 8)):
+        for product in (q[head].T @ k[head], v[head].T @ o[:, head].T):
+            expected += 2 * float(torch.linalg.svdvals(product).sum())
+    assert float(mass.after) == pytest.approx(expected, rel=1e-12)
+    assert float(mass.residual) < 1e-13
+    assert bool(mass.converged.all())
+    assert bool(mass.attained.all())
+    assert "Products of heads: 4 in each member, 0 of a lower rank" in str(mass)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_no_scales_and_matrices_give_a_smaller_mass(decoder: Table, biases: bool) -> None:
+    weights, generator = drawn(Decoder()), torch.Generator().manual_seed(12)
+    result = minimal_mass(decoder, stacked(weights, 1), biases=biases)
+    least = apply(decoder, stacked(weights, 1), Element({}, result.scales, {}, result.matrices, result.shifts))
+    torch.testing.assert_close(output({n: t[0] for n, t in least.items()}), output(weights), rtol=1e-11, atol=1e-11)
+
+    def mass(tensors: Mapping[str, Tensor]) -> Tensor:
+        counted = {n: t for n, t in tensors.items() if biases or t.ndim > 2 or ("norms" in n and "weight" in n)}
+        return torch.stack([tensor.flatten(1).square().sum(1) for tensor in counted.values()]).sum(0)
+
+    torch.testing.assert_close(mass(least), result.after, rtol=1e-12, atol=0)
+    assert float(result.residual) < 1e-4
+    for spread, condition in ((0.5, 10.0), (0.1, 1.5), (0.01, 1.05)):
+        element = random_element(decoder, generator, members=50, spread=spread, condition=condition)
+        heads = {n: m for n, m in element.matrices.items() if decoder.matrices[n].kind == "invertible"}
+        moved = apply(decoder, {n: t.expand(50, *t.shape[1:]) for n, t in least.items()},
+                      Element(scales=element.scales, matrices=heads))  # fmt: skip
+        assert bool((mass(moved) >= result.after * (1 - 1e-5)).all())
+
+
+def test_the_least_mass_is_the_same_on_an_orbit(decoder: Table) -> None:
+    weights, generator = drawn(Decoder()), torch.Generator().manual_seed(13)
+    element = random_element(decoder, generator, members=3, condition=10.0)
+    heads = {n: m for n, m in element.matrices.items() if decoder.matrices[n].kind == "invertible"}
+    moved = apply(decoder, stacked(weights, 3), Element(element.permutations, element.scales, element.signs, heads))
+    masses = [minimal_mass(decoder, tensors, tolerance=1e-10).after for tensors in (stacked(weights, 1), moved)]
+    torch.testing.assert_close(masses[1], masses[0].expand(3), rtol=1e-6, atol=0)
+
+
+def test_a_head_of_lower_rank_is_named(decoder: Table) -> None:
+    weights = drawn(Decoder())
+    weights["attention.v.weight"][5] = weights["attention.v.weight"][4]
+    mass = minimal_mass(decoder, stacked(weights, 1))
+    assert mass.unbalanced["attention.v"].tolist() == [[False, True]]
+    assert not bool(mass.attained.any())
+    assert "4 in each member, 1 of a lower rank stay as they are" in str(mass)

@@ -7,7 +7,7 @@ principal axes of the weights that write it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from checkpoints_zoo.symmetry.table import Axes, Matrix, Table, Turn
 
 _LEAST_SINGULAR = 1e-8  # Singular values below this share of the largest count as 0.
 _LEAST_GAP = 1e-9  # Eigenvalues that differ by at most this share of the largest count as equal.
-_BALANCED = ("invertible", "complex")
+BALANCED_KINDS = ("invertible", "complex")
 
 
 class Balance(NamedTuple):
@@ -61,11 +61,11 @@ def balance_matrices(table: Table, params: Mapping[str, Tensor], streams: bool =
     matrices: dict[str, Tensor] = {}
     unbalanced: dict[str, Tensor] = {}
     for name, matrix in table.matrices.items():
-        if matrix.kind in _BALANCED:
+        if matrix.kind in BALANCED_KINDS:
             matrices[name], unbalanced[name] = balancing_matrices(matrix, sides(table, params, name))
     tensors, rotations = turn(table, params, matrices), dict[str, Tensor]()
     for name, matrix in table.matrices.items():
-        if matrix.kind not in (*_BALANCED, "turn") and (streams or not is_stream(matrix)):
+        if matrix.kind not in (*BALANCED_KINDS, "turn") and (streams or not is_stream(matrix)):
             rotations[name], unbalanced[name] = _principal_axes(table, tensors, matrix)
     return Balance(turn(table, tensors, rotations), matrices | rotations, unbalanced)
 
@@ -75,7 +75,7 @@ def is_stream(matrix: Matrix) -> bool:
     return matrix.kind in ("orthogonal", "centred orthogonal") and matrix.count == 1
 
 
-def sides(table: Table, params: Mapping[str, Tensor], name: str, roles: tuple[str, ...] | None = None) -> Sides:
+def sides(table: Table, params: Mapping[str, Tensor], name: str, roles: Collection[str] | None = None) -> Sides:
     """Collect the weights on both sides of the matrices of a group.
 
     Args:

@@ -6,7 +6,7 @@ kernels that write an activation that only layer norms read get the mean 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from checkpoints_zoo.symmetry.table import Outer, Shift, Table
 _KINDS = ("reader", "writer", "constant", "mean", "writer")
 
 
-def remove_shifts(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def remove_shifts(
+    table: Table, params: Mapping[str, Tensor], names: Collection[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Shift the members to where all shifts are 0; return the tensors and the applied shifts (member, entry).
 
     Two exceptions: an offset that a kernel without a bias balances becomes the gain of its norm, since an offset of 0
@@ -27,16 +29,17 @@ def remove_shifts(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str,
     Args:
         table: the network's symmetry table.
         params: parameters, name -> float64 (member, *shape), including all shifted tensors.
+        names: names of the shifts to remove; None: all.
     """
     results = {name: tensor.contiguous().clone() for name, tensor in params.items()}
     applied: dict[str, Tensor] = {}
     for kind in _KINDS:
         for name, one in table.shifts.items():
-            if one.kind == kind:
+            if one.kind == kind and (names is None or name in names):
                 vector = _removing_vector(one, results)
                 add_shift(one, results, vector)
                 applied[name] = applied[name] + vector if name in applied else vector
-    return results, {name: applied[name] for name in table.shifts}
+    return results, {name: applied[name] for name in table.shifts if name in applied}
 
 
 def _removing_vector(one: Shift, params: Mapping[str, Tensor]) -> Tensor:
