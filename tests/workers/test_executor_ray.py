@@ -27,6 +27,8 @@ from tests.support.tiny import MEMBERS, TINY, contents
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Ray leaves files to its end
 
 NODE = {"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}
+# What nothing here asks for: its scaling, and what its workers print.
+ALONE = {"no_monitor": True, "include_log_monitor": False}
 # A node that is gone is to be missed within a second.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
 
@@ -45,7 +47,8 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nodes = Cluster(
-            initialize_head=True, head_node_args={**NODE, "temp_dir": str(short / "ray"), "_system_config": HEALTH}
+            initialize_head=True,
+            head_node_args={**NODE, **ALONE, "temp_dir": str(short / "ray"), "_system_config": HEALTH},
         )
         second = nodes.add_node(**NODE)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
