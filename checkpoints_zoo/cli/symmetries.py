@@ -265,21 +265,34 @@ def _corollary_output(members: Collection, out: Output, seed: int) -> tuple[dict
 @click.option(
     "--to", callback=parse_reference, metavar="ID|mean", help="Member to align to, or mean; the first if not given."
 )
+@click.option(
+    "--using",
+    metavar="KIND",
+    help="Symmetries of a network with attention in use: units, heads, matrices (inside heads) or streams, each with "
+    "those before it; all if not given.",
+)
 @click.option("--barrier", is_flag=True, help="Measure the loss on the lines between members as well.")
 @click.option(
     "--save",
     type=OutputFile(".parquet"),
     metavar="PARQUET",
-    help="Write the permutations, one row a member, which members.transform reads.",
+    help="Write the symmetries, one row a member, which members.transform reads.",
 )
 @click.option("--plot", type=OutputFile(*PICTURE_FORMATS), metavar="PICTURE", help="Draw distances and transpositions.")
 @format_option
 def align_command(
-    selection: Selection, to: int | str | None, barrier: bool, save: Path | None, plot: Path | None, out: Output
+    selection: Selection,
+    to: int | str | None,
+    using: str | None,
+    barrier: bool,
+    save: Path | None,
+    plot: Path | None,
+    out: Output,
 ) -> None:
     """Align members by permuting their units, and show the permutations and distances.
 
     For each member: the transpositions of its permutation, and its squared distance to the reference before and after.
+    Networks with attention are aligned by the matrices inside heads and by rotations of residual streams as well.
     --barrier adds the loss on the straight lines to the reference, before and after; batch norm statistics are
     estimated anew at each point.
     """
@@ -291,7 +304,7 @@ def align_command(
     if to is None and len(members):
         to = members.ids[0]
     out.say(f"{name_and_size(members)}, aligned to {to} …")
-    aligned = members.align(to)
+    aligned = members.align(to, using=using)
     result = measure_alignment(aligned)
     values: dict[str, Any] = json.loads(result.to_json())
     barriers = None
@@ -304,7 +317,7 @@ def align_command(
             for stage, barriers_of_view in zip(("before", "after"), barriers, strict=True)
         }
     if save:
-        out.say(f"permutations: {aligned.write_symmetries(save)}")
+        out.say(f"symmetries: {aligned.write_symmetries(save)}")
     if plot:
         out.say(f"picture: {result.plot(plot, barriers)}")
     out.data(values, *_alignment_blocks(result, barriers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -593,6 +593,7 @@ class Collection:
         permute: str | None = None,
         streams: bool = False,
         approximate: bool = False,
+        heads: str | None = None,
     ) -> Collection:
         """Remove symmetries from the weights as they are read, scales first; return a view of the same members.
 
@@ -604,13 +605,17 @@ class Collection:
                 None changes no scales.
             permute: key by which the units of each layer are sorted in descending order: their "first" weight, their
                 largest weight ("max") or their norm ("norm"); None changes no order.
-            streams: whether to sort the units of residual streams too, or only the units of inner channels.
+            streams: whether to sort the units of residual streams too, or only the units of inner channels; residual
+                streams of networks with attention are rotated if heads="balanced".
             approximate: whether to scale rows before norms without running statistics as well, which changes the
                 network's function by the order of the norms' eps.
+            heads: way to remove the continuous symmetries of attention: "balanced" removes redundant biases, gives the
+                two factors of each head's products equal singular values, and fixes their signs; with
+                scale="unit-norm", norms are folded as well; None changes no heads but their order.
 
         Raises:
-            UsageError: `scale` or `permute` has an unknown value, or permute="norm" although scaling makes all norms
-                equal.
+            UsageError: `scale`, `permute` or `heads` has an unknown value, or permute="norm" although scaling makes all
+                norms equal.
             SymmetryError: the symmetries of the architecture can't be derived.
 
         >>> import checkpoints_zoo as zoo
@@ -619,26 +624,33 @@ class Collection:
         >>> bool((first.diff() <= 0).all())
         True
         """
-        maps.check_options(scale, permute)
+        maps.check_options(scale, permute, heads)
         # Refuse impossible options, and architectures without a symmetry table, now and not at the first batch.
         table = self.symmetry_table
         maps.check_scaling(table, scale, permute, streams, approximate)
-        return self._with_step(Canonical(scale, permute, streams, approximate))
+        return self._with_step(Canonical(scale, permute, streams, approximate, heads))
 
-    def align(self, to: int | str | Member | None = None) -> Collection:
+    def align(self, to: int | str | Member | None = None, *, using: str | None = None) -> Collection:
         """Permute the units of members, when they are read, so that they match a reference; return a view of the
         members.
 
-        Each member is matched when it is first read; this view and its slices keep the permutations.
+        Members with attention also get the reference's scales and redundant biases, and rotations inside heads and of
+        residual streams, in float32 or wider.
+
+        Each member is matched when it is first read; this view and its slices keep the symmetries.
 
         Args:
             to: the reference: id of a selected member (its last selected snapshot), a `Member` of the same
                 architecture, or "mean" for the mean of all aligned members, for which all members must fit into memory.
                 `to` may be None for the first selected member.
+            using: for networks with attention, the symmetries in use: "units" (permutations of hidden units), "heads"
+                (of heads too), "matrices" (and what changes inside heads, scales and redundant biases) or "streams"
+                (and rotations of residual streams); None uses all.
 
         Raises:
             MemberNotFound: no selected member has this id.
-            UsageError: the argument is neither an id nor a `Member` nor "mean".
+            UsageError: `to` is neither an id nor a `Member` nor "mean", or `using` is unknown, or given for a network
+                without attention.
             SymmetryError: the symmetries of the architecture can't be derived.
 
         >>> import checkpoints_zoo as zoo
@@ -648,26 +660,28 @@ class Collection:
         >>> apart[1] < apart[0]
         True
         """
-        self.symmetry_table  # noqa: B018
+        changes_values = bool(alignment.restrict(self.symmetry_table, using).matrices)
         if isinstance(to, str):
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])
-            return self._with_step(AlignedToMean(self._mean_permutations))
+            return self._with_step(AlignedToMean(partial(self._match_to_mean, using), using, changes_values))
         if to is None:
             self._check_not_empty()
             to = self.ids[0]
         reference = to if isinstance(to, Member) else self.member(to)
         reference_keys = frozenset() if isinstance(to, Member) else frozenset([(reference.id, reference.epoch)])
         name = f"member {reference.id}" + (f" of {to.collection}" if isinstance(to, Member) else "")
-        return self._with_step(Aligned(name, reference.state_dict, reference_keys))
+        return self._with_step(Aligned(name, reference.state_dict, reference_keys, using, changes_values))
+
+    def _match_to_mean(self, using: str | None) -> dict[tuple[int, int], Element]:
+        """Match all members to their mean; return (member, epoch) -> symmetry."""
+        stacked_tensors = self._read(torch.device("cpu"), None)
+        table = alignment.restrict(self.symmetry_table, using)
+        element = alignment.match_mean(table, stacked_tensors)[0].element
+        return {key: element.select(row) for row, key in enumerate(self._snapshot_keys)}
 
     def _mean_permutations(self) -> dict[tuple[int, int], dict[str, Tensor]]:
-        """Match all members to their mean; return (member, epoch) -> group -> permutation (unit)."""
-        stacked_tensors = self._read(torch.device("cpu"), None)
-        permutations = alignment.match_mean(self.symmetry_table, stacked_tensors)[0].permutations
-        return {
-            key: {name: p[row].cpu() for name, p in permutations.items()} for row, key in enumerate(self._snapshot_keys)
-        }
+        return {key: dict(element.permutations) for key, element in self._match_to_mean(None).items()}
 
     def transform(self, symmetries: Element | str | Path) -> Collection:
         """Apply symmetries to the weights as they are read; return a view of the members.

@@ -17,8 +17,9 @@ from checkpoints_zoo.collection import reading
 from checkpoints_zoo.errors import MemberNotFound
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
-from checkpoints_zoo.symmetry import Element, Table, apply, compose, permute
+from checkpoints_zoo.symmetry import Element, Table, apply, compose
 from checkpoints_zoo.symmetry.canonical import alignment, maps
+from checkpoints_zoo.symmetry.elements import identity_element
 
 Key = tuple[int, int]  # (member id, epoch) of a snapshot
 Params = dict[str, Tensor]
@@ -34,59 +35,61 @@ class Canonical:
     permute: str | None
     streams: bool
     approximate: bool
+    heads: str | None = None
 
     @property
     def changes_values(self) -> bool:
-        return self.scale is not None
+        return self.scale is not None or self.heads is not None
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         return maps.canonicalize(
-            table, params, scale=self.scale, permute=self.permute, streams=self.streams, approximate=self.approximate
-        )
+            table, params, scale=self.scale, permute=self.permute, streams=self.streams,
+            approximate=self.approximate, heads=self.heads,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         option_texts = [f"scale={self.scale}" if self.scale else "", f"permute={self.permute}" if self.permute else ""]
         option_texts += ["streams" if self.streams else "", "approximate" if self.approximate else ""]
+        option_texts += [f"heads={self.heads}" if self.heads else ""]
         return f"canonical({', '.join(option_text for option_text in option_texts if option_text)})"
 
 
 @dataclass(eq=False)
 class Aligned:
-    """A step that aligns members to a reference. A member is matched when it is first read, and its permutations are
-    kept for later reads.
+    """A step that aligns members to a reference. A member is matched when it is first read, and its symmetry is kept
+    for later reads.
 
     Args:
         to: name of the reference in the description of the view.
         load_reference: function that reads the reference's tensors, name -> (*shape).
-        reference_keys: (member id, epoch) of members that are the reference itself, which are not permuted.
+        reference_keys: (member id, epoch) of members that are the reference itself, which stay as they are.
+        using: which symmetries of a network with attention are used, see `alignment.restrict`.
+        changes_values: whether the symmetries have more than permutations.
     """
 
     to: str
     load_reference: Callable[[], Mapping[str, Tensor]]
     reference_keys: frozenset[Key] = frozenset()
+    using: str | None = None
     changes_values: bool = False
     _reference: Mapping[str, Tensor] | None = None
-    _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    _elements: dict[Key, Element] = field(default_factory=dict)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        unmatched_positions = [position for position, key in enumerate(member_keys) if key not in self._permutations]
-        for position in [position for position in unmatched_positions if member_keys[position] in self.reference_keys]:
-            self._permutations[member_keys[position]] = {
-                name: torch.arange(group.size) for name, group in table.groups.items()
-            }
-            unmatched_positions.remove(position)
-        if unmatched_positions:
+        params, table = _widened(params) if self.changes_values else params, alignment.restrict(table, self.using)
+        identity = identity_element(table, 1).select(0)
+        unchanged = identity if table.matrices else Element(identity.permutations)
+        self._elements |= dict.fromkeys(self.reference_keys.intersection(member_keys), unchanged)
+        positions = [position for position, key in enumerate(member_keys) if key not in self._elements]
+        if positions:
             device = next(iter(params.values())).device
             reference = {name: tensor.to(device) for name, tensor in self.read_reference().items()}
-            unmatched_params = (
-                params
-                if len(unmatched_positions) == len(member_keys)
-                else {name: t[unmatched_positions] for name, t in params.items()}
+            unmatched = (
+                params if len(positions) == len(member_keys) else {name: t[positions] for name, t in params.items()}
             )
-            permutations = alignment.match_weights(table, unmatched_params, reference).permutations
-            for row, position in enumerate(unmatched_positions):
-                self._permutations[member_keys[position]] = {name: p[row].cpu() for name, p in permutations.items()}
-        return _apply_permutations(table, params, [self._permutations[key] for key in member_keys])
+            element = alignment.match_weights(table, unmatched, reference).element.cpu()
+            self._elements |= {member_keys[position]: element.select(row) for row, position in enumerate(positions)}
+        return _apply_elements(table, params, [self._elements[key] for key in member_keys])
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickle the reference's tensors, and not the function that reads them, for other processes.
@@ -98,7 +101,7 @@ class Aligned:
         return self._reference
 
     def __str__(self) -> str:
-        return f"aligned to {self.to}"
+        return f"aligned to {self.to}" + (f" using {self.using}" if self.using else "")
 
 
 @dataclass(eq=False)
@@ -106,22 +109,25 @@ class AlignedToMean:
     """A step that aligns members to the mean of all members, which is computed when the first member is read.
 
     Args:
-        match_to_mean: function that matches all members to their mean, and returns key -> group -> permutation (unit).
+        match_to_mean: function that matches all members to their mean, and returns key -> symmetry.
+        using, changes_values: as in `Aligned`.
     """
 
-    match_to_mean: Callable[[], dict[Key, dict[str, Tensor]]]
+    match_to_mean: Callable[[], dict[Key, Element]]
+    using: str | None = None
     changes_values: bool = False
-    _permutations: dict[Key, dict[str, Tensor]] = field(default_factory=dict)
+    _elements: dict[Key, Element] = field(default_factory=dict)
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
-        self._permutations = self._permutations or self.match_to_mean()
-        return _apply_permutations(table, params, [self._permutations[key] for key in member_keys])
+        self._elements = self._elements or self.match_to_mean()
+        params = _widened(params) if self.changes_values else params
+        return _apply_elements(table, params, [self._elements[key] for key in member_keys])
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_permutations": self._permutations or self.match_to_mean(), "match_to_mean": dict}
+        return self.__dict__ | {"_elements": self._elements or self.match_to_mean(), "match_to_mean": dict}
 
     def __str__(self) -> str:
-        return "aligned to the mean"
+        return "aligned to the mean" + (f" using {self.using}" if self.using else "")
 
 
 @dataclass(eq=False)
@@ -140,7 +146,7 @@ class Transformed:
 
     @property
     def changes_values(self) -> bool:
-        return bool(self.element.scales)
+        return self.element.changes_values
 
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         for member, epoch in member_keys:
@@ -152,26 +158,21 @@ class Transformed:
                     member=member,
                 )
         element_rows = torch.tensor([self.row_of_key[key] for key in member_keys])
-        wide_params = {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
         element = self.element.select(element_rows)
-        return apply(table, wide_params if self.changes_values else params, element), element
+        return apply(table, _widened(params) if self.changes_values else params, element), element
 
     def __str__(self) -> str:
         return f"symmetries of {self.origin}"
 
 
-def _apply_permutations(
-    table: Table, params: Params, permutations_of_members: Sequence[Mapping[str, Tensor]]
-) -> tuple[Params, Element]:
-    permutations = (
-        {
-            name: torch.stack([group_permutations[name] for group_permutations in permutations_of_members])
-            for name in permutations_of_members[0]
-        }
-        if permutations_of_members
-        else {}
-    )
-    return permute(table, params, permutations), Element(permutations)
+def _widened(params: Params) -> Params:
+    """Return tensors in float32 or wider."""
+    return {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in params.items()}
+
+
+def _apply_elements(table: Table, params: Params, elements: Sequence[Element]) -> tuple[Params, Element]:
+    element = Element.stack(elements)
+    return apply(table, params, element), element
 
 
 Step = Canonical | Aligned | AlignedToMean | Transformed

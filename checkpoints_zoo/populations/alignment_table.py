@@ -128,7 +128,7 @@ class Alignment(PrintedResult):
         )
 
 
-def alignment(members: Collection, to: int | str | Member | None = None) -> Alignment:
+def alignment(members: Collection, to: int | str | Member | None = None, *, using: str | None = None) -> Alignment:
     """Align members by weight matching; return the transpositions, and the distances before and after.
 
     `members.align(to)` gives the aligned weights themselves.
@@ -136,6 +136,7 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
     Args:
         members: members of one architecture.
         to: reference of the alignment, as in `Collection.align`.
+        using: the symmetries in use, as in `Collection.align`.
 
     Raises:
         MemberNotFound, UsageError, SymmetryError: as in `Collection.align`.
@@ -147,7 +148,7 @@ def alignment(members: Collection, to: int | str | Member | None = None) -> Alig
     (0, True)
     """
     arguments.check_collection(members)
-    return measure_alignment(members.align(to))
+    return measure_alignment(members.align(to, using=using))
 
 
 def measure_alignment(aligned: Collection) -> Alignment:
@@ -193,8 +194,8 @@ def measure_alignment(aligned: Collection) -> Alignment:
         collection=members.name,
         to=str(step).removeprefix("aligned to "),
         keys=tuple(members._snapshot_keys),
-        sizes={name: group.size for name, group in table.groups.items()},
-        transpositions={name: torch.cat([part[name] for part in counts]) for name in table.groups},
+        sizes={name: table.groups[name].size for name in counts[0]},
+        transpositions={name: torch.cat([part[name] for part in counts]) for name in counts[0]},
         before=torch.cat(before),
         after=torch.cat(after),
     )

@@ -10,8 +10,9 @@ draw, compose, invert and apply elements of the symmetry group.
 
 from checkpoints_zoo.symmetry.applying import apply, flip, permute, rescale
 from checkpoints_zoo.symmetry.approximate import approximate_changes
+from checkpoints_zoo.symmetry.composing import compose, inverse
 from checkpoints_zoo.symmetry.deriving.network import symmetries
-from checkpoints_zoo.symmetry.elements import Element, compose, inverse, random_element, random_transpositions
+from checkpoints_zoo.symmetry.elements import Element, random_element, random_transpositions
 from checkpoints_zoo.symmetry.matrices import turn
 from checkpoints_zoo.symmetry.shifting import random_shifts, shift
 from checkpoints_zoo.symmetry.table import Axes, Group, Matrix, Move, Power, Scale, Shift, Sign, Table

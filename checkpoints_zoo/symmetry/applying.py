@@ -14,17 +14,20 @@ from torch import Tensor
 from checkpoints_zoo.errors import LayoutError, UsageError
 from checkpoints_zoo.symmetry.elements import Element, check_symmetry
 from checkpoints_zoo.symmetry.matrices import turn
+from checkpoints_zoo.symmetry.shifting import shift
 from checkpoints_zoo.symmetry.table import Axes, Move, Table
 
 _INDICES_AT_ONCE = 1 << 18  # Largest number of indices in one gather: their 2 MB fit into the cache.
 
 
 def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[str, Tensor]:
-    """Apply a symmetry to tensors: matrices, scales, signs, then permutations; return new tensors in the same dtypes.
+    """Apply a symmetry to tensors: shifts, matrices, scales, signs, then permutations; return new tensors in the same
+    dtypes.
 
-    See `turn`, `rescale`, `flip` and `permute` for the arguments and errors.
+    See `shift`, `turn`, `rescale`, `flip` and `permute` for the arguments and errors.
     """
-    turned = turn(table, params, element.matrices) if element.matrices else params
+    shifted = shift(table, params, element.shifts) if element.shifts else params
+    turned = turn(table, shifted, element.matrices) if element.matrices else shifted
     return permute(table, flip(table, rescale(table, turned, element.scales), element.signs), element.permutations)
 
 
@@ -53,7 +56,7 @@ def permute(table: Table, params: Mapping[str, Tensor], permutations: Mapping[st
     check_symmetry(table, Element(permutations, {}))
     members = count_members(table, params)
     _check_members(members, permutations)
-    return {name: _permute_tensor(table.tensors[name], tensor, permutations) for name, tensor in params.items()}
+    return {name: permute_tensor(table.tensors[name], tensor, permutations) for name, tensor in params.items()}
 
 
 def rescale(table: Table, params: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,6 +172,7 @@ def check_element(table: Table, element: Element, member_count: int | None) -> N
     _check_members(member_count, element.permutations)
     _check_members(member_count, element.scales)
     _check_members(member_count, element.signs)
+    _check_members(member_count, element.shifts)
 
 
 def _check_members(member_count: int | None, values_by_name: Mapping[str, Tensor]) -> None:
@@ -178,7 +182,8 @@ def _check_members(member_count: int | None, values_by_name: Mapping[str, Tensor
             raise UsageError(f"values of {name!r}", expected="as many rows as members", found=found)
 
 
-def _permute_tensor(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+def permute_tensor(axes: Axes, tensor: Tensor, permutations: Mapping[str, Tensor]) -> Tensor:
+    """Permute the axes of one tensor, as `permute` does for all tensors; return the tensor."""
     moves = [move for move in axes.moves if move.group in permutations]
     if not moves:
         return tensor

@@ -1,5 +1,5 @@
-"""Elements of a symmetry group: permutations, scales, signs and matrices. The functions of this file draw, invert and
-compose elements."""
+"""Elements of a symmetry group: permutations, scales, signs, matrices and shifts. The functions of this file draw and
+check elements."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.symmetry.matrices import check_matrices, permute_matrices, random_matrices
-from checkpoints_zoo.symmetry.table import Group, Scale, Sign, Table
+from checkpoints_zoo.symmetry.matrices import check_matrices, random_matrices
+from checkpoints_zoo.symmetry.shifting import check_shifts, random_shifts
+from checkpoints_zoo.symmetry.table import Group, Table
 
 
 @dataclass(frozen=True)
 class Element:
-    """An element of the symmetry group, or one element for each member. Matrices are applied first, then scales and
-    signs, then permutations.
+    """An element of the symmetry group, or one element for each member. Shifts are applied first, then matrices, then
+    scales and signs, then permutations.
 
     Args:
         permutations: group -> permutation, int64 (unit) or (member, unit): new unit u is the former unit
@@ -26,14 +27,16 @@ class Element:
         signs: name of a sign -> factors 1 or -1, (value) or (member, value). All other signs are 1.
         matrices: name of a group of matrices -> matrices, (copy, unit, unit) or (member, copy, unit, unit). All other
             matrices are the identity.
+        shifts: name of a shift -> vector, (entry) or (member, entry). All other shifts are 0.
     """
 
     permutations: Mapping[str, Tensor] = field(default_factory=dict)
     scales: Mapping[str, Tensor] = field(default_factory=dict)
     signs: Mapping[str, Tensor] = field(default_factory=dict)
     matrices: Mapping[str, Tensor] = field(default_factory=dict)
+    shifts: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def select(self, members: Tensor | int) -> Element:
+    def select(self, members: Tensor | slice | int) -> Element:
         """Return the symmetry of one member, or the symmetries of the selected members."""
         return Element(*({n: v[members] for n, v in part.items()} for part in self.parts()))
 
@@ -43,9 +46,44 @@ class Element:
         parts = zip(*(element.parts() for element in elements), strict=True)
         return cls(*({n: torch.cat([values[n] for values in part]) for n in part[0]} for part in parts))
 
+    @classmethod
+    def stack(cls, elements: Sequence[Element]) -> Element:
+        """Return the symmetries of single members in one element with a member axis."""
+        parts = zip(*(element.parts() for element in elements), strict=True)
+        return cls(*({n: torch.stack([values[n] for values in part]) for n in part[0]} for part in parts))
+
+    def cpu(self) -> Element:
+        """Return the element in the memory of the CPU."""
+        return Element(*({name: values.cpu() for name, values in part.items()} for part in self.parts()))
+
     def parts(self) -> tuple[Mapping[str, Tensor], ...]:
-        """Return the element's permutations, scales, signs and matrices as a tuple of four mappings."""
-        return self.permutations, self.scales, self.signs, self.matrices
+        """Return the element's permutations, scales, signs, matrices and shifts as a tuple of five mappings."""
+        return self.permutations, self.scales, self.signs, self.matrices, self.shifts
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether values of weights change, and do not only move or change sign."""
+        return bool(self.scales or self.matrices or self.shifts)
+
+
+def identity_element(table: Table, members: int) -> Element:
+    """Return the symmetry that changes nothing, with a row for each member in each exact part of the group.
+
+    Args:
+        table: the network's symmetry table.
+        members: number of members.
+    """
+    return Element(
+        {name: torch.arange(group.size).expand(members, -1) for name, group in table.groups.items()},
+        {
+            name: torch.ones(members, scale.size, dtype=torch.float64)
+            for name, scale in table.scales.items()
+            if scale.exact
+        },
+        {name: torch.ones(members, sign.size, dtype=torch.float64) for name, sign in table.signs.items()},
+        {n: torch.eye(m.size, dtype=torch.float64).expand(members, m.count, -1, -1) for n, m in table.matrices.items()},
+        {name: torch.zeros(members, shift.size, dtype=torch.float64) for name, shift in table.shifts.items()},
+    )
 
 
 def random_element(
@@ -64,7 +102,7 @@ def random_element(
         generator: source of randomness, on the CPU.
         members: number of symmetries to draw, one for each member; None: one symmetry without a member axis.
         approximate: whether to draw approximate scales as well.
-        spread: standard deviation of the logarithms of the scales.
+        spread: standard deviation of the logarithms of the scales, and of the shifts.
         condition: largest condition number of an invertible matrix; at least 1.
     """
     member_count = 1 if members is None else members
@@ -81,7 +119,8 @@ def random_element(
         for name, sign in table.signs.items()
     }
     matrices = {name: random_matrices(m, generator, member_count, condition) for name, m in table.matrices.items()}
-    element = Element({name: permutations[name] for name in table.groups}, scales, signs, matrices)
+    shifts = random_shifts(table, generator, members=member_count, spread=spread)
+    element = Element({name: permutations[name] for name in table.groups}, scales, signs, matrices, shifts)
     return element if members is not None else element.select(0)
 
 
@@ -143,71 +182,15 @@ def random_transpositions(table: Table, count: int, generator: torch.Generator) 
     return permutations
 
 
-def inverse(table: Table, element: Element) -> Element:
-    """Return the symmetry that undoes a given symmetry, up to rounding."""
-    inverse_permutations = {name: p.argsort(-1) for name, p in element.permutations.items()}
-    scales = {
-        n: permute_scale(table.scales[n], table, s.reciprocal(), element.permutations)
-        for n, s in element.scales.items()
-    }
-    signs = {n: permute_scale(table.signs[n], table, s, element.permutations) for n, s in element.signs.items()}
-    matrices = {
-        n: permute_matrices(table.matrices[n], table, torch.linalg.inv(m), element.permutations)
-        for n, m in element.matrices.items()
-    }
-    return Element(inverse_permutations, scales, signs, matrices)
-
-
-def compose(table: Table, first: Element, second: Element) -> Element:
-    """Return the symmetry that applies `first`, then `second`."""
-    permutations = dict(first.permutations)
-    for name, p in second.permutations.items():
-        permutations[name] = _gather_on_last_axis(first.permutations[name], p) if name in first.permutations else p
-    # The scales of `second` are in the order of the permuted units; they are needed in the order before the
-    # permutation.
-    inverses = {name: p.argsort(-1) for name, p in first.permutations.items()}
-    scales, signs = dict(first.scales), dict(first.signs)
-    for composed, second_factors, table_scales in (
-        (scales, second.scales, table.scales),
-        (signs, second.signs, table.signs),
-    ):
-        for name, values in second_factors.items():
-            moved_values = permute_scale(table_scales[name], table, values, inverses)
-            composed[name] = composed[name] * moved_values if name in composed else moved_values
-    matrices = dict(first.matrices)
-    for name, values in second.matrices.items():
-        moved = permute_matrices(table.matrices[name], table, values, inverses)
-        matrices[name] = matrices[name] @ moved if name in matrices else moved
-    return Element(permutations, scales, signs, matrices)
-
-
-def permute_scale(
-    scale: Scale | Sign, table: Table, scale_values: Tensor, permutations: Mapping[str, Tensor]
-) -> Tensor:
-    """Return the values of a scale or sign (..., value) in the order of the permuted units."""
-    if scale.group is None or scale.group not in permutations:
-        return scale_values
-    values_per_unit = scale.size // table.groups[scale.group].size
-    p = permutations[scale.group].to(scale_values.device)
-    entries = (p[..., None] * values_per_unit + torch.arange(values_per_unit, device=p.device)).flatten(-2)
-    return _gather_on_last_axis(scale_values, entries)
-
-
-def _gather_on_last_axis(values: Tensor, positions: Tensor) -> Tensor:
-    """Gather values along the last axis; return the gathered values. The values or the positions may have no member
-    axis."""
-    leading_shape = max(values.shape[:-1], positions.shape[:-1], key=len)
-    return values.expand(*leading_shape, -1).gather(-1, positions.expand(*leading_shape, -1))
-
-
 def check_symmetry(table: Table, element: Element) -> None:
     """Check that an element belongs to the symmetry group of a table.
 
     Raises:
         UsageError: a name is unknown, a permutation is invalid or breaks blocks apart, a scale is not positive, a sign
-            is not 1 or -1, or a matrix does not belong to its group.
+            is not 1 or -1, or a matrix or shift does not belong to its group.
     """
     check_matrices(table, element.matrices)
+    check_shifts(table, element.shifts)
     for name, p in element.permutations.items():
         group = table.groups.get(name)
         if group is None:

@@ -1,6 +1,7 @@
-"""Files of symmetries: Parquet with one row for each member, and one column for each group, scale, sign and matrix.
+"""Files of symmetries: Parquet with one row for each member, and one column for each group, scale, sign, matrix and
+shift.
 
-Version 2 has signs, version 3 matrices; a file has the lowest version that suffices.
+Version 2 has signs, version 3 matrices and shifts; a file has the lowest version that suffices.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def write_symmetries(path: Path, rows: pa.Table, element: Element, view: str) ->
     for name, m in element.matrices.items():
         count, size = m.shape[-3:-1]
         columns[f"matrix {count} {size} {name}"] = _list_column(m.flatten(-3).cpu().numpy().astype(np.float64))
-    version = FORMAT_VERSIONS[2 if element.matrices else bool(element.signs)]
+    for name, vector in element.shifts.items():
+        columns[f"shift {name}"] = _list_column(vector.cpu().numpy().astype(np.float64))
+    version = FORMAT_VERSIONS[2 if element.matrices or element.shifts else bool(element.signs)]
     table = pa.table(columns).replace_schema_metadata({b"checkpoints_zoo_symmetries": version, b"view": view.encode()})
     manifest.write_manifest(table, path, table.schema)
 
@@ -84,13 +87,16 @@ def read_symmetries(path: Path, rows: pa.Table) -> tuple[dict[tuple[int, int], i
         )
     keys = list(zip(*(table.column(c).to_pylist() for c in ("member", "epoch")), strict=True))
     _check_hashes(path, dict(zip(keys, table.column("sha256").to_pylist(), strict=True)), rows)
-    kinds = {"permutation ": torch.int64, "scale ": torch.float64, "sign ": torch.float64, "matrix ": torch.float64}
+    kinds = dict.fromkeys(("permutation ", "scale ", "sign ", "matrix ", "shift "), torch.float64)
+    kinds["permutation "] = torch.int64
     tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in kinds}
     for name in table.schema.names[3:]:
         kind = next((k for k in kinds if name.startswith(k)), None)
         if kind is None or not pa.types.is_fixed_size_list(table.schema.field(name).type):
             raise FormatError(
-                f"column {name!r} of {path}", expected="permutations, scales, signs or matrices", found="another"
+                f"column {name!r} of {path}",
+                expected="permutations, scales, signs, matrices or shifts",
+                found="another",
             )
         column = table.column(name).combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).reshape(len(keys), -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,46 +24,74 @@ def turn(table: Table, params: Mapping[str, Tensor], matrices: Mapping[str, Tens
     """
     check_matrices(table, matrices)
     results = dict(params)
-    gains = {name: tensor.double() for name, tensor in params.items()}
     for name, tensor in params.items():
-        turns = [t for t in table.tensors[name].turns if t.matrix in matrices]
+        axes = table.tensors[name]
+        turns = [one for one in axes.turns if one.matrix in matrices]
         if not turns:
             continue
-        member_axes = tensor.ndim - len(table.tensors[name].shape)
-        count = max([1, *(len(matrices[t.matrix]) for t in turns if matrices[t.matrix].ndim == 4)])
-        stacked = tensor.double() if member_axes else tensor.double()[None].expand(count, *tensor.shape)
-        result = stacked.reshape(len(stacked), -1).clone()
-        for one_turn in turns:
-            values = matrices[one_turn.matrix].to(result.device, torch.float64)
-            _turn_axis(result, one_turn, values, None if one_turn.gain is None else gains[one_turn.gain])
-        shape = tensor.shape if member_axes or not any(matrices[t.matrix].ndim == 4 for t in turns) else (
-            count, *tensor.shape)  # fmt: skip
-        results[name] = result.reshape(shape).to(tensor.dtype)
+        is_stacked = tensor.ndim > len(axes.shape)
+        count = max([1, *(len(matrices[one.matrix]) for one in turns if matrices[one.matrix].ndim == 4)])
+        stacked = tensor.double() if is_stacked else tensor.double()[None].expand(count, *tensor.shape)
+        gains = {one.gain: params[one.gain].double() for one in turns if one.gain is not None}
+        turned = turn_tensor(turns, stacked, matrices, gains).to(tensor.dtype)
+        has_members = is_stacked or any(matrices[one.matrix].ndim == 4 for one in turns)
+        results[name] = turned if has_members else turned[0]
     return results
 
 
-def _turn_axis(flat: Tensor, turn_: Turn, matrices: Tensor, gain: Tensor | None) -> None:
+def turn_tensor(
+    turns: Sequence[Turn], tensor: Tensor, matrices: Mapping[str, Tensor], gains: Mapping[str, Tensor]
+) -> Tensor:
+    """Map the axes of one stacked parameter, float64 (member, *shape); return the new parameter.
+
+    Args:
+        turns: what maps the axes.
+        tensor: the parameter.
+        matrices: as in `turn`.
+        gains: name -> the vectors that stand between axes and units, (unit) or (member, unit).
+    """
+    flat = tensor.reshape(len(tensor), -1).clone()
+    for one in turns:
+        values = matrices[one.matrix].to(flat.device, torch.float64)
+        _turn_axis(flat, one, values, None if one.gain is None else gains[one.gain])
+    return flat.reshape(tensor.shape)
+
+
+def _turn_axis(flat: Tensor, one: Turn, matrices: Tensor, gain: Tensor | None) -> None:
     """Map one axis of a parameter in place.
 
     Args:
         flat: the parameter, float64 (member, entry).
+        one: what maps the axis.
         matrices: (copy, unit, unit) or (member, copy, unit, unit).
         gain: the vector between the axis and the units, (unit) or (member, unit).
     """
-    part = flat.as_strided((len(flat), *turn_.size), (flat.stride(0), *turn_.stride), turn_.offset)
-    part = part.movedim(turn_.axis + 1, 1)  # (member, entry, …)
-    entries = torch.tensor(turn_.entries, device=flat.device)  # (block, unit)
-    maps = matrices[..., list(turn_.copies), :, :]  # (…, block, unit, unit)
-    maps = torch.linalg.inv(maps) if turn_.dual else maps.mT
+    part, entries = axis_of_turn(flat, one)
+    maps = matrices[..., list(one.copies), :, :]  # (…, block, unit, unit)
+    maps = torch.linalg.inv(maps) if one.dual else maps.mT
     block = part[:, entries]  # (member, block, unit, …)
-    rows = block.reshape(*block.shape[:3], -1)
-    if gain is not None:
-        factors = (gain + turn_.gain_shift).reshape(-1, gain.shape[-1])[:, entries, None]
-        factors = factors.reciprocal() if turn_.is_divided else factors
-        rows = torch.linalg.matmul(maps, rows * factors) / factors
-    else:
-        rows = torch.linalg.matmul(maps, rows)
-    part[:, entries] = rows.reshape(block.shape)
+    rows, factors = block.reshape(*block.shape[:3], -1), gain_factors(one, gain, entries)
+    part[:, entries] = (torch.linalg.matmul(maps, rows * factors) / factors).reshape(block.shape)
+
+
+def axis_of_turn(flat: Tensor, one: Turn) -> tuple[Tensor, Tensor]:
+    """Return the part of a parameter with the mapped axis first, a view (member, entry, …), and the positions on that
+    axis, (block, unit).
+
+    Args:
+        flat: the parameter, contiguous (member, entry).
+        one: what maps the axis.
+    """
+    part = flat.as_strided((len(flat), *one.size), (flat.stride(0), *one.stride), one.offset)
+    return part.movedim(one.axis + 1, 1), torch.tensor(one.entries, device=flat.device)
+
+
+def gain_factors(one: Turn, gain: Tensor | None, entries: Tensor) -> Tensor:
+    """Return the factors between an axis and its units, (member, block, unit, 1) or a shape that broadcasts to it."""
+    if gain is None:
+        return torch.ones((), dtype=torch.float64, device=entries.device)
+    factors = (gain + one.gain_shift).reshape(-1, gain.shape[-1])[:, entries, None]
+    return factors.reciprocal() if one.is_divided else factors
 
 
 def random_matrices(

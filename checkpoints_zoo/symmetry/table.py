@@ -214,10 +214,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Product:
-    """A kernel (out, in) that a vector passes: input i is entry entries[i] of the vector, or 0 if that is -1."""
+    """A kernel (out, in) that a vector passes.
+
+    Args:
+        kernel: the kernel.
+        entries: input i is entry entries[i] of the vector, or 0 if that is -1.
+        is_centred: whether only norms read the result, which subtract its mean: the vector goes on without it.
+        gain: name of a vector that multiplies the result before its mean is subtracted; None: no gain.
+    """
 
     kernel: Part
     entries: tuple[int, ...]
+    is_centred: bool = False
+    gain: str | None = None
 
 
 @dataclass(frozen=True)
@@ -276,6 +285,8 @@ class Shift:
         terms: what is added to which parameter.
         part: the part of a parameter along whose axis the vector lies; matrices and permutations map both alike.
         axis: that axis; -1 - axis: the vector lies along all axes but this one.
+        gain: name of a gain that multiplies the vector before it is added, as of an offset of the same norm; None: no
+            gain. Shifts with a gain do not depend on the scale of the norm, nor on what mixes its units.
     """
 
     name: str
@@ -285,6 +296,7 @@ class Shift:
     terms: tuple[Sum | Outer, ...]
     part: Part
     axis: int
+    gain: str | None = None
 
 
 @dataclass(frozen=True)

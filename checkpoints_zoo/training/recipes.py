@@ -118,6 +118,35 @@ def mlp_digits() -> Recipe:
     )
 
 
+def vit_digits() -> Recipe:
+    """Return the recipe of 32 small vision transformers, on handwritten digits."""
+    # On held-out images: accuracy 0.977, ensemble 0.996. Twice the weight decay costs 0.005; twice the rate costs 0.01,
+    # or nothing with twice the decay and warm-up. A stack of 32 takes two thirds of the time a member, but whoever
+    # trains one member again trains its stack.
+    return Recipe(
+        name="vit-digits",
+        title="Small vision transformers, on handwritten digits",
+        architecture="vit",
+        arguments={
+            "channels": 1, "size": 8, "patch": 2, "width": 32, "depth": 2, "heads": 4, "hidden": 64, "classes": 10,
+        },
+        dataset="digits",
+        split_rule="digits-sha256-540",
+        preprocess=_DIGITS_PREPROCESS,
+        epochs=40,
+        batch_size=32,
+        lr=0.05,
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=5e-4,
+        warmup_epochs=4,
+        storage="float16",
+        stack_width=4,
+        save_every=10,
+        members=32,
+    )  # fmt: skip
+
+
 # The recipes of the published collections (Laurent, Aldea & Franchi 2024) are not known. The numbers below are
 # torch-uncertainty's settings for the published networks at the time of their training (September 2023, unless said
 # otherwise), which are the best evidence, but no proof. Values marked "ours" were chosen for this package. In all
@@ -263,6 +292,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "convnet-digits-varied": convnet_digits_varied,
     "resnet8-digits": resnet8_digits,
     "mlp-digits": mlp_digits,
+    "vit-digits": vit_digits,
     "resnet20-frn-silu-cifar10": resnet20_frn_silu_cifar10,
     "resnet18-cifar10": resnet18_cifar10,
     "resnet18-cifar100": resnet18_cifar100,

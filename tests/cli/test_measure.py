@@ -194,6 +194,7 @@ def test_the_packages_own_collections() -> None:
     assert [(x["name"], x["members"], x["source"]) for x in found] == [
         ("convnet-digits", 64, "embedded"), ("convnet-digits-varied", 60, "embedded"),
         ("mlp-digits-hmc", 64, "embedded"), ("resnet8-digits", 16, "embedded"),
+        ("vit-digits", 32, "embedded"),
     ]  # fmt: skip
     for line in found:
         assert values(run("show", line["name"], "--format", "json"))["bytes"] == line["bytes"]

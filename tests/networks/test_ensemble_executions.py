@@ -22,7 +22,7 @@ from tests.support.ensemble_nets import (
     PROGRAMS,
     Block,
     ByValue,
-    Softmaxed,
+    Cumulative,
     assert_close,
     ensemble,
     images,
@@ -34,6 +34,7 @@ Oracle = Callable[[str], ModuleType]
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap has no rule for fused attention.
 @pytest.mark.parametrize("net", PROGRAMS)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_executions_equal_a_loop_over_modules(net: str, dtype: torch.dtype, bound: float) -> None:
@@ -65,7 +66,9 @@ def test_overwriting_changes_no_bit(net: str) -> None:
     with torch.no_grad():
         results = [program.run(ready, x, 1, over) for over in (True, False, True)]
     for found in results:
-        assert torch.equal(found, wanted)
+        assert torch.equal(found, results[1])
+    # A vision transformer computes fewer tokens than its module, and products of fewer rows may round otherwise.
+    assert_close(results[1], wanted, 1e-6 if net == "vit" else 0)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(ready, kept, strict=True))  # type: ignore[arg-type]
 
 
@@ -176,8 +179,8 @@ def test_small_batches_run_side_by_side_and_large_ones_one_by_one() -> None:
     assert chosen(Block, 64, 1) == ("grouped", 64)
     assert chosen(Block, 4, 1) == ("loop", 1)
     assert chosen(Block, 64, 400) == ("loop", 1)
-    assert chosen(Softmaxed, 64, 1) == ("vmap", 64)
-    assert chosen(Softmaxed, 64, 400) == ("loop", 1)
+    assert chosen(Cumulative, 64, 1) == ("vmap", 64)
+    assert chosen(Cumulative, 64, 400) == ("loop", 1)
     assert chosen(ByValue, 64, 1) == ("loop", 1)
 
 

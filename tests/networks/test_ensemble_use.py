@@ -23,7 +23,7 @@ from tests.support.ensemble_nets import (
     Base,
     Block,
     Counting,
-    Softmaxed,
+    Cumulative,
     assert_close,
     ensemble,
     images,
@@ -97,7 +97,7 @@ def test_what_is_written_to_the_weights_counts(execution: str) -> None:
 def test_compiled_ensembles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch.compile is given, without the C++ compiler that it needs on a CPU."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    for build, execution, batches in ((mlp, "loop", (2,)), (mlp, "grouped", (2, 20)), (Softmaxed, None, (2,))):
+    for build, execution, batches in ((mlp, "loop", (2,)), (mlp, "grouped", (2, 20)), (Cumulative, None, (2,))):
         made, _ = looped(build, images(), 2)
         ens = Ensemble(copy.deepcopy(made[0]), stacked(made), range(2), execution=execution, compile=True)
         for batch in batches:

@@ -119,9 +119,46 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(2 * 64, 9), nn.BatchNorm1d(9), nn.SiLU(True), nn.Linear(9, 3))
 
 
+class AcrossChannels(nn.Module):
+    """Convolutions between operations across channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.second((x - x.mean(1, keepdim=True)).softmax(1)).relu()
+        return self.out(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Tokens(nn.Module):
+    """What transformers are made of: heads by views and parts, fused attention, a gate, a mean over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.position = nn.Linear(8, 12), nn.Parameter(torch.ones(16, 12))
+        self.norm1, self.norm2 = nn.LayerNorm(12), nn.LayerNorm(12, elementwise_affine=False)
+        self.qkv, self.proj, self.gate = nn.Linear(12, 36, bias=False), nn.Linear(12, 12), nn.Linear(12, 24)
+        self.gain = nn.Parameter(torch.ones(12))
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.flatten(1, 2)) + self.position
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, 2, 6).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+        x = x + self.gain * self.proj(y)
+        one, two = self.gate(self.norm2(x)).chunk(2, dim=-1)
+        x += F.silu(one) * two
+        one, two = torch.split(x, 6, dim=-1)
+        x = torch.cat([two[:, 1:], F.softmax(one[:, :-1], dim=-1)], dim=-1)
+        return self.out(x.mean(1))  # type: ignore[no-any-return]
+
+
 PROGRAMS: dict[str, Callable[[], nn.Module]] = {
-    "block": Block, "frn": Frn, "mlp": mlp,
-    "resnet8": lambda: build_architecture("resnet8", channels=2),
+    "block": Block, "frn": Frn, "mlp": mlp, "across channels": AcrossChannels, "tokens": Tokens,
+    "resnet8": lambda: build_architecture("resnet8", channels=2), "vit": lambda: build_architecture("vit", channels=2),
 }  # fmt: skip
 
 
@@ -156,6 +193,6 @@ class Counting(Base):
         return self.end(self.norm(self.conv(x)))
 
 
-class Softmaxed(Base):
+class Cumulative(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return self.end(self.norm(self.conv(x)).softmax(1))
+        return self.end(self.norm(self.conv(x)).cumsum(1))

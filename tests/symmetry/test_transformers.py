@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from checkpoints_zoo.symmetry import apply, random_element, random_shifts, shift, symmetries
+from checkpoints_zoo.symmetry import apply, compose, inverse, random_element, symmetries
+from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 
 pytestmark = pytest.mark.slow
 WORDS = torch.randint(2, 11, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -67,6 +69,22 @@ class Cross(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         y = x if y is None else y
         result: Tensor = self.attention(x, y, y, need_weights=False)[0]
+        return result
+
+
+class Convolutions(nn.Module):
+    """A residual network of convolutions, or a network with gated convolutions, whose activations are smooth."""
+
+    def __init__(self, gated: bool) -> None:
+        super().__init__()
+        self.gated = gated
+        self.first, self.second = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+        self.third, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        x = functional.silu(first) * self.second(x) if self.gated else first.tanh() + self.second(first.tanh()).tanh()
+        result: Tensor = self.head(functional.gelu(self.third(x)).mean((2, 3)))
         return result
 
 
@@ -173,10 +191,20 @@ def test_random_elements_keep_the_function(name: str) -> None:
     with torch.no_grad():
         before = output(network, weights, inputs)
         assert not all(torch.equal(row, before[0]) for row in before)
-        for moved in (apply(table, weights, element), shift(table, weights, random_shifts(table, generator))):
-            after = output(network, moved, inputs)
-            assert float((after - before).abs().max()) <= 1e-10 * float(before.abs().max())
-    assert sum(not torch.equal(apply(table, weights, element)[n], weights[n]) for n in weights) > len(weights) // 4
+        moved = apply(table, weights, element)
+        after = output(network, moved, inputs)
+        assert float((after - before).abs().max()) <= 1e-10 * float(before.abs().max())
+    assert sum(not torch.equal(moved[n], weights[n]) for n in weights) > len(weights) // 4
+    second = random_element(table, generator)
+    at_once = apply(table, weights, compose(table, element, second))
+    one_by_one = apply(table, moved, second)
+    back = apply(table, moved, inverse(table, element))
+    options: dict[str, Any] = {"heads": "balanced", "scale": "unit-norm", "permute": "first", "streams": True}
+    canonical, of_moved = (canonicalize(table, w, **options)[0] for w in (weights, moved))
+    for tensor in weights:
+        assert float((of_moved[tensor] - canonical[tensor]).abs().max()) < 1e-8
+        torch.testing.assert_close(at_once[tensor], one_by_one[tensor], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(back[tensor], weights[tensor], rtol=1e-9, atol=1e-11)
 
 
 EPS, IDS = {"layer_norm_eps": 0.1}, WORDS[:, :4]
@@ -185,7 +213,7 @@ VIT = {"img_size": 4, "patch_size": 2, "embed_dim": 6, "depth": 2, "num_heads": 
 GPT2 = {"vocab_size": 11, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 4, "n_inner": 5,
         "layer_norm_epsilon": 0.1}  # fmt: skip
 # Networks with smooth activations whose weights, tokens and positions all matter.
-TEN: dict[str, Callable[[], Network]] = {
+SMOOTH: dict[str, Callable[[], Network]] = {
     "BERT": partial(of_transformers, "BertForSequenceClassification", "BertConfig", IDS, **TINY, **EPS,
                     type_vocab_size=1),
     "GPT-2": partial(of_transformers, "GPT2LMHeadModel", "GPT2Config", IDS, **GPT2, tie_word_embeddings=False),
@@ -201,13 +229,15 @@ TEN: dict[str, Callable[[], Network]] = {
     "timm ViT with LayerScale": partial(of_timm, "vision_transformer", "VisionTransformer", **VIT, init_values=1.0),
     "encoder, norms before": lambda: (Encoder(6, 2, 1, True, layer_norm_eps=0.1), (torch.rand(2, 4, 7),)),
     "MultiheadAttention": lambda: (Cross(6, 2, None), (torch.rand(2, 4, 6),)),
+    "gated convolutions": lambda: (Convolutions(True), (torch.rand(2, 3, 5, 5),)),
+    "residual convolutions": lambda: (Convolutions(False), (torch.rand(2, 3, 5, 5),)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TEN)
+@pytest.mark.parametrize("name", SMOOTH)
 def test_the_dimension_is_the_nullity_of_the_jacobian(name: str) -> None:
     torch.manual_seed(0)
-    network, inputs = in_double(*TEN[name]())
+    network, inputs = in_double(*SMOOTH[name]())
     weights, generator = drawn(network), torch.Generator().manual_seed(4)
     names, sizes = list(weights), [weights[n].numel() for n in weights]
     flat = torch.cat([weights[n].flatten() for n in names])
@@ -233,5 +263,13 @@ def test_the_dimension_is_the_nullity_of_the_jacobian(name: str) -> None:
     values = torch.linalg.svdvals(jacobian).flip(0)
     values = values / values[-1]
     dimension = symmetries(network, inputs).dimension
+    nullity = int((values < 1e-11).sum())
+    assert nullity == dimension, most_of(jacobian, names, sizes, nullity)
     assert float(values[dimension]) > 1e-6  # The next direction changes the function.
-    assert float(values[dimension - 1]) < 1e-11
+
+
+def most_of(jacobian: Tensor, names: list[str], sizes: list[int], nullity: int) -> str:
+    """Say which tensors the directions lie in that change no output."""
+    directions = torch.linalg.svd(jacobian, full_matrices=False).Vh[-nullity:] if nullity else jacobian[:0]
+    shares = {n: float(part.square().sum()) for n, part in zip(names, directions.split(sizes, 1), strict=True)}
+    return ", ".join(f"{n} {share:.2f}" for n, share in sorted(shares.items(), key=lambda item: -item[1]))

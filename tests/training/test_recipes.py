@@ -30,6 +30,7 @@ def test_hashes_of_recipes_on_digits_stay() -> None:
     assert {name: RECIPES[name]().hash for name in DIGITS} == {
         "convnet-digits": "ae606040d89c27c9", "resnet8-digits": "7a0a70396032c29b",
         "mlp-digits": "898eb72f9912d570", "convnet-digits-varied": "13b870a5f7d27b81",
+        "vit-digits": "7eae11d079f6989d",
     }  # fmt: skip
 
 

@@ -10,15 +10,22 @@ import builtins
 import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from checkpoints_zoo.networks.ensemble import program
+from checkpoints_zoo.networks.ensemble import program, rows
 from checkpoints_zoo.networks.ensemble.program import Compute, FoldableNorm, Program, Step, StepParameter
+from checkpoints_zoo.networks.ensemble.selecting import Narrow, keep_axes, move_selections
+from checkpoints_zoo.networks.ensemble.traced import (
+    OperandAxes,
+    TracedStep,
+    TracedValue,
+    UnknownOperation,
+    require,
+)
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, last_names
 
 CONSTANT_TYPES = (bool, int, float, str, type(None), torch.dtype)
@@ -26,10 +33,6 @@ _FUNCTION_NAMESPACES: tuple[Any, ...] = (torch, F, operator, builtins)
 _COMPARISONS = (operator.eq, operator.ne, operator.ge, operator.gt, operator.le, operator.lt)
 _IN_PLACE_OPERATORS = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
 _HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class UnknownOperation(Exception):
-    """Raised for an operation of a network that can't be turned into a step of a program."""
 
 
 def derive_program(module: nn.Module, input_rank: int) -> Program | None:
@@ -74,47 +77,6 @@ def _is_unchanged(value_before: Any, value_after: Any) -> bool:
     return True
 
 
-@dataclass(eq=False)
-class TracedValue:
-    """A value of the traced graph, with its known properties.
-
-    Args:
-        kind: "member" for values that differ between members, "shared" for the inputs and values computed from the
-            inputs alone, "parameter"; or "shape", "extent", "dtype" of another value.
-        rank: number of axes of the value; the member axis of a parameter does not count.
-        place: position of the value in the program's list of values.
-        shares: the value with which this value may share memory.
-        owns_memory: whether the program itself allocated the value's memory.
-        shares_addresses: whether several elements may share one memory address, as after `expand`.
-        source_value: the value that has this shape, extent or dtype (for the kinds "shape", "extent" and "dtype").
-        dim: index of the axis whose length this value is (for the kind "extent").
-        name: name of the tensor in the state dict (for the kind "parameter").
-        arrange: function that brings the stacked parameter into the shape that steps read.
-        cast: the activation to whose dtype the parameter is converted; None for no conversion.
-    """
-
-    kind: str
-    rank: int = 0
-    place: int = -1
-    shares: TracedValue | None = None
-    owns_memory: bool = False
-    shares_addresses: bool = False
-    source_value: TracedValue | None = None
-    dim: int = 0
-    name: str = ""
-    arrange: Callable[[Tensor], Tensor] = lambda stack: stack
-    cast: TracedValue | None = None
-
-    @property
-    def memory_owner(self) -> TracedValue:
-        """The value that owns the memory of this value."""
-        return self if self.shares is None else self.shares.memory_owner
-
-    @property
-    def is_activation(self) -> bool:
-        return self.kind in ("member", "shared")
-
-
 class ProgramBuilder:
     """Translates a traced graph into the steps of a program.
 
@@ -130,7 +92,7 @@ class ProgramBuilder:
         self.tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         self.tensors |= dict(module.named_buffers(remove_duplicate=False))
         self.parameters: list[StepParameter | None] = []
-        self.steps: list[tuple[Compute, tuple[TracedValue, ...], TracedValue, bool, TracedValue | None]] = []
+        self.steps: list[TracedStep] = []
         self.value_of_node: dict[fx.Node, Any] = {}
         self.inputs = TracedValue("shared", rank)
         self.convolutions: dict[fx.Node, tuple[tuple[str, str], int, int]] = {}
@@ -152,7 +114,7 @@ class ProgramBuilder:
             elif node.op == "call_module":
                 self.value_of_node[node] = self.add_layer(node, self.layers[str(node.target)])
             elif node.op == "output":
-                result = self.replace_nodes(node.args[0])
+                result = self.as_channels(self.replace_nodes(node.args[0]))
             else:
                 self.value_of_node[node] = add_call(self, node)
         if not isinstance(result, TracedValue) or result.kind != "member" or result.rank < 2:
@@ -165,7 +127,10 @@ class ProgramBuilder:
             return self.value_of_node[argument]
         if isinstance(argument, list | tuple):
             return type(argument)([self.replace_nodes(a) for a in argument])
-        require(isinstance(argument, CONSTANT_TYPES))
+        if isinstance(argument, slice):
+            require(are_constants((argument.start, argument.stop, argument.step)))
+        else:
+            require(isinstance(argument, CONSTANT_TYPES) or argument is ...)
         return argument
 
     def add_step(
@@ -175,36 +140,40 @@ class ProgramBuilder:
         rank: int,
         *,
         result_kind: str = "",
+        batch_axis: int | None = None,
         shares_memory_with: TracedValue | None = None,
         can_overwrite: bool = False,
         overwritten_value: TracedValue | None = None,
+        operand_axes: OperandAxes = lambda axis: {},
     ) -> TracedValue:
         """Add a step to the program; return the TracedValue of its result.
 
         Args:
-            compute: function that the step calls.
-            operands: activations and parameters that the step reads.
+            compute, operands, can_overwrite, overwritten_value, operand_axes: as in `TracedStep`.
             rank: number of axes of the result.
             result_kind: kind of the result; "" to derive it from the operands.
+            batch_axis: the result's axis (member·batch); None if the members lie along the channels.
             shares_memory_with: the operand with which the result may share memory.
-            can_overwrite: whether the function can write its result into an operand's memory.
-            overwritten_value: the operand that the network's own code overwrites in this operation.
         """
         result_kind = result_kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
         value = TracedValue(
             result_kind,
             rank,
+            batch_axis=batch_axis,
             shares=shares_memory_with,
             owns_memory=shares_memory_with is None,
             shares_addresses=shares_memory_with is not None and shares_memory_with.shares_addresses,
         )
-        self.steps.append((compute, operands, value, can_overwrite, overwritten_value))
+        self.steps.append(TracedStep(compute, operands, value, can_overwrite, overwritten_value, operand_axes))
         return value
 
     def trace_parameter(self, tensor_name: str) -> TracedValue:
         # Tensors outside the state dict are not stacked over members.
         require(id(self.tensors[tensor_name]) in self.names)
         return TracedValue("parameter", self.tensors[tensor_name].dim(), name=self.names[id(self.tensors[tensor_name])])
+
+    def tensor_of(self, parameter: TracedValue) -> Tensor:
+        return next(t for t in self.tensors.values() if self.names.get(id(t)) == parameter.name)
 
     def add_parameter(
         self, tensor: Tensor | None, arrange: Callable[[Tensor], Tensor], kernel_groups: int | None = None
@@ -226,11 +195,33 @@ class ProgramBuilder:
             program.repeat_for_members, (value,), value.rank, result_kind="member", shares_memory_with=value
         )
 
+    def as_rows(self, value: TracedValue) -> TracedValue:
+        """Return a value whose members lie along the first axis, (member·batch, …)."""
+        if value.batch_axis is not None:
+            require(value.batch_axis == 0)
+            return value
+        require(value.rank > 1)
+        return self.add_step(
+            rows.members_to_rows(value.kind == "shared"), (value,), value.rank,
+            result_kind="member", batch_axis=0, shares_memory_with=value,
+        )  # fmt: skip
+
+    def as_channels(self, value: Any) -> Any:
+        """Return a value whose members lie along the channels, (batch, member·channel, …)."""
+        if not isinstance(value, TracedValue) or value.batch_axis is None:
+            return value
+        require(value.batch_axis == 0 and value.rank > 1)
+        return self.add_step(rows.rows_to_channels, (value,), value.rank, shares_memory_with=value)
+
     def add_layer(self, node: fx.Node, layer: Any) -> TracedValue:
         x = self.replace_nodes(node.args[0]) if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(x, TracedValue) or not x.is_activation:
             raise UnknownOperation
         layer_class = type(layer)
+        if layer_class is nn.LayerNorm or (layer_class is nn.Linear and (x.rank > 2 or x.batch_axis is not None)):
+            return self.add_row_layer(layer, self.as_rows(x))
+        if layer_class in (*program.CONVOLUTIONS, *program.BATCH_NORMS, nn.GroupNorm):
+            x = self.as_channels(x)
         if layer_class in program.CONVOLUTIONS:
             return self.add_convolution(node, layer, x)
         if layer_class in program.BATCH_NORMS:
@@ -245,11 +236,13 @@ class ProgramBuilder:
             return self.add_step(
                 program.group_norm(layer.num_groups, layer.eps), (self.repeat_if_shared(x), *affine_values), x.rank
             )
+        axis = x.batch_axis
+        require(axis in (None, 0))
         if layer_class in program.IDENTITY_LAYERS:
-            return self.add_step(program.return_input, (x,), x.rank, shares_memory_with=x)
+            return self.add_step(program.return_input, (x,), x.rank, batch_axis=axis, shares_memory_with=x)
         if layer_class is nn.Flatten:
             require(x.rank > 1 and layer.start_dim == 1 and layer.end_dim in (-1, x.rank - 1))
-            return self.add_step(program.flatten, (x,), 2, shares_memory_with=x)
+            return self.add_step(program.flatten, (x,), 2, batch_axis=axis, shares_memory_with=x)
         if layer_class in program.IN_PLACE_LAYERS:
             layer_copies = copy.copy(layer), copy.copy(layer)
             layer_copies[0].inplace, layer_copies[1].inplace = False, True
@@ -258,14 +251,28 @@ class ProgramBuilder:
                 program.TwinLayers(*layer_copies),
                 (x,),
                 x.rank,
+                batch_axis=axis,
                 can_overwrite=True,
                 overwritten_value=overwritten_value,
+                operand_axes=keep_axes(range(x.rank)),
             )
         require(
             program.STATELESS_LAYERS.get(layer_class, -1) in (None, x.rank)
             and not getattr(layer, "return_indices", False)
         )
-        return self.add_step(program.call_layer(layer), (x,), x.rank)
+        apart = range(0 if program.STATELESS_LAYERS[layer_class] else x.rank)  # A pool does not treat entries apart.
+        return self.add_step(program.call_layer(layer), (x,), x.rank, batch_axis=axis, operand_axes=keep_axes(apart))
+
+    def add_row_layer(self, layer: Any, x: TracedValue) -> TracedValue:
+        """Add a linear layer or a layer norm of the last axes of (member·batch, …)."""
+        compute: Compute = rows.linear
+        apart = range(x.rank - 1)
+        if isinstance(layer, nn.LayerNorm):
+            compute = rows.layer_norm(layer.normalized_shape, layer.eps)
+            apart = range(x.rank - len(layer.normalized_shape))
+            require(apart)
+        operands = [self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias)]
+        return self.add_step(compute, (x, *operands), x.rank, batch_axis=0, operand_axes=keep_axes(apart))
 
     def add_convolution(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
@@ -297,40 +304,40 @@ class ProgramBuilder:
 
     def number_values(self, network_output: TracedValue) -> Program:
         """Number the values, and find the last step that reads each value; return the program."""
+        traced_steps = move_selections(self.steps, network_output)
         start = len(self.parameters)
-        values = [self.inputs, *[value for _, _, value, _, _ in self.steps]]
+        values = [self.inputs, *[step.value for step in traced_steps]]
         for i, value in enumerate(values):
             value.place = start + i
         last_reader: dict[TracedValue, int] = {}
-        for i, (_, operands, _, _, _) in enumerate(self.steps):
-            last_reader.update({v.memory_owner: i for v in operands})
-        last_reader[network_output.memory_owner] = len(self.steps)
+        for i, step in enumerate(traced_steps):
+            last_reader.update({v.memory_owner: i for v in step.operands})
+        last_reader[network_output.memory_owner] = len(traced_steps)
         steps = []
-        for i, (compute, operands, value, can_overwrite, overwritten_value) in enumerate(self.steps):
-            require(
-                overwritten_value is None
-                or (overwritten_value.memory_owner.owns_memory and last_reader[overwritten_value.memory_owner] == i)
-            )
+        for i, step in enumerate(traced_steps):
+            if step.overwritten_value is not None:
+                owner = step.overwritten_value.memory_owner
+                require(owner.owns_memory and last_reader[owner] == i)
             can_be_overwritten = [
                 v.is_activation
                 and v.memory_owner.owns_memory
                 and not v.shares_addresses
                 and last_reader[v.memory_owner] == i
-                for v in operands
+                for v in step.operands
             ]
-            memory_owners = [v.memory_owner for v in operands]
+            memory_owners = [v.memory_owner for v in step.operands]
             can_be_overwritten = [
                 is_last_reader and memory_owners.count(owner) == 1
                 for is_last_reader, owner in zip(can_be_overwritten, memory_owners, strict=True)
             ]
             freed_places = tuple(v.place for v in values[: i + 1] if last_reader.get(v.memory_owner) == i)
-            operand_places = tuple(v.place for v in operands)
+            operand_places = tuple(v.place for v in step.operands)
             steps.append(
                 Step(
-                    compute,
+                    step.compute,
                     operand_places,
-                    value.place,
-                    can_be_overwritten.index(True) if can_overwrite and any(can_be_overwritten) else -1,
+                    step.value.place,
+                    can_be_overwritten.index(True) if step.can_overwrite and any(can_be_overwritten) else -1,
                     freed_places,
                 )
             )
@@ -342,12 +349,6 @@ class ProgramBuilder:
 def flatten_members(stack: Tensor) -> Tensor:
     """Merge the member axis of a stacked tensor with the next axis; return (member·axis, …)."""
     return stack.flatten(0, 1)
-
-
-def require(condition: object) -> None:
-    """Raise UnknownOperation unless a condition holds."""
-    if not condition:
-        raise UnknownOperation
 
 
 def flatten_nested(arguments: Any) -> Iterator[Any]:
@@ -381,15 +382,24 @@ def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
     if base_name in program.BINARY_FUNCTIONS and len(args) == 2 and not options:
         return _add_binary(builder, base_name, args, overwritten_value)
     if function_name in ("cat", "concat") and isinstance(first_argument, list | tuple):
-        require((args[1:], options) in (((1,), {}), ((), {"dim": 1})))
-        parts = tuple(builder.repeat_if_shared(_require_activation(v)) for v in first_argument)
-        require(len({v.rank for v in parts}) == 1 and parts[0].rank > 1)
-        return builder.add_step(program.concatenate, parts, parts[0].rank)
+        return _add_concatenation(builder, first_argument, _arguments_by_name(("dim",), args[1:]) | options)
+    if function_name in rows.FUNCTIONS_OF_ACTIVATIONS:
+        require(are_constants(options.values()) and not options.get("dropout_p"))
+        operands = [builder.as_rows(_require_activation(v)) for v in args]
+        require(len({v.rank for v in operands}) == 1 and operands[0].rank > 2)
+        compute = rows.call_on_activations(function_name, options)
+        rank = operands[0].rank
+        apart = (rank - 2,) if not options else ()  # Rows of the first matrix, or queries; a mask has an axis for them.
+        return builder.add_step(compute, tuple(operands), rank, batch_axis=0, operand_axes=keep_axes(apart))
     if not isinstance(first_argument, TracedValue):
         raise UnknownOperation
     if first_argument.kind == "shape" and function_name == "getitem":
         require(type(args[1]) is int)
         return TracedValue("extent", source_value=first_argument.source_value, dim=args[1])
+    if first_argument.kind == "parts" and function_name == "getitem":
+        return _add_part(builder, first_argument, args[1])
+    if first_argument.kind == "parameter" and function_name == "expand":
+        return _expand_parameter(builder, first_argument, _sizes(args[1:]))
     if first_argument.kind == "parameter":
         return _reshape_parameter(function_name, first_argument, args[1:], options)
     return _add_activation(
@@ -442,15 +452,30 @@ def _add_activation(
             program.Pointwise(function_name, args, options),
             (x,),
             x.rank,
+            batch_axis=x.batch_axis,
             shares_memory_with=shares,
             can_overwrite=can_overwrite,
             overwritten_value=overwritten_value,
+            operand_axes=keep_axes(range(x.rank)),
         )
     require(overwritten_value is None)
     if function_name in program.REDUCTION_FUNCTIONS and is_constant:
         return _add_reduction(builder, function_name, x, args, options)
-    if function_name in ("flatten", "view", "reshape"):
+    if function_name in ("flatten", "view", "reshape") and _flattens_inputs(function_name, x, args, options):
         return _add_flatten(builder, function_name, x, args, options)
+    if function_name in ("view", "reshape"):
+        require(not options)
+        return _add_reshape(builder, builder.as_rows(x), _sizes(args))
+    if function_name in rows.MOVES and is_constant:
+        names = rows.MOVES[function_name]
+        arguments = _arguments_by_name(names, (_sizes(args),) if function_name == "permute" else args) | options
+        # torch.nn.functional.softmax is recorded with _stacklevel=3 and dtype=None.
+        arguments = {n: v for n, v in arguments.items() if n != "_stacklevel" and v is not None}
+        return _add_move(builder, function_name, x, arguments)
+    if function_name == "getattr" and args == ("mT",):
+        return _add_move(builder, "transpose", x, {"dim0": -2, "dim1": -1})
+    if function_name == "getitem":
+        return _add_selection(builder, builder.as_rows(x), args[0])
     if function_name in ("getattr", "size", "dim", "ndimension"):
         require(not options)
         return _shape_rank_or_dtype(function_name, x, args)
@@ -459,16 +484,137 @@ def _add_activation(
     if function_name == "expand":
         require(len(args) == 1 and isinstance(args[0], TracedValue) and args[0].kind == "shape" and not options)
         target = _require_activation(args[0].source_value)
-        require(target.rank == x.rank and target.kind == x.kind)
-        value = builder.add_step(program.expand_like, (x, target), x.rank, shares_memory_with=x)
+        require((target.rank, target.kind, target.batch_axis) == (x.rank, x.kind, x.batch_axis))
+        value = builder.add_step(
+            program.expand_like, (x, target), x.rank, batch_axis=x.batch_axis, shares_memory_with=x
+        )
         value.shares_addresses = True
         return value
     if function_name == "dropout":
         require(is_constant and (args[1] if len(args) > 1 else options.get("training", True)) is False)
-        return builder.add_step(program.return_input, (x,), x.rank, shares_memory_with=x)
+        return builder.add_step(program.return_input, (x,), x.rank, batch_axis=x.batch_axis, shares_memory_with=x)
     require(function_name == "pool" and is_constant and program.POOL_RANKS[node.target] == x.rank)  # type: ignore[index]
-    require(not options.get("return_indices", False) and len(args) < 6)
-    return builder.add_step(program.call_function(node.target, args, options), (x,), x.rank)  # type: ignore[arg-type]
+    require(not options.get("return_indices", False) and len(args) < 6 and x.batch_axis in (None, 0))
+    compute = program.call_function(node.target, args, options)  # type: ignore[arg-type]
+    return builder.add_step(compute, (x,), x.rank, batch_axis=x.batch_axis)
+
+
+def _flattens_inputs(function_name: str, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Say whether a call flattens each input whole, while the members lie along the channels."""
+    if x.batch_axis is not None:
+        return False
+    if function_name == "flatten":
+        arguments = {"start_dim": 0, "end_dim": -1} | _arguments_by_name(("start_dim", "end_dim"), args) | options
+        return arguments["start_dim"] == 1 and arguments["end_dim"] in (-1, x.rank - 1)
+    return len(_sizes(args)) == 2
+
+
+def _sizes(args: tuple[Any, ...]) -> Sequence[Any]:
+    """Return sizes or axes that a method takes one by one, or as one list."""
+    return args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+
+
+def _add_move(builder: ProgramBuilder, function_name: str, x: TracedValue, arguments: dict[str, Any]) -> TracedValue:
+    """Add a step that moves the values of each input, or a softmax of each input."""
+    require(set(arguments) <= set(rows.MOVES[function_name]))
+    x = builder.as_rows(x) if x.batch_axis is None else x
+    try:
+        rank, batch_axis = rows.rank_and_batch_axis(function_name, arguments, x.rank, x.batch_axis or 0)
+    except ValueError as error:
+        raise UnknownOperation from error
+    function = rows.softmax if function_name == "softmax" else getattr(Tensor, function_name)
+    compute = program.call_function(function, (), arguments)
+    if function_name in rows.SPLITS:
+        return TracedValue(
+            "parts", rank, batch_axis=batch_axis, source_value=x, arrange=lambda tensor: compute(1, -1, tensor)
+        )
+    return builder.add_step(
+        compute, (x,), rank, batch_axis=batch_axis, shares_memory_with=None if function_name == "softmax" else x,
+        operand_axes=rows.axes_before(function_name, arguments, x.rank),
+    )  # fmt: skip
+
+
+def _add_part(builder: ProgramBuilder, parts: TracedValue, index: Any) -> TracedValue:
+    """Add a step that takes one of the parts of an activation."""
+    x = _require_activation(parts.source_value)
+    require(type(index) is int)
+    return builder.add_step(
+        lambda member_count, overwrite_index, tensor: parts.arrange(tensor)[index], (x,), parts.rank,
+        batch_axis=parts.batch_axis, shares_memory_with=x,
+    )  # fmt: skip
+
+
+def _add_selection(builder: ProgramBuilder, x: TracedValue, index: Any) -> TracedValue:
+    """Add a step that selects the same values of each input, as `x[:, 0]` does."""
+    indices = index if isinstance(index, tuple) else (index,)
+    require(indices[0] in (slice(None), ...) and all(type(i) is int or isinstance(i, slice) for i in indices[1:]))
+    require(len(indices) <= x.rank)
+    if len(indices) == 2 and type(indices[1]) is int and indices[0] == slice(None):
+        x = builder.add_step(Narrow(1, indices[1]), (x,), x.rank, batch_axis=0, shares_memory_with=x)
+        index = indices = (slice(None), 0)
+    rank = x.rank - sum(type(i) is int for i in indices)
+    return builder.add_step(
+        program.call_function(operator.getitem, (index,), {}), (x,), rank, batch_axis=0, shares_memory_with=x
+    )
+
+
+def _add_reshape(builder: ProgramBuilder, x: TracedValue, sizes: Sequence[Any]) -> TracedValue:
+    """Add a step that reshapes each input: the first size is that of the batch, or -1."""
+    operands, lengths = [x], list[int | rows.Length]()
+    for axis, size in enumerate(sizes):
+        if not isinstance(size, TracedValue):
+            require(type(size) is int and (axis > 0 or size == -1))
+            lengths.append(size)
+            continue
+        require(size.kind == "extent")
+        source = _require_activation(size.source_value)
+        dim = size.dim % source.rank
+        is_batch = dim == (source.batch_axis or 0)
+        require(is_batch == (axis == 0) and (is_batch or source.batch_axis is not None or source.kind == "shared"))
+        lengths.append(rows.Length(len(operands), dim, is_batch and source.batch_axis is None))
+        operands.append(source)
+    return builder.add_step(rows.reshape(lengths), tuple(operands), len(sizes), batch_axis=0, shares_memory_with=x)
+
+
+def _add_concatenation(builder: ProgramBuilder, parts: Sequence[Any], arguments: dict[str, Any]) -> TracedValue:
+    values = [_require_activation(v) for v in parts]
+    rank, dim = values[0].rank, arguments.get("dim", 0)
+    require(set(arguments) <= {"dim"} and type(dim) is int and all(v.rank == rank for v in values) and rank > 1)
+    if dim == 1 and all(v.batch_axis is None for v in values):
+        return builder.add_step(program.concatenate, tuple(builder.repeat_if_shared(v) for v in values), rank)
+    require(dim % rank > 0)
+    return builder.add_step(rows.concatenate(dim), tuple(builder.as_rows(v) for v in values), rank, batch_axis=0)
+
+
+def _expand_parameter(builder: ProgramBuilder, parameter: TracedValue, sizes: Sequence[Any]) -> TracedValue:
+    """Add a step that repeats a parameter (1, …) for each input."""
+    first, *others = sizes
+    require(isinstance(first, TracedValue) and first.kind == "extent" and all(type(n) is int for n in others))
+    target = _require_activation(first.source_value)
+    require(first.dim % target.rank == (target.batch_axis or 0) and target.batch_axis in (None, 0))
+    require(len(sizes) == parameter.rank)
+    aligned = _align_with_rows(builder, parameter, parameter.rank)
+    value = builder.add_step(
+        rows.expand_parameter(others, target.batch_axis is not None), (aligned, target), parameter.rank,
+        result_kind="member", batch_axis=0, shares_memory_with=aligned,
+    )  # fmt: skip
+    value.shares_addresses = True
+    return value
+
+
+def _align_with_rows(builder: ProgramBuilder, parameter: TracedValue, rank: int) -> TracedValue:
+    """Reserve a value for a parameter that is the same for all inputs, in the shape (member, 1, …) of activations whose
+    rows are split; return its TracedValue."""
+    arrange, missing = parameter.arrange, rank - parameter.rank
+
+    def align(stack: Tensor) -> Tensor:
+        tensor: Tensor = arrange(stack)
+        return tensor.reshape(len(tensor), *[1] * missing, *tensor.shape[1:])
+
+    tensor = builder.tensor_of(parameter)
+    require(missing > 0 or (missing == 0 and align(tensor[None]).shape[1] == 1))
+    require(parameter.cast is None)
+    return builder.add_parameter(tensor, align)
 
 
 def _add_binary(
@@ -486,6 +632,8 @@ def _add_binary(
         operand_pair = operand_pair[::-1]
     rank = activations[0].rank
     require(all(v.rank == rank for v in activations) and rank > 1)
+    if any(v.batch_axis is not None for v in activations):
+        return _add_binary_of_rows(builder, function_name, operand_pair, overwritten_value)
     # Whether all operands are computed from the inputs alone, and so are equal for all members.
     are_same_kind = len({v.kind for v in values}) == 1
     operands = [
@@ -503,16 +651,38 @@ def _add_binary(
     )
 
 
+def _add_binary_of_rows(
+    builder: ProgramBuilder, function_name: str, operand_pair: Sequence[Any], overwritten_value: TracedValue | None
+) -> TracedValue:
+    first, second = operand_pair
+    axis, rank = next((v.batch_axis, v.rank) for v in operand_pair if v.is_activation)
+    compute: Compute
+    if not isinstance(second, TracedValue):
+        compute, operands = program.Binary(function_name, second), [first]
+    elif first.is_activation and second.is_activation:
+        if first.batch_axis != second.batch_axis:
+            first, second = builder.as_rows(first), builder.as_rows(second)
+        compute, operands, axis = program.Binary(function_name, None), [first, second], first.batch_axis
+    else:
+        operands = [builder.as_rows(v) if v.is_activation else _align_with_rows(builder, v, rank) for v in operand_pair]
+        compute = rows.BinaryWithParameter(function_name, 0 if second.is_activation else 1)
+    apart = () if isinstance(compute, rows.BinaryWithParameter) else range(rank)
+    return builder.add_step(
+        compute, tuple(operands), rank, batch_axis=axis, can_overwrite=True, overwritten_value=overwritten_value,
+        operand_axes=keep_axes(apart, range(len(operands))),
+    )  # fmt: skip
+
+
 def _align_parameter(builder: ProgramBuilder, parameter: TracedValue, rank: int) -> TracedValue:
     """Reserve a value for a parameter in the shape of activations, (1, member·channel, …); return its TracedValue."""
     arrange = parameter.arrange
 
     def align(stack: Tensor) -> Tensor:
-        tensor = arrange(stack)
+        tensor: Tensor = arrange(stack)
         tensor = tensor.reshape(len(tensor), *[1] * (rank - tensor.dim() + 1), *tensor.shape[1:])
         return tensor.transpose(0, 1).flatten(1, 2)
 
-    tensor = next(t for n, t in builder.tensors.items() if builder.names.get(id(t)) == parameter.name)
+    tensor = builder.tensor_of(parameter)
     try:
         trial_result = align(tensor.new_empty((2, *tensor.shape), device="meta"))
     except RuntimeError as error:  # The shape of the parameter does not fit.
@@ -537,7 +707,7 @@ def _reshape_parameter(
         return TracedValue(
             "parameter", parameter.rank, name=parameter.name, arrange=arrange, cast=new_dtype.source_value
         )
-    sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    sizes = _sizes(args)
     require(function_name in ("view", "reshape") and not options and all(type(n) is int for n in sizes))
     return TracedValue(
         "parameter",
@@ -561,11 +731,12 @@ def _add_reduction(
     require(set(arguments) <= {"dim", "keepdim"} and arguments.get("dim") is not None)
     dims = arguments["dim"] if isinstance(arguments["dim"], list | tuple) else (arguments["dim"],)
     axes = tuple(sorted(d % x.rank for d in dims))
-    require(axes and axes[0] > 1)
+    require(axes and axes[0] > 0)
+    if axes[0] == 1 or x.batch_axis is not None:
+        x = builder.as_rows(x)
     keep_dims = bool(arguments.get("keepdim", False))
-    return builder.add_step(
-        program.reduce_spatial(function_name, axes, keep_dims), (x,), x.rank if keep_dims else x.rank - len(axes)
-    )
+    rank = x.rank if keep_dims else x.rank - len(axes)
+    return builder.add_step(program.reduce_axes(function_name, axes, keep_dims), (x,), rank, batch_axis=x.batch_axis)
 
 
 def _add_flatten(
@@ -578,7 +749,7 @@ def _add_flatten(
         arguments = _arguments_by_name(("start_dim", "end_dim"), args) | options
         require(arguments in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1}))
     else:
-        sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+        sizes = _sizes(args)
         require(len(sizes) == 2 and not options)
         if isinstance(sizes[0], TracedValue):
             require(sizes[0].kind == "extent" and sizes[0].dim == 0 and sizes[1] == -1)
@@ -604,8 +775,10 @@ def _add_cast(builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], op
     (new_dtype,) = (*args, *options.values()) if len(args) + len(options) == 1 else (None,)
     require(set(options) <= {"dtype"})
     if isinstance(new_dtype, torch.dtype):
-        return builder.add_step(program.call_function(Tensor.to, (new_dtype,), {}), (x,), x.rank, shares_memory_with=x)
+        compute = program.call_function(Tensor.to, (new_dtype,), {})
+        return builder.add_step(compute, (x,), x.rank, batch_axis=x.batch_axis, shares_memory_with=x)
     require(isinstance(new_dtype, TracedValue) and new_dtype.kind == "dtype")
     return builder.add_step(
-        program.cast_like, (x, _require_activation(new_dtype.source_value)), x.rank, shares_memory_with=x
-    )
+        program.cast_like, (x, _require_activation(new_dtype.source_value)), x.rank,
+        batch_axis=x.batch_axis, shares_memory_with=x,
+    )  # fmt: skip

@@ -443,7 +443,7 @@ class ExecutionRule:
     execution: str
     most_weights: int = UNLIMITED
     most_batch_nbytes: int = UNLIMITED
-    most_nbytes_side_by_side: int = 2**22
+    most_nbytes_side_by_side: int = 2**21
     least_members: int = 1
 
 
@@ -489,7 +489,7 @@ def choose_execution(
         requested: name of a requested execution, one of EXECUTIONS; None to apply the rules.
 
     >>> choose_execution("cpu", 273_258, member_count=64, batch_bytes=65_536)  # ResNet-20, one image
-    Choice(execution='grouped', members_at_once=64, channels_last=False, joined_channels=0)
+    Choice(execution='grouped', members_at_once=32, channels_last=False, joined_channels=0)
     >>> choose_execution("cpu", 11_220_132, member_count=64, batch_bytes=128 * 262_144)  # ResNet-18, 128 images
     Choice(execution='loop', members_at_once=1, channels_last=False, joined_channels=0)
     """
@@ -502,11 +502,9 @@ def choose_execution(
         and member_count >= each.least_members
     )
     execution = requested or rule.execution
-    runs_side_by_side = execution in ("grouped", "vmap")
-    return Choice(
-        execution,
-        max(1, min(member_count, rule.most_nbytes_side_by_side // max(1, batch_bytes))) if runs_side_by_side else 1,
-    )
+    most_at_once = rule.most_nbytes_side_by_side // max(1, batch_bytes) if execution in ("grouped", "vmap") else 1
+    groups = math.ceil(member_count / min(max(1, most_at_once), member_count))
+    return Choice(execution, math.ceil(member_count / groups))
 
 
 def candidate_choices(choice: Choice, member_count: int, weight_count: int, batch_bytes: int) -> list[Choice]:

@@ -2,7 +2,7 @@
 
 Side by side, activations have shape (batch, member·channel, …): the channels of one member, then those of the next.
 Convolutions become grouped convolutions and linear layers become batched matrix products; all other steps are the same
-as for one member.
+as for one member. Tokens have shape (member·batch, …) instead: `rows` has their steps.
 """
 
 from __future__ import annotations
@@ -548,8 +548,8 @@ def _can_hold_result(target: Tensor, other_operand: Tensor) -> bool:
     return target.dtype == other_operand.dtype and target.is_floating_point()
 
 
-def reduce_spatial(function_name: str, axes: tuple[int, ...], keep_dims: bool) -> Compute:
-    """Return a step function that reduces over axes after the channels."""
+def reduce_axes(function_name: str, axes: tuple[int, ...], keep_dims: bool) -> Compute:
+    """Return a step function that reduces over axes along which no members lie."""
     function = REDUCTION_FUNCTIONS[function_name]
 
     def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class Trace:
         records: the axes of parameters that coordinates act on.
         cores: the attentions, in order.
         labels: operation -> its label, a parameter, or the value of a constant.
+        roles: name of a vector -> "gain" if it multiplies an activation, "offset" if a norm adds it.
     """
 
     def __init__(self, graph: Graph, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -34,6 +35,7 @@ class Trace:
         self.records: list[Record] = []
         self.cores: list[Core] = []
         self.labels: dict[fx.Node, Any] = {}
+        self.roles: dict[str, str] = {}
         self._axes: dict[tuple[Any, ...], list[Record]] = {}  # Part of a parameter -> the records of its axes.
         self._value_records: dict[str, Record] = {}  # Name of a parameter -> its record as an activation.
         self._values: dict[str, Label] = {}  # Name of a parameter -> its label as an activation.
@@ -390,8 +392,10 @@ class Trace:
             offset = self.value(bias).coordinates.expand(label.coordinates.shape)
             self.frames.join(label.coordinates, offset)
             record = self._record_of(offset)
-            if label.gain is not None and record is not None:
-                record.gain, record.is_divided = label.gain.record, True
+            if record is not None:
+                self.roles[record.tensor] = "offset"
+                if label.gain is not None:
+                    record.gain, record.is_divided = label.gain.record, True
         return label
 
     def _multiply_by_parameter(self, label: Label, weight: Any) -> Label:
@@ -404,6 +408,7 @@ class Trace:
             return self.multiply_labels(self.plain(label), Label(coordinates))
         self.frames.claim_units(coordinates, Limit.NONE)
         self.frames.tie(label.coordinates, coordinates)
+        self.roles[record.tensor] = "gain"
         return replace(label, gain=Gain(record, coordinates))
 
     def _record_of(self, coordinates: Tensor) -> Record | None:

@@ -68,13 +68,16 @@ class _Finder:
         first = {n: i for i, user in reversed(list(enumerate(trace.graph.nodes))) for n in user.all_input_nodes}
         self.order = {node: first.get(node, -1) for node in trace.graph.parameters}
         self.size = 0  # Entries of the constant that is followed.
+        self.centring: dict[str, Outer] = {}  # Tensor -> how its mean may be changed.
 
     def shifts(self) -> dict[str, Shift]:
         """Return all shifts."""
         writers = list(self._writers())
-        centred = {shift.terms[0].part for shift in writers}
+        self.centring = {
+            term.part.tensor: term for writer in writers for term in writer.terms if isinstance(term, Outer)
+        }
         found: dict[str, Shift] = {}
-        for shift in (*self._constants(centred), *self._readers(), *writers):
+        for shift in (*self._constants(), *self._readers(), *writers):
             name, number = shift.name, 1
             while name in found:
                 number += 1
@@ -84,8 +87,9 @@ class _Finder:
 
     # Constants that biases, tables and offsets add.
 
-    def _constants(self, centred: set[Part]) -> Iterator[Shift]:
-        for node, name in self.trace.graph.parameters.items():
+    def _constants(self) -> Iterator[Shift]:
+        for node in sorted(self.order, key=lambda node: self.order[node]):
+            name = self.trace.graph.parameters[node]
             shape = self.trace.shapes[name]
             if not shape or not node.users:
                 continue
@@ -100,13 +104,14 @@ class _Finder:
             entries = tuple(taken.entries.nonzero()[:, 0].tolist())
             own = Sum(part, axis, tuple(i if i in set(entries) else -1 for i in range(self.size)))
             overlap = all(
-                not s.products and isinstance(s, Sum) and _covers(centred, s.part) for s in (own, *taken.sums)
+                not s.products and isinstance(s, Sum) and s.part.tensor in self.centring for s in (own, *taken.sums)
             )
             dimension = (1 if taken.mean_only else len(entries)) - overlap
             if (taken.mean_only and len(entries) < self.size) or dimension <= 0:
                 continue
             kind = "mean" if taken.mean_only else "constant"
-            yield Shift(f"constant of {name}", kind, self.size, dimension, (own, *taken.sums), part, axis)
+            gain = None if taken.mean_only else self._gain_of_offset(node)
+            yield Shift(f"constant of {name}", kind, self.size, dimension, (own, *taken.sums), part, axis, gain)
 
     def _followed(self, node: fx.Node, constant: _Constant) -> _Taken | None:
         """Follow a constant through all readers of a result; return what they take up."""
@@ -223,7 +228,7 @@ class _Finder:
         if row is None or not isinstance(label, Parameter):
             return None
         view = label.view if stem == "linear" else label.view.T
-        product = Product(_part(label.tensor, view), tuple(row.tolist()))
+        product = self._product(_part(label.tensor, view), tuple(row.tolist()))
         bias_node = user.args[bias] if len(user.args) > bias else None
         if isinstance(bias_node, fx.Node):
             target = self.trace.labels[bias_node]
@@ -237,6 +242,16 @@ class _Finder:
         if passed is None or passed.mean_only:
             return self._taken_by_mean(user, x, product, constant)
         return _Taken(torch.ones(self.size, dtype=torch.bool), sums=passed.sums)
+
+    def _product(self, kernel: Part, entries: tuple[int, ...]) -> Product:
+        mean = self.centring.get(kernel.tensor)
+        if (
+            mean is None
+            or mean.part.size[mean.axis] != kernel.size[0]
+            or mean.part.stride[mean.axis] != kernel.stride[0]
+        ):
+            return Product(kernel, entries)
+        return Product(kernel, entries, True, mean.gain)
 
     def _taken_by_mean(self, user: fx.Node, x: int, product: Product, constant: _Constant) -> _Taken | None:
         """Let a kernel without a bias take up the offset of the norm before it, along the norm's gain."""
@@ -449,6 +464,13 @@ class _Finder:
             node = before
         return None
 
+    def _gain_of_offset(self, node: fx.Node) -> str | None:
+        """Return the name of the gain of the norm that a parameter is the offset of; None if it is none."""
+        (user,) = node.users if len(node.users) == 1 else (None,)
+        if user is None or _stem(user) != "layer_norm" or len(user.args) < 4 or user.args[3] is not node:
+            return None
+        return self._name_of(user, 2)
+
     def _name_of(self, norm: fx.Node, index: int) -> str | None:
         node = norm.args[index] if len(norm.args) > index else None
         return self.trace.graph.parameters.get(node) if isinstance(node, fx.Node) else None
@@ -556,7 +578,3 @@ def _part(tensor: str, view: Tensor) -> Part:
 
 def _whole(tensor: str, shape: tuple[int, ...]) -> Part:
     return _part(tensor, torch.empty(shape, device="meta"))
-
-
-def _covers(centred: set[Part], part: Part) -> bool:
-    return any(part.tensor == whole.tensor for whole in centred)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class _Builder:
                 self.entries[self.frames.place(coordinate)].append((record, entry))
                 self.records_of_frame[self.frames.frame(coordinate)[0]].append((record, entry))
         self.group_of_frame: dict[int, str] = {}
+        self.unit_of_frame: dict[int, int] = {}  # Frame of a unit that moves on its own -> number of the unit.
 
     def table(self) -> Table:
         """Return the table."""
@@ -56,7 +57,8 @@ class _Builder:
         self._add_heads()
         self._add_units()
         for family in families:
-            self._add_family(family)
+            for one in self._by_unit(family):
+                self._add_family(one)
         tensors = {
             name: Axes(
                 shape, self._role(name), 0.0, tuple(self.moves[name]), tuple(self.powers[name]),
@@ -67,7 +69,7 @@ class _Builder:
         return Table(self.network, tensors, self.groups, self.scales, self.signs, self.matrices)
 
     def _role(self, name: str) -> str:
-        return "weight" if len(self.trace.shapes[name]) > 1 else "bias"
+        return "weight" if len(self.trace.shapes[name]) > 1 else self.trace.roles.get(name, "bias")
 
     def _name(self, base: str) -> str:
         name, number = base or "input", 1
@@ -133,6 +135,18 @@ class _Builder:
             return "centred orthogonal" if limit & Limit.MEAN else "orthogonal"
         return "invertible"
 
+    def _by_unit(self, family: _Family) -> list[_Family]:
+        """Divide a family of scales or signs whose values of one unit do not lie together; return the families."""
+        units = [self.unit_of_frame.get(part[0], -1) for part in family.parts]
+        if min(units) < 0 or units == sorted(units):
+            return [family]
+        seen: dict[int, int] = defaultdict(int)
+        split: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for unit, part in zip(units, family.parts, strict=True):
+            split[seen[unit]].append(part)
+            seen[unit] += 1
+        return [replace(family, parts=tuple(parts)) for parts in split.values()]
+
     def _add_family(self, family: _Family) -> None:
         name = self._name(family.name)
         writers = self._writers(family.parts[0][0])
@@ -141,19 +155,30 @@ class _Builder:
         if group is not None and len(family.parts) % self.groups[group].size:
             group = None
         if family.kind in ("sign", "scale", "positive scale"):
-            count = len(family.parts)
+            count, powers = len(family.parts), self._find_powers(name, family)
+            if any((p.axis, group) not in [(m.axis, m.group) for m in self.moves[tensor]] for tensor, p in powers):
+                group = None  # A gain that all heads share stays in place.
             if family.kind != "sign":
-                self.scales[name] = Scale(name, count, group, True, (), writers)
-                self._add_powers(name, family, self.powers)
+                self.scales[name] = Scale(name, count, group, True, (), self._gains(family) or writers)
             if family.kind != "positive scale":
                 self.signs[name] = Sign(name, count, group)
-                self._add_powers(name, family, self.sign_powers)
+            for tensor, power in powers:
+                if family.kind != "sign":
+                    self.powers[tensor].append(power)
+                if family.kind != "positive scale":
+                    self.sign_powers[tensor].append(power)
             return
         self.matrices[name] = Matrix(name, family.kind, len(family.parts[0]), len(family.parts), group, writers)
         place = {frame: (copy, i) for copy, part in enumerate(family.parts) for i, frame in enumerate(part)}
         records = {id(record): record for frame in place for record, _ in self.records_of_frame[frame]}
         for record in records.values():
             self._add_turn(name, record, place)
+
+    def _gains(self, family: _Family) -> tuple[tuple[str, int], ...]:
+        """Return the gains that a scale multiplies, in order."""
+        records = [record for part in family.parts for frame in part for record, _ in self.records_of_frame[frame]]
+        names = dict.fromkeys(record.tensor for record in records if len(record.size) == 1)
+        return tuple((name, 0) for name in names if self.trace.roles.get(name) == "gain")
 
     def _writers(self, frame: int) -> tuple[tuple[str, int], ...]:
         found = [
@@ -260,24 +285,29 @@ class _Builder:
     def _fits(places: list[dict[int, Record]], start: int, span: int) -> bool:
         return all(start + i * span + e in place for i, place in enumerate(places) for e in range(span))
 
-    def _add_powers(self, name: str, family: _Family, powers: dict[str, list[Power]]) -> None:
+    def _find_powers(self, name: str, family: _Family) -> list[tuple[str, Power]]:
+        """Return the powers of a scale or sign, with the tensors that they multiply."""
         units = []
         for part in family.parts:
             units.append([(r, e) for frame in part for r, e in self.records_of_frame[frame]])
+        powers = []
         for tensor, axis, start, span, record in self._runs(units):
             coordinate = int(record.coordinates[start - self._position(record, 0)])
             power = -1.0 if self.frames.frame(coordinate)[1] else 1.0
-            powers[tensor].append(Power(axis, name, power, start, span * len(units)))
+            powers.append((tensor, Power(axis, name, power, start, span * len(units))))
         # A gain between an axis and its frame also divides, or multiplies, the axis.
-        frames = [set(part) for part in family.parts]
+        number_of_frame = {frame: i for i, part in enumerate(family.parts) for frame in part}
+        count = len(family.parts)
         for record in self.trace.records:
             if record.gain is None:
                 continue
-            gained = [self.frames.frame(c)[0] for c in record.gain.coordinates.tolist()]
-            if len(gained) == len(frames) and all(f in part for f, part in zip(gained, frames, strict=True)):
-                axis, start = self._parameter_axis(record), self._position(record, 0)
-                power = 1.0 if record.is_divided else -1.0
-                powers[record.tensor].append(Power(axis, name, power, start, len(frames)))
+            numbers = [number_of_frame.get(self.frames.frame(c)[0]) for c in record.gain.coordinates.tolist()]
+            for start in range(len(numbers) - count + 1):
+                if numbers[start : start + count] == list(range(count)):
+                    place, power = self._position(record, start), 1.0 if record.is_divided else -1.0
+                    axis = self._parameter_axis(record)
+                    powers.append((record.tensor, Power(axis, name, power, place, count)))
+        return powers
 
     # Permutations of units and of heads.
 
@@ -321,14 +351,12 @@ class _Builder:
             self.moves[tensor].append(Move(axis, name, start, span))
         writers = tuple(w for frame in sorted(frames_of_slot[units[0]]) for w in self._writers(frame))
         writers = tuple(dict.fromkeys(writers))
-        stream = len(writers) > 1 and any(
-            bool(self.frames.limit_of(frame) & Limit.NORM) and not self.frames.limit_of(frame) & Limit.POSITIVE
-            for frame in frames_of_slot[units[0]]
-        )
+        # Layers whose outputs are added write one frame; the two layers of a gated unit write a frame each.
+        stream = any(len(self._writers(frame)) > 1 for frame in frames_of_slot[units[0]])
         self.groups[name] = Group(name, len(units), 1, None, stream, writers)
-        for slot in units:
+        for number, slot in enumerate(units):
             for frame in frames_of_slot[slot]:
-                self.group_of_frame[frame] = name
+                self.group_of_frame[frame], self.unit_of_frame[frame] = name, number
 
     def _add_heads(self) -> None:
         """Add the groups of heads: one group an attention, or one for all that share a learned bias of the scores."""
@@ -365,22 +393,22 @@ class _Builder:
         common = [part for core in cores for part in (core.keys, core.values)]
         if size == 1:
             self._add_moves(name, [*own, *common], range(heads))
-            self.groups[name] = Group(name, heads, 1, None, False, self._head_writers(cores))
+            self.groups[name] = Group(name, heads, 1, None, False, self._head_writers(cores, name))
         else:
             if len(groups) > 1:
                 self._add_moves(name, common, [group[0] for group in groups])
-                self.groups[name] = Group(name, len(groups), 1, None, False, self._head_writers(cores))
+                self.groups[name] = Group(name, len(groups), 1, None, False, self._head_writers(cores, name))
             inner = self._name(f"{cores[0].name} queries".strip())
             self._add_moves(inner, own, range(heads))
             mover = name if len(groups) > 1 else None
-            self.groups[inner] = Group(inner, heads, len(groups), mover, False, self._head_writers(cores))
+            self.groups[inner] = Group(inner, heads, len(groups), mover, False, self._head_writers(cores, inner))
         if len(groups) > 1:
             for core in cores:
                 for part in (core.keys, core.values):
                     for c in part.flatten().tolist() if part is not None else ():
                         self.group_of_frame[self.frames.frame(c)[0]] = name
 
-    def _head_writers(self, cores: list[Core]) -> tuple[tuple[str, int], ...]:
+    def _head_writers(self, cores: list[Core], group: str) -> tuple[tuple[str, int], ...]:
         found = []
         for core in cores:
             for part in (core.queries, core.keys, core.values):
@@ -388,7 +416,9 @@ class _Builder:
                     for record, _ in self.entries[self.frames.place(int(part[0, 0]))]:
                         if len(record.size) > 1:
                             found.append((record.tensor, self._parameter_axis(record)))
-        return tuple(dict.fromkeys(found))
+        return tuple(
+            (t, a) for t, a in dict.fromkeys(found) if (group, a) in [(m.group, m.axis) for m in self.moves[t]]
+        )
 
     def _add_moves(self, name: str, parts: Sequence[Tensor | None], heads: Iterable[int]) -> None:
         units = []

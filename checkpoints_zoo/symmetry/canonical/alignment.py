@@ -1,8 +1,7 @@
-"""Weight matching: find the permutations of a network's units that bring its weights closest to another network's
-weights.
+"""Weight matching: find the symmetry of a network that brings its weights closest to another network's weights.
 
 The methods are weight matching and the merging of many models by Ainsworth et al. 2023 (arXiv 2209.04836), applied to a
-symmetry table.
+symmetry table. Networks with attention have matrices beside permutations, see `procrustes`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,11 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
 from checkpoints_zoo.symmetry.applying import check_element, check_unstacked, count_stacked_members, permute
-from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, matched_tensors
+from checkpoints_zoo.symmetry.canonical import procrustes
+from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, l2_norm, matched_tensors
+from checkpoints_zoo.symmetry.canonical.matrices import is_stream
 from checkpoints_zoo.symmetry.canonical.products import inner_product
+from checkpoints_zoo.symmetry.composing import compose, inverse
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
@@ -26,26 +28,36 @@ _FEW_WEIGHTS = 1 << 20  # Number of weights of all members below which one threa
 _MOST_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
 
 
+USING = ("units", "heads", "matrices", "streams")
+
+
 @dataclass(frozen=True)
 class Matching:
-    """Permutations that match members to a reference.
+    """Symmetries that match members to a reference.
 
     Args:
-        permutations: group -> int64 (member, unit), as `symmetry.permute` takes them: unit u becomes the
-            former unit permutation[u].
+        element: the symmetry of each member, as `symmetry.apply` takes it: permutations alone, except for networks with
+            attention.
         objective: (member), the inner product of the weights of the reference and the permuted member, in float64, over
-            all permuted tensors without running statistics and integers.
+            all permuted tensors without running statistics and integers; with attention over all weights in the normal
+            form of `procrustes`.
         sweeps: (member), number of sweeps over the groups.
         visits: (member), number of visits; each visit optimises the permutation of one group. A group is visited again
             only after a group in the same tensors has been permuted.
         converged: (member), whether at the end no permutation of one group could raise the objective.
     """
 
-    permutations: Mapping[str, Tensor]
+    element: Element
     objective: Tensor
     sweeps: Tensor
     visits: Tensor
     converged: Tensor
+
+    @property
+    def permutations(self) -> Mapping[str, Tensor]:
+        """Group -> int64 (member, unit), as `symmetry.permute` takes them: unit u becomes the former unit
+        permutation[u]."""
+        return self.element.permutations
 
     def __len__(self) -> int:
         return len(self.objective)
@@ -60,20 +72,23 @@ def match_weights(
     seed: int = 0,
     most: int = 100,
 ) -> Matching:
-    """Match members to a reference by permutations that raise the inner product of the weights; return the
-    permutations.
+    """Match members to a reference by symmetries that raise the inner product of the weights; return the symmetries.
 
     Each sweep visits the groups in random order. A visit finds the best permutation of one group by linear assignment,
     while all other permutations stay; if the group moves blocks of other groups, their units get the best order as
     well. A visit changes a permutation only if the change raises the objective, so the objective never falls. The
     result of a member depends on the seed, the member and the reference, not on other members.
 
+    The members of networks with attention get the shifts, scales and balance of the reference, and rotations inside
+    heads and of streams, see `procrustes`: a member that a symmetry has made of the reference becomes the reference.
+
     Args:
-        table: the network's symmetry table.
+        table: the network's symmetry table, see `restrict`.
         params: parameters, name -> (member, *shape), including all permuted tensors. Running statistics and integers
             are not compared, and may be missing. Computations are in float32, or in float64 if a tensor is float64.
         reference: parameters of the reference, name -> (*shape).
-        start: group -> permutation to start from, (unit) or (member, unit). All other groups start unpermuted.
+        start: group -> permutation to start from, (unit) or (member, unit). All other groups start unpermuted. Not for
+            networks with attention.
         seed: seed of the random order in which groups are visited.
         most: largest number of sweeps over the groups.
 
@@ -96,6 +111,10 @@ def match_weights(
     start_permutations = dict(start or {})
     check_element(table, Element(start_permutations), member_count)
     _check_sweep_limit(most)
+    if table.matrices:
+        if start:
+            raise UsageError("start", expected=f"none: {table.network} has attention", found="permutations")
+        return _match_with_matrices(table, params, reference, most)
     stacked, reference_tensors = (
         matched_tensors(table, params, "members"),
         matched_tensors(table, reference, "reference"),
@@ -118,11 +137,62 @@ def match_weights(
     return _stack_matches(table, matches, objectives)
 
 
+def _match_with_matrices(
+    table: Table, params: Mapping[str, Tensor], reference: Mapping[str, Tensor], most: int
+) -> Matching:
+    stacked, single = matched_tensors(table, params, "members"), matched_tensors(table, reference, "reference")
+    for tensors, name_in_errors in ((stacked, "the members"), (single, "the reference")):
+        l2_norm(tensors, name_in_errors)
+    with torch.no_grad():
+        members, element = procrustes.normal_form(table, stacked)
+        normal, of_reference = procrustes.normal_form(table, {name: tensor[None] for name, tensor in single.items()})
+        found = procrustes.match(table, members, {name: tensor[0] for name, tensor in normal.items()}, most)
+        element = compose(table, compose(table, element, found.element), inverse(table, of_reference.select(0)))
+    return Matching(element, found.objective, found.sweeps, found.visits, found.converged)
+
+
+def restrict(table: Table, using: str | None) -> Table:
+    """Return a table with some of the symmetries of a network with attention.
+
+    Args:
+        table: the network's symmetry table.
+        using: "units": permutations of hidden units; "heads": of heads as well; "matrices": and matrices inside heads,
+            shifts and scales; "streams" or None: and rotations and permutations of residual streams, which is all.
+
+    Raises:
+        UsageError: the value is unknown, or the network has no attention.
+    """
+    if using is None:
+        return table
+    if using not in USING or not table.matrices:
+        found = repr(using)[:80] if using not in USING else f"{using!r}, but {table.network} has no attention"
+        raise UsageError("using", expected=f"{', '.join(map(repr, USING))}, or None", found=found)
+    level = USING.index(using)
+    heads = {name for one in procrustes.attentions(table) for name in (one.outer, one.inner)}
+    groups = {n: g for n, g in table.groups.items() if (level > 0 or n not in heads) and (level > 2 or not g.stream)}
+    matrices = {n: m for n, m in table.matrices.items() if level > 2 or (level == 2 and not is_stream(m))}
+    scales = table.scales if level > 1 else {}
+    signs = table.signs if level > 1 else {}
+    shifts = table.shifts if level > 1 else {}
+    tensors = {
+        name: replace(
+            axes,
+            moves=tuple(move for move in axes.moves if move.group in groups),
+            powers=tuple(power for power in axes.powers if power.scale in scales),
+            signs=tuple(power for power in axes.signs if power.scale in signs),
+            turns=tuple(turn for turn in axes.turns if turn.matrix in matrices),
+        )
+        for name, axes in table.tensors.items()
+    }
+    return replace(table, tensors=tensors, groups=groups, scales=scales, signs=signs, matrices=matrices, shifts=shifts)
+
+
 def match_mean(
     table: Table, params: Mapping[str, Tensor], *, seed: int = 0, most: int = 100
 ) -> tuple[Matching, dict[str, Tensor]]:
-    """Match each member to the mean of the other members; return the permutations, and the mean of the permuted
-    members.
+    """Match each member to the mean of the other members; return the symmetries, and the mean of the matched members.
+
+    The members and the mean of networks with attention are in the normal form of `procrustes`.
 
     Each pass visits the members in random order. In the first pass, the first member stays, and each later member is
     matched to the mean of the members before it. In each later pass, each member is matched to the mean of all other
@@ -149,6 +219,8 @@ def match_mean(
     _check_sweep_limit(most)
     if not member_count:
         raise UsageError("members", expected="at least one", found="none")
+    if table.matrices:
+        return _match_mean_with_matrices(table, params, seed, most)
     stacked = matched_tensors(table, params, "members")
     with torch.no_grad(), one_thread(_has_few_weights(stacked, member_count)):
         matching, mean = _stack_matches(table, *_match_to_means(table, stacked, member_count, seed, most)), {}
@@ -160,6 +232,24 @@ def match_mean(
                 else permuted[0]
             )
     return matching, mean
+
+
+def _match_mean_with_matrices(
+    table: Table, params: Mapping[str, Tensor], seed: int, most: int
+) -> tuple[Matching, dict[str, Tensor]]:
+    stacked = matched_tensors(table, params, "members")
+    l2_norm(stacked, "the members")
+    with torch.no_grad():
+        matches = procrustes.match_to_means(table, stacked, most, np.random.default_rng(seed))
+        mean = {name: tensor[0] for name, tensor in params.items() if name not in stacked}
+        for name in stacked:
+            wide = torch.stack([match.tensors[name][0] for match in matches]).mean(0)
+            mean[name] = wide.to(compute_dtype(params[name].dtype))
+    parts = {
+        part: torch.cat([getattr(match, part) for match in matches])
+        for part in ("objective", "sweeps", "visits", "converged")
+    }
+    return Matching(Element.concatenate([match.element for match in matches]), **parts), mean
 
 
 def _match_to_means(
@@ -240,12 +330,14 @@ def _has_few_weights(params: Mapping[str, Tensor], member_count: int = 1) -> boo
 
 def _stack_matches(table: Table, matches: Sequence[MemberMatch], objectives: Sequence[float]) -> Matching:
     return Matching(
-        permutations={
-            name: torch.stack([match.permutations[name] for match in matches])
-            if matches
-            else torch.empty(0, group.size, dtype=torch.int64)
-            for name, group in table.groups.items()
-        },
+        element=Element(
+            {
+                name: torch.stack([match.permutations[name] for match in matches])
+                if matches
+                else torch.empty(0, group.size, dtype=torch.int64)
+                for name, group in table.groups.items()
+            }
+        ),
         objective=torch.tensor(objectives, dtype=torch.float64),
         sweeps=torch.tensor([match.sweeps for match in matches], dtype=torch.int64),
         visits=torch.tensor([match.visits for match in matches], dtype=torch.int64),

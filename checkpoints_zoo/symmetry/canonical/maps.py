@@ -6,21 +6,26 @@ As in Laurent et al. 2024 (arXiv 2310.08287), units are scaled first, then sorte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.applying import count_members
+from checkpoints_zoo.symmetry.canonical.matrices import balance_matrices, fix_phases
 from checkpoints_zoo.symmetry.canonical.permutation import SORTING_KEYS, sort_units
 from checkpoints_zoo.symmetry.canonical.scaling import check_rows, unit_norm
+from checkpoints_zoo.symmetry.canonical.shifts import remove_shifts
 from checkpoints_zoo.symmetry.canonical.signs import fix_signs
 from checkpoints_zoo.symmetry.elements import Element
 from checkpoints_zoo.symmetry.table import Table
 
 SCALING_METHODS = ("unit-norm",)
+HEAD_METHODS = ("balanced",)
 # dtype -> largest rounding error of a scaled value, as a share of the value.
 _TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}
+_ROUNDED = {torch.float64: 2.0**-30, torch.float32: 2.0**-12, torch.float16: 2.0**-5}  # The same of a balanced value.
 
 
 def canonicalize(
@@ -31,8 +36,9 @@ def canonicalize(
     permute: str | None = None,
     streams: bool = False,
     approximate: bool = False,
+    heads: str | None = None,
 ) -> tuple[dict[str, Tensor], Element]:
-    """Scale the members, then sort their units; return the tensors, and the applied symmetry.
+    """Scale the members, balance heads, then sort units and heads; return the tensors, and the applied symmetry.
 
     `symmetry.apply` with the returned symmetry turns the parameters into the returned tensors, up to rounding if there
     are scales. `symmetry.apply` with the inverse of the returned symmetry turns the returned tensors back into the
@@ -48,8 +54,12 @@ def canonicalize(
             same.
         permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
             `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
-        streams: whether to sort the units of residual streams as well.
+        streams: whether to sort the units of residual streams as well, or to rotate them, see
+            `matrices.balance_matrices`.
         approximate: whether to change approximate scales as well.
+        heads: "balanced" for networks with attention: remove shifts (`shifts.remove_shifts`), and balance the matrices
+            inside heads, in float64; None: neither. Two members that differ by these symmetries get the same tensors up
+            to rounding, unless a product of a head has a lower rank than the head has units.
 
     Raises:
         UsageError: an option has an unknown value, units should be sorted by norms that are all 1, or a scale has no
@@ -67,31 +77,50 @@ def canonicalize(
     >>> element.permutations["0"].tolist(), element.scales["0"].tolist()
     ([1, 0], [0.25, 0.5])
     """
-    check_options(scale, permute)
+    check_options(scale, permute, heads)
     members = count_members(table, params)
     check_scaling(table, scale, permute, streams, approximate)
     tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
-    permutations: dict[str, Tensor] = {}
-    scales: dict[str, Tensor] = {}
-    signs: dict[str, Tensor] = {}
+    widest = _widest_tolerance(tensors, _ROUNDED if heads else _TOLERANCES)
+    element, dtypes = Element(), {name: tensor.dtype for name, tensor in tensors.items()}
+    if heads is not None:
+        tensors = {name: tensor.double() for name, tensor in tensors.items()}
+        tensors, shifts = remove_shifts(table, tensors)
+        element = replace(element, shifts=shifts)
     if scale is not None:
         tensors, scales, _ = unit_norm(table, tensors, approximate=approximate)
+        element = replace(element, scales=scales)
+    if heads is not None:
+        tensors, matrices, _ = balance_matrices(table, tensors, streams)
+        element = replace(element, matrices=matrices)
+    if scale is not None:
         tensors, signs = fix_signs(table, tensors)
+        element = replace(element, signs=signs)
+    if heads is not None:
+        tensors, phases = fix_phases(table, tensors)
+        matrices = {n: m @ phases[n] if n in phases else m for n, m in element.matrices.items()}
+        element = replace(element, matrices=phases | matrices)
+        tensors = {n: t.to(torch.promote_types(dtypes[n], torch.float32)) for n, t in tensors.items()}
     if permute is not None:
-        dtypes = {tensor.dtype for tensor in tensors.values()} & _TOLERANCES.keys()
-        tolerance = max((_TOLERANCES[dtype] for dtype in dtypes), default=0.0) if scales or signs else 0.0
+        tolerance = widest if element.changes_values or element.signs else 0.0
         tensors, permutations = sort_units(table, tensors, permute, streams, tolerance)
-    element = Element(permutations, scales, signs)
+        element = replace(element, permutations=permutations)
     return (tensors, element) if members is not None else ({n: t[0] for n, t in tensors.items()}, element.select(0))
 
 
-def check_options(scale: str | None, permute: str | None) -> None:
+def _widest_tolerance(tensors: Mapping[str, Tensor], tolerances: Mapping[torch.dtype, float]) -> float:
+    return max((tolerances[t.dtype] for t in tensors.values() if t.dtype in tolerances), default=0.0)
+
+
+def check_options(scale: str | None, permute: str | None, heads: str | None = None) -> None:
     """Check the options of `canonicalize`.
 
     Raises:
         UsageError: an option has an unknown value.
     """
-    for name, option, options in (("scale", scale, SCALING_METHODS), ("permute", permute, SORTING_KEYS)):
+    for name, option, options in (
+        ("scale", scale, SCALING_METHODS), ("permute", permute, SORTING_KEYS), ("heads", heads, HEAD_METHODS),
+    ):  # fmt: skip
         if option is not None and option not in options:
             raise UsageError(name, expected=f"{', '.join(map(repr, options))}, or None", found=repr(option))
 

@@ -1,21 +1,27 @@
-"""The minimal mass of a network: the sum of its squared weights, minimised over its scales.
+"""The minimal mass of a network: the sum of its squared weights, minimised over its scales and matrices inside heads.
 
 Laurent et al. 2024 (arXiv 2310.08287) call this minimisation the minimum scaled network mass problem. Monomials that
-scales can make arbitrarily small are removed from the mass first.
+scales can make arbitrarily small are removed from the mass first. Inside a head the minimum has a closed form, see
+`matrices.balancing_matrices`. Scales and heads are minimised in turn: every critical point of the mass on an orbit is
+a minimum (Kempf and Ness 1979).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.symmetry.applying import count_stacked_members
+from checkpoints_zoo.symmetry.applying import count_stacked_members, rescale
 from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance_scales
+from checkpoints_zoo.symmetry.canonical.matrices import BALANCED_KINDS, balancing_matrices, sides
 from checkpoints_zoo.symmetry.canonical.monomials import BIAS_ROLES, WEIGHT_ROLES, Block, Monomials, collect_monomials
+from checkpoints_zoo.symmetry.canonical.shifts import remove_shifts
+from checkpoints_zoo.symmetry.elements import identity_element
+from checkpoints_zoo.symmetry.matrices import turn
 from checkpoints_zoo.symmetry.table import Table
 
 # Largest number of weights that are balanced at once, so that the weights fit into the cache.
@@ -26,6 +32,7 @@ _SMALLEST_WEIGHT, _LARGEST_WEIGHT = (
     1e150,
 )  # Smallest and largest magnitude of a weight whose square float64 can hold.
 UnitsByScale = Mapping[str, tuple[int, ...]]
+Params = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,12 @@ class MinimalMass:
         dead: one dict for each member: scale -> units that can shrink without limit in this member only, because their
             inputs or outputs are 0. The scales of units with zero inputs or outputs stay 1.
         held: names of the scales that were not changed: approximate scales, and scales named by `hold`.
+        matrices: group of matrices -> (member, copy, unit, unit), applied before the scales, for `symmetry.turn`. Both
+            factors of a head have one Gram matrix at the minimum; the residual includes the difference of the two.
+        shifts: name -> (member, entry), applied first, for `symmetry.shift`: the biases of keys and values that are
+            redundant become 0 if biases count.
+        unbalanced: group of matrices -> (member, copy), whether the product of a head has a lower rank than the head
+            has units: its mass comes arbitrarily close to an infimum, and stays as it is.
     """
 
     ids: tuple[int, ...]
@@ -64,6 +77,9 @@ class MinimalMass:
     degenerate: UnitsByScale
     dead: tuple[UnitsByScale, ...]
     held: tuple[str, ...]
+    matrices: Mapping[str, Tensor] = field(default_factory=dict)
+    shifts: Mapping[str, Tensor] = field(default_factory=dict)
+    unbalanced: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def excess(self) -> Tensor:
@@ -72,9 +88,12 @@ class MinimalMass:
 
     @property
     def attained(self) -> Tensor:
-        """Whether some scales reach the minimum, (member); if not, the mass only comes arbitrarily close to the
-        minimum."""
-        return self.unbounded == 0
+        """Whether some scales and matrices reach the minimum, (member); if not, the mass only comes arbitrarily close
+        to the minimum."""
+        is_attained = self.unbounded == 0
+        for has_none in self.unbalanced.values():
+            is_attained = is_attained & ~has_none.any(1)
+        return is_attained
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,12 +112,18 @@ class MinimalMass:
                 f"{dead} dead ones",
                 f"Mass of these, left out above: {_format_spread(self.unbounded)}",
                 f"Scales held: {', '.join(self.held) or 'none'}",
+                *self._heads(),
                 *self._not_attained(),
             ]
         )
 
+    def _heads(self) -> list[str]:
+        count = sum(int(has_none.sum()) for has_none in self.unbalanced.values())
+        heads = sum(has_none.shape[1] for has_none in self.unbalanced.values())
+        return [f"Products of heads: {heads} in each member, {count} of a lower rank stay as they are"] if heads else []
+
     def _not_attained(self) -> list[str]:
-        count = int((~self.attained).sum())
+        count = int((self.unbounded > 0).sum())
         members = f"{count} {'member' if count == 1 else 'members'}"
         text = f"No scales reach the minimum of {members}: the mass left out only comes arbitrarily close to 0"
         return [text] if count else []
@@ -125,15 +150,21 @@ def minimal_mass(
     tolerance: float = 2.5e-7,
     most: int = 2000,
 ) -> MinimalMass:
-    """Minimise the sum of squared weights over all scales that keep the function; return the mass and its minimum.
+    """Minimise the sum of squared weights over all scales that keep the function, and over the matrices inside heads;
+    return the mass and its minimum.
 
     Kernels, linear weights and norm gains have mass, as in the code of Laurent et al. Running statistics have no mass.
     The problem is convex in the logarithms of the scales. The problem is solved by two-level balancing, in float64.
 
+    With all scales held, the mass of queries and keys of a head becomes twice the sum of the singular values of their
+    product, and so does that of values and the output layer. Rotations of streams and other shifts are not minimised
+    over.
+
     Args:
         table: the network's symmetry table.
         params: parameters, name -> (member, *shape), including all tensors with mass.
-        biases: whether biases and the offsets of norms count as mass as well.
+        biases: whether biases and the offsets of norms count as mass as well. Redundant biases of keys and values then
+            become 0 first.
         hold: names of scales that stay 1.
         approximate: whether to change approximate scales as well. Approximate scales keep the network's function only
             if the norms have eps = 0.
@@ -168,7 +199,8 @@ def minimal_mass(
     chosen = {name: params[name].detach() for name in names}
     _check_range(chosen)
     with torch.inference_mode():
-        parts = [_minimise_mass(table, part, free, tolerance, most) for part in _member_chunks(chosen, members)]
+        minimise = _minimise_with_heads if table.matrices else _minimise_mass
+        parts = [minimise(table, part, free, tolerance, most) for part in _member_chunks(chosen, members)]
     return join_masses(parts, range(members), held)
 
 
@@ -197,6 +229,10 @@ def join_masses(results: Sequence[MinimalMass], member_ids: Iterable[int], held_
         degenerate=results[0].degenerate,
         dead=tuple(units for result in results for units in result.dead),
         held=held_scales,
+        **{
+            part: {n: torch.cat([getattr(result, part)[n] for result in results]) for n in getattr(results[0], part)}
+            for part in ("matrices", "shifts", "unbalanced")
+        },
     )
 
 
@@ -253,6 +289,53 @@ def _minimise_mass(
         dead=tuple(dead),
         held=(),
     )
+
+
+def _minimise_with_heads(
+    table: Table, params: Mapping[str, Tensor], free_scales: list[str], tolerance: float, most_sweeps: int
+) -> MinimalMass:
+    """Minimise the mass of some members of a network with attention, numbered from 0; return the result."""
+    tensors: Params = {name: tensor.double() for name, tensor in params.items()}
+    roles = {table.tensors[name].role for name in params}
+    shifts: Params = {}
+    if roles & set(BIAS_ROLES):
+        tensors, shifts = remove_shifts(table, tensors, [n for n in table.shifts if _is_inside_heads(table, n)])
+    first = result = _minimise_mass(table, tensors, free_scales, tolerance, most_sweeps)
+    heads = [name for name, matrix in table.matrices.items() if matrix.kind in BALANCED_KINDS]
+    matrices, unbalanced = identity_element(table, len(first.ids)).matrices, dict[str, Tensor]()
+    scales, sweeps, history = dict(result.scales), result.sweeps, list(first.history)
+    for round_number in range(most_sweeps):
+        tensors = rescale(table, tensors, result.scales)
+        step = {}
+        for name in heads:
+            step[name], unbalanced[name] = balancing_matrices(table.matrices[name], sides(table, tensors, name, roles))
+        tensors = turn(table, tensors, step)
+        matrices = {name: matrices[name].to(m.device) @ m for name, m in step.items()}
+        result = _minimise_mass(table, tensors, free_scales, tolerance, most_sweeps)
+        sweeps = sweeps + result.sweeps
+        scales = {name: values * result.scales[name] for name, values in scales.items()}
+        history.append(result.after)
+        has_ended = history[-2] - history[-1] <= tolerance / 10 * history[-1]
+        if round_number and bool(has_ended.all()):
+            break
+    residuals = [result.residual]
+    for name in heads:
+        grams = [side @ side.mT for side in sides(table, rescale(table, tensors, result.scales), name, roles)]
+        apart = (grams[0] - grams[1]).flatten(2).norm(dim=-1).masked_fill(unbalanced[name], 0.0).sum(1)
+        total = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((1, 2)) for gram in grams]).sum(0)
+        residuals.append(torch.where(total > 0, apart / total, 0.0))
+    return replace(
+        first, after=result.after, residual=torch.stack(residuals).amax(0), converged=result.converged & has_ended,
+        sweeps=sweeps, history=torch.stack(history), scales=scales, matrices=matrices, shifts=shifts,
+        unbalanced=unbalanced,
+    )  # fmt: skip
+
+
+def _is_inside_heads(table: Table, shift: str) -> bool:
+    """Return whether a shift changes redundant biases of keys and values."""
+    one = table.shifts[shift]
+    kinds = [table.matrices[turn.matrix].kind for turn in table.tensors[one.part.tensor].turns]
+    return one.kind == "constant" and one.gain is None and any(kind in BALANCED_KINDS for kind in kinds)
 
 
 def _check_range(params: Mapping[str, Tensor]) -> None:

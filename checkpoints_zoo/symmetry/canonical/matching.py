@@ -60,7 +60,7 @@ class Matcher:
 
     def __init__(self, table: Table, reference: Mapping[str, Tensor], name_in_errors: str = "the reference") -> None:
         self._table, self._reference, self._families = table, Reference(table, reference), Families(table)
-        self._l2_norm = _l2_norm(reference, name_in_errors)
+        self._l2_norm = l2_norm(reference, name_in_errors)
         above, below = self._families.above, self._families.below
         # Group -> groups to visit again after this group was permuted.
         self._groups_to_revisit = {
@@ -90,7 +90,7 @@ class Matcher:
             DamagedError: a weight is not finite.
         """
         products = Products(self._reference, params)
-        norm_product = self._l2_norm * _l2_norm(params, name_in_errors)
+        norm_product = self._l2_norm * l2_norm(params, name_in_errors)
         permutations = {
             g: start_permutations[g].cpu() if g in start_permutations else torch.arange(n.size)
             for g, n in self._table.groups.items()
@@ -137,10 +137,14 @@ class Matcher:
 
 
 def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: str) -> dict[str, Tensor]:
-    """Return the tensors that the matching compares: all permuted tensors except statistics and integers."""
+    """Return the tensors that the matching compares: all permuted tensors except statistics and integers; for networks
+    with attention, all tensors that a symmetry changes."""
     result = {}
+    changed = {turn.gain for axes in table.tensors.values() for turn in axes.turns}
+    changed |= {term.part.tensor for shift in table.shifts.values() for term in shift.terms}
     for name, axes in table.tensors.items():
-        if not axes.moves or axes.role in STATISTIC_ROLES:
+        is_changed = bool(table.matrices and (axes.turns or axes.powers or axes.signs or name in changed))
+        if not (axes.moves or is_changed) or axes.role in STATISTIC_ROLES:
             continue
         if name not in params:
             raise LayoutError(
@@ -159,7 +163,7 @@ def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def _l2_norm(params: Mapping[str, Tensor], name_in_errors: str) -> float:
+def l2_norm(params: Mapping[str, Tensor], name_in_errors: str) -> float:
     """Return the L2 norm of all weights together.
 
     Raises:

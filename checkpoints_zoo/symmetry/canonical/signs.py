@@ -82,10 +82,18 @@ def _deciding_tensors(
     axes_of_rows = {writer for group in table.groups.values() for writer in group.writers}
     for tensor_name, axes in table.tensors.items():
         powers = [power for power in axes.signs if power.scale in undecided_signs]
-        if len(powers) == 1 and powers[0].scale == sign_name and not powers[0].within:
-            rank = float(_DECIDING_ROLES.index(axes.role) if axes.role in _DECIDING_ROLES else len(_DECIDING_ROLES))
-            is_column = axes.role == "weight" and (tensor_name, powers[0].axis) not in axes_of_rows
-            yield rank + 0.5 * is_column, tensor_name, powers[0]
+        for power in powers:
+            is_alone = all(other is power or _are_apart(power, other) for other in powers)
+            if power.scale == sign_name and is_alone and not power.within:
+                rank = float(_DECIDING_ROLES.index(axes.role) if axes.role in _DECIDING_ROLES else len(_DECIDING_ROLES))
+                is_column = axes.role == "weight" and (tensor_name, power.axis) not in axes_of_rows
+                yield rank + 0.5 * is_column, tensor_name, power
+
+
+def _are_apart(power: Power, other: Power) -> bool:
+    """Return whether two signs multiply different entries of one axis."""
+    is_before = power.offset + power.length <= other.offset or other.offset + other.length <= power.offset
+    return power.axis == other.axis and is_before
 
 
 def _vote_on_signs(axes: Axes, power: Power, tensor: Tensor, value_count: int) -> Tensor:

@@ -1,0 +1,137 @@
+"""Programs whose members lie along the batch axis: where the axis goes, and operations that would mix inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from checkpoints_zoo.networks.ensemble.compiling import derive_program
+from checkpoints_zoo.networks.ensemble.rows import SPLITS, rank_and_batch_axis
+from checkpoints_zoo.networks.modules import build_architecture
+
+SHAPE = (4, 3, 4, 6)
+MOVES: list[tuple[str, dict[str, Any]]] = [
+    ("transpose", {"dim0": 0, "dim1": -1}),
+    ("transpose", {"dim0": 3, "dim1": 1}),
+    ("permute", {"dims": (2, -1, 0, 1)}),
+    ("flatten", {"start_dim": 2}),
+    ("flatten", {"start_dim": 0, "end_dim": 1}),
+    ("unflatten", {"dim": -1, "sizes": (2, 1, 3)}),
+    ("unflatten", {"dim": 0, "sizes": (2, 2)}),
+    ("select", {"dim": 0, "index": 1}),
+    ("select", {"dim": -2, "index": 1}),
+    ("unbind", {}),
+    ("unbind", {"dim": 3}),
+    ("chunk", {"chunks": 2, "dim": -1}),
+    ("split", {"split_size": 2, "dim": 0}),
+    ("split", {"split_size": [1, 5], "dim": 3}),
+]
+
+
+@pytest.mark.parametrize("batch_axis", range(4))
+@pytest.mark.parametrize(("name", "arguments"), MOVES, ids=str)
+def test_the_batch_axis_is_where_the_inputs_lie(name: str, arguments: dict[str, Any], batch_axis: int) -> None:
+    """Each input is one number everywhere, so the inputs lie along the axis along which the result counts up."""
+    count = SHAPE[batch_axis]
+
+    def numbers(rank: int, axis: int) -> Tensor:
+        return torch.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
+
+    result = getattr(numbers(4, batch_axis).expand(SHAPE), name)(**arguments)
+    result = result[0] if name in SPLITS else result
+    counting = [
+        (result.dim(), axis)
+        for axis in range(result.dim())
+        if result.shape[axis] == count and torch.equal(result, numbers(result.dim(), axis).expand(result.shape))
+    ]
+    try:
+        found = [rank_and_batch_axis(name, arguments, 4, batch_axis)]
+    except ValueError:
+        found = []
+    assert found == counting
+
+
+class Net(nn.Module):
+    """An operation between two linear layers of tokens.
+
+    Args:
+        operation: function of tokens (batch, token, unit).
+    """
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.operation(self.norm(self.first(x))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.softmax(0),
+        lambda x: x.flatten(0, 1),
+        lambda x: x.transpose(0, 1),
+        lambda x: x[0],
+        lambda x: x[:, [1, 0]],
+        lambda x: x.unbind(0)[0],
+        lambda x: x.mean(0),
+        lambda x: x.transpose(0, 1) @ x.transpose(0, 1).mT @ x,
+        lambda x: x.reshape(x.shape[1], x.shape[0], 6),
+        lambda x: torch.cat([x, x]),
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
+        lambda x: F.softmax(x, dim=-1, dtype=torch.float64).float(),
+    ],
+)
+def test_operations_that_may_mix_inputs_have_no_program(operation: Callable[[Tensor], Tensor]) -> None:
+    assert derive_program(Net(operation).eval(), 3) is None
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.transpose(0, 1).softmax(0).transpose(0, 1),
+        lambda x: x.reshape(-1, 3, 2).flatten(1).reshape(x.shape[0], -1, 6),
+        lambda x: x[..., 1:, :],
+        lambda x: 2 * x.permute(1, 0, 2).permute(1, 0, 2),
+        lambda x: torch.cat([x, x.relu()], 1).mean(1, keepdim=True),
+        lambda x: (x + x.mean(1, keepdim=True)).tanh()[:, -1],
+        lambda x: (x @ x.mT).softmax(-1).transpose(1, 2)[:, 2],
+        lambda x: F.scaled_dot_product_attention(x, x.relu(), x)[:, 3] + x[:, 3],
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)[:, 3],
+        lambda x: x[:, 1] * x[:, 2],
+        lambda x: x.unflatten(-1, (2, 3)).transpose(1, 2).flatten(2)[:, 1].unflatten(-1, (3, 6)),
+    ],
+)
+def test_operations_that_keep_inputs_apart_have_one(operation: Callable[[Tensor], Tensor]) -> None:
+    net = Net(operation).eval()
+    program = derive_program(net, 3)
+    assert program is not None
+    x = torch.randn(5, 6, 6)
+    others = [Net(operation).eval() for _ in range(3)]
+    stacked = {name: torch.stack([net.state_dict()[name] for net in others]) for name in net.state_dict()}
+    with torch.no_grad():
+        logits = program.run(program.prepare(stacked), x, 3, can_overwrite=True)
+        torch.testing.assert_close(logits, torch.stack([net(x) for net in others]), rtol=0, atol=1e-6)
+
+
+def test_tokens_that_nobody_reads_are_not_computed() -> None:
+    """A vision transformer reads the class token alone: of its last block, the other tokens give keys and values."""
+    elements: dict[int, list[int]] = {}
+    for depth in (1, 2):
+        net = build_architecture("vit", depth=depth).eval()
+        program = derive_program(net, 4)
+        assert program is not None
+        prepared = program.prepare({name: tensor[None] for name, tensor in net.state_dict().items()})
+        elements[depth] = []
+        with torch.no_grad():
+            program.run(prepared, torch.zeros(1, 1, 8, 8), 1, True, elements[depth])
+    hidden = 17 * 64
+    assert elements[1].count(hidden) == 0
+    assert elements[2].count(hidden) == 2  # fc1 and GELU of the first block
