@@ -172,14 +172,14 @@ def freeze_norms(network: nn.Module, architecture_name: str) -> None:
         UsageError: a layer with parameters is neither a norm nor has Kronecker factors.
     """
     for path, layer in network.named_modules():
-        parameters = list(layer.parameters(recurse=False))
+        parameters = [name for name, _ in layer.named_parameters(path, recurse=False)]
         if isinstance(layer, NORM_LAYERS):
             layer.requires_grad_(False)
         elif parameters and not isinstance(layer, FACTORED_LAYERS):
             raise UsageError(
-                f"layer {path!r} of architecture {architecture_name!r}",
-                expected="a linear layer, a convolution or a norm: others have no Kronecker factors",
-                found=type(layer).__name__,
+                f"parameter {parameters[0]!r} of architecture {architecture_name!r}",
+                expected="one of a linear layer, a convolution or a norm: others have no Kronecker factors",
+                found=f"one of {type(layer).__name__}",
                 do="Take laplace-last-layer",
             )
 

@@ -168,8 +168,8 @@ def test_networks_that_have_no_factors_are_refused() -> None:
     with pytest.raises(UsageError) as refused:
         Laplace().fit(problem, 1, 2, seed=0)
     assert str(refused.value) == (
-        "layer '' of architecture 'own': expected a linear layer, a convolution or a norm: others have no Kronecker "
-        "factors; found Own. Take laplace-last-layer."
+        "parameter 'gain' of architecture 'own': expected one of a linear layer, a convolution or a norm: others have "
+        "no Kronecker factors; found one of Own. Take laplace-last-layer."
     )
     with pytest.raises(UsageError, match=r"architecture 'own': expected a linear layer as the last; found .*\. Take"):
         LaplaceLastLayer().fit(problem, 1, 2, seed=0)

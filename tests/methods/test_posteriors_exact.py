@@ -14,6 +14,7 @@ import scipy.stats
 import torch
 from torch import Tensor
 
+from checkpoints_zoo.methods import chains
 from checkpoints_zoo.methods.sgmcmc import CyclicalSghmc, Sghmc, Sgld
 from checkpoints_zoo.methods.vi import MeanField
 from tests.support.neighbours_page import THEIR_OWN
@@ -87,6 +88,13 @@ def orthogonal() -> Any:
     return Regression(design, design @ np.array([0.5, -1.0, 0.3, 0.2, 0.8]) + 0.5 * rng.normal(size=40))
 
 
+@pytest.fixture
+def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the diagnostics of chains, which take longer for hundreds of short ones than the chains do."""
+    for name in ("rhat", "effective_size"):
+        monkeypatch.setattr(chains, name, lambda draws: torch.zeros(1))
+
+
 def check_moments(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray, bias: float) -> None:
     """Compare draws of many runs with a Gaussian: five standard errors over the runs, and `bias` of the variances."""
     runs, scale = len(draws), np.sqrt(np.diag(covariance))
@@ -99,6 +107,7 @@ def check_moments(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray, b
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
 def test_sgld_draws_from_the_posterior_of_a_linear_model(regression: Any, temperature: float) -> None:
     # Its stationary covariance is T Λ⁻¹ (1 − ε Λ / 2)⁻¹: too large by ε λ / 2 at most, here 3 %.
@@ -118,6 +127,7 @@ def moved(regression: Any, rate: float, friction: float, temperature: float, law
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undiagnosed")
 def test_sghmc_draws_from_the_posterior_of_a_linear_model(regression: Any) -> None:
     # The stationary law is nearer to the posterior the smaller lr · λ / friction is.
     friction, lr = 0.2, 0.006 / np.linalg.eigvalsh(regression.lambda_)[-1] * regression.count
@@ -133,6 +143,7 @@ def test_sghmc_draws_from_the_posterior_of_a_linear_model(regression: Any) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undiagnosed")
 def test_cyclical_draws_have_the_law_of_their_steps(regression: Any) -> None:
     # From the mode at rest the covariance is known after each step, whatever the rates and temperatures.
     method = CyclicalSghmc(lr=0.03, friction=0.2, temperature=0.5, cycles=2, steps=120, exploring=0.5)

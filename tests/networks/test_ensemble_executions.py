@@ -66,7 +66,9 @@ def test_overwriting_changes_no_bit(net: str) -> None:
     with torch.no_grad():
         results = [program.run(ready, x, 1, over) for over in (True, False, True)]
     for found in results:
-        assert torch.equal(found, wanted)
+        assert torch.equal(found, results[1])
+    # A vision transformer computes fewer tokens than its module, and products of fewer rows may round otherwise.
+    assert_close(results[1], wanted, 1e-6 if net == "vit" else 0)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(ready, kept, strict=True))  # type: ignore[arg-type]
 
 

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from checkpoints_zoo.networks.ensemble.rows import SPLITS, rank_and_batch_axis
+from checkpoints_zoo.networks.modules import build_architecture
+from tests.support.ensemble_nets import assert_close, ensemble, images, looped
 
 SHAPE = (4, 3, 4, 6)
 MOVES: list[tuple[str, dict[str, Any]]] = [
@@ -100,15 +102,53 @@ def test_operations_that_may_mix_inputs_have_no_program(operation: Callable[[Ten
         lambda x: x[..., 1:, :],
         lambda x: 2 * x.permute(1, 0, 2).permute(1, 0, 2),
         lambda x: torch.cat([x, x.relu()], 1).mean(1, keepdim=True),
+        lambda x: (x + x.mean(1, keepdim=True)).tanh()[:, -1],
+        lambda x: (x @ x.mT).softmax(-1).transpose(1, 2)[:, 2],
+        lambda x: F.scaled_dot_product_attention(x, x.relu(), x)[:, 3] + x[:, 3],
+        lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True)[:, 3],
+        lambda x: x[:, 1] * x[:, 2],
+        lambda x: x.unflatten(-1, (2, 3)).transpose(1, 2).flatten(2)[:, 1].unflatten(-1, (3, 6)),
     ],
 )
 def test_operations_that_keep_inputs_apart_have_one(operation: Callable[[Tensor], Tensor]) -> None:
     net = Net(operation).eval()
     program = derive_program(net, 3)
     assert program is not None
-    x = torch.randn(5, 4, 6)
+    x = torch.randn(5, 6, 6)
     others = [Net(operation).eval() for _ in range(3)]
     stacked = {name: torch.stack([net.state_dict()[name] for net in others]) for name in net.state_dict()}
     with torch.no_grad():
         logits = program.run(program.prepare(stacked), x, 3, can_overwrite=True)
         torch.testing.assert_close(logits, torch.stack([net(x) for net in others]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_of_timm_runs_side_by_side() -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    def build() -> nn.Module:
+        return VisionTransformer(
+            img_size=8, patch_size=2, in_chans=2, num_classes=3, embed_dim=12, depth=2, num_heads=3, init_values=0.1
+        )
+
+    made, expected = looped(build, images(4, torch.float64), 3)
+    members = ensemble(build, made, "grouped")
+    assert_close(members(images(4, torch.float64)), expected, 1e-12)
+    with pytest.raises(AssertionError, match=r"Input height \(6\) doesn't match model \(8\)"):
+        members(images(4, torch.float64, size=6))
+
+
+def test_tokens_that_nobody_reads_are_not_computed() -> None:
+    """A vision transformer reads the class token alone: of its last block, the other tokens give keys and values."""
+    elements: dict[int, list[int]] = {}
+    for depth in (1, 2):
+        net = build_architecture("vit", depth=depth).eval()
+        program = derive_program(net, 4)
+        assert program is not None
+        prepared = program.prepare({name: tensor[None] for name, tensor in net.state_dict().items()})
+        elements[depth] = []
+        with torch.no_grad():
+            program.run(prepared, torch.zeros(1, 1, 8, 8), 1, True, elements[depth])
+    hidden = 17 * 64
+    assert elements[1].count(hidden) == 0
+    assert elements[2].count(hidden) == 2  # fc1 and GELU of the first block

@@ -227,9 +227,9 @@ def test_p_values_of_one_run_and_of_shared_runs_do_not_exist(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_comparison_has_p_values_of_runs_alone(tmp_path: Path) -> None:
     """Case 11: one mode has none, multi mode those of one draw a run, and the tables say so."""
-    members = zoo.load("convnet-digits", n=24)
+    members = zoo.load("convnet-digits", n=18)
     comparison = zoo.compare(
-        members[10:], (), ood="none", draws={"copies": near_copies(members[:10], 10, tmp_path)}, out=tmp_path / "out",
+        members[6:], (), ood="none", draws={"copies": near_copies(members[:6], 6, tmp_path)}, out=tmp_path / "out",
         permutations=99, workers=1,
     )  # fmt: skip
     one, multi = (comparison["copies", mode] for mode in ("one", "multi"))

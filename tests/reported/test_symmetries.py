@@ -226,18 +226,18 @@ def method(name: str) -> Callable[..., Any]:
 
 
 def spellings() -> dict[str, list[Any]]:
-    """Return the functions of the table by name, without the "_" of functions in place."""
+    """Return the functions of the table by name, less those in place: each has the rule and the values of another."""
     result: dict[str, list[Any]] = {}
     for place in (torch, F, operator):
         for name in dir(place):
             function = getattr(place, name)
-            if name.startswith("_") or not callable(function) or function is torch.adaptive_max_pool1d:
+            if name.startswith("_") or name.endswith("_") or function is torch.adaptive_max_pool1d:
                 continue  # that one returns a tuple
-            if function in FUNCTION_RULES:
-                result.setdefault(name.rstrip("_"), []).append(function)
+            if callable(function) and function in FUNCTION_RULES:
+                result.setdefault(name, []).append(function)
     for name in METHOD_RULES:
-        if hasattr(Tensor, name) and name != "cuda":
-            result.setdefault(name.rstrip("_"), []).append(method(name))
+        if hasattr(Tensor, name) and not name.endswith("_") and name != "cuda":
+            result.setdefault(name, []).append(method(name))
     return result
 
 
@@ -261,7 +261,7 @@ def test_every_operation_that_passes_a_scale_is_positively_homogeneous(name: str
             except SymmetryError:
                 continue
             accepted += 1
-            assert all(largest_change(net, table, example, seed) < 1e-9 for seed in range(2))
+            assert largest_change(net, table, example, seed=0) < 1e-9
     assert accepted
 
 

@@ -91,17 +91,16 @@ def test_workers_on_two_cards_train_what_one_card_trains(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", BRIEF)
 def test_a_method_draws_close_to_the_cpus(name: str, tmp_path: Path) -> None:
-    """Both cards give equal draws; the CPU's differ by rounding alone where its generator draws the noise."""
-    first, second = (draws(BRIEF[name], str(device), tmp_path) for device in (FIRST, SECOND))
-    on_cpu = None if name in DRAWN_ON_THE_CARD else draws(BRIEF[name], "cpu", tmp_path)
-    for tensor_name, tensor in first.items():
+    """On a card that is not the current one. Draws of the CPU differ by rounding; where the noise is drawn on the card,
+    another card gives equal draws."""
+    is_drawn_on_the_card = name in DRAWN_ON_THE_CARD
+    found, wanted = (draws(BRIEF[name], str(x), tmp_path) for x in (SECOND, FIRST if is_drawn_on_the_card else "cpu"))
+    for tensor_name, tensor in found.items():
         assert tensor.isfinite().all(), tensor_name
-        assert torch.equal(tensor, second[tensor_name]), tensor_name
-        if on_cpu is None:
-            continue
-        largest = float(on_cpu[tensor_name].abs().max())
-        difference = float((tensor - on_cpu[tensor_name]).abs().max())
-        assert difference <= 1e-3 * max(1.0, largest), f"{tensor_name}: {difference:.3g} of {largest:.3g}"
+        largest = float(wanted[tensor_name].abs().max())
+        difference = float((tensor - wanted[tensor_name]).abs().max())
+        most = 0.0 if is_drawn_on_the_card else 1e-3 * max(1.0, largest)
+        assert difference <= most, f"{tensor_name}: {difference:.3g} of {largest:.3g}"
 
 
 def draws(method: Method, device: str, folder: Path) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,22 +77,29 @@ OWN = "my-mlp"  # what a source calls the architecture of Mlp, which the package
 NETS[OWN] = Mlp
 
 
+@cache
+def new_state(build: Callable[[], nn.Module]) -> State:
+    """Return the state dict of a network that a function builds, always the same one: it is read alone."""
+    return dict(build().state_dict())
+
+
 def random_state(net: str, seed: int) -> State:
     """Draw a member's state dict in float32; statistics are large, variances positive, tied weights tied."""
-    module = NETS[net]()
     generator = torch.Generator().manual_seed(seed)
-    state = module.state_dict()
-    for name, tensor in state.items():
+    new, drawn = new_state(NETS[net]), dict[int, Tensor]()  # address of a new network's tensor -> what was drawn
+    for name, tensor in new.items():
         last = name.rpartition(".")[2]
         if last == "running_var":
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) * 2 + 0.5)
+            drawn[tensor.data_ptr()] = torch.rand(tensor.shape, generator=generator) * 2 + 0.5
         elif tensor.is_floating_point():
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
+            drawn[tensor.data_ptr()] = torch.randn(tensor.shape, generator=generator) * 0.3
         elif last == "order":
-            tensor.copy_(torch.randperm(len(tensor), generator=generator))
+            drawn[tensor.data_ptr()] = torch.randperm(len(tensor), generator=generator)
         elif last == "mask":
-            tensor.copy_(torch.rand(tensor.shape, generator=generator) < 0.7)
-    return dict(state)
+            drawn[tensor.data_ptr()] = torch.rand(tensor.shape, generator=generator) < 0.7
+        else:
+            drawn[tensor.data_ptr()] = tensor.clone()
+    return {name: drawn[tensor.data_ptr()] for name, tensor in new.items()}
 
 
 def stored(state: Mapping[str, Tensor], weights: torch.dtype) -> State:
@@ -197,8 +205,8 @@ class Built:
 def layout_json(net: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
     """The JSON of a layout, from the format's description."""
     tensors = [[name, NAMES[t.dtype], list(t.shape)] for name, t in state.items()]
-    size = sum(len(raw(t)) for t in state.values())
-    counters = [n for n in NETS[net]().state_dict() if n.endswith("num_batches_tracked")]
+    size = sum(t.nbytes for t in state.values())
+    counters = [n for n in new_state(NETS[net]) if n.endswith("num_batches_tracked")]
     return {"tensors": tensors, "counters": counters, "pad": -size % 8}
 
 
@@ -243,7 +251,7 @@ def build(
         inside = f"shards/{name}/{start // per_shard:05d}-{short}.safetensors"
         (root / inside).parent.mkdir(parents=True, exist_ok=True)
         (root / inside).write_bytes(content)
-        nbytes = sum(len(raw(t)) for t in state.values()) + layout["pad"]
+        nbytes = sum(t.nbytes for t in state.values()) + layout["pad"]
         first = len(content) - nbytes * len(keys)
         for at, (member, epoch) in enumerate(keys):
             built.rows.append(

@@ -20,6 +20,11 @@ def squared(x: int, device: str) -> tuple[int, int, str]:
     return x * x, os.getpid(), device
 
 
+def many_bytes(x: int, device: str) -> bytes:
+    """Give so many bytes that Ray's object store holds them."""
+    return bytes([x]) * 300_000
+
+
 @dataclass(frozen=True)
 class Killed:
     """Notes each start of a job in a file, and kills its own process at the first start of some jobs.
@@ -141,12 +146,12 @@ class Doomed:
     Args:
         node: its id.
         folder: where each start of a job is noted.
-        work: what is done; None for many bytes, that go through the object store.
+        work: what is done.
     """
 
     node: str
     folder: Path
-    work: Any = None
+    work: Any
 
     def __call__(self, x: Any, device: str) -> Any:
         import ray
@@ -155,7 +160,7 @@ class Doomed:
         (self.folder / f"{x}-{'doomed' if here == self.node else os.getpid()}").touch()
         while here == self.node or not list(self.folder.glob("*-doomed")):
             time.sleep(0.01)
-        return bytes([x]) * 300_000 if self.work is None else self.work(x, device)
+        return self.work(x, device)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo import symmetry
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
@@ -103,7 +104,7 @@ def test_writers_come_in_topological_order() -> None:
 
 
 def test_a_collection_an_architecture_and_a_module_agree() -> None:
-    for architecture, names in (("resnet8", ("resnet8", "resnet8-digits")), ("vit", ("vit",))):
+    for architecture, names in (("resnet8", ("resnet8", "resnet8-digits")), ("vit", ("vit", "vit-digits"))):
         by_module = symmetries(build_architecture(architecture), torch.zeros(1, 1, 8, 8))
         for name in names:
             table = zoo.symmetries(name)
@@ -111,6 +112,23 @@ def test_a_collection_an_architecture_and_a_module_agree() -> None:
             assert dataclasses.replace(table, network=by_module.network) == by_module
     assert pickle.loads(pickle.dumps(by_module)) == by_module  # noqa: S301
     assert set(IMAGE_SHAPES) == set(ARCHITECTURES)
+
+
+def test_the_shipped_transformers_have_the_dimension_of_their_groups() -> None:
+    """Counted by hand, and a random element and random shifts leave the logits of a member as they were."""
+    table = zoo.symmetries("vit-digits")
+    units, tokens, heads, hidden = 32, 17, 4, 64
+    matrices = (units - 1) * (units - 2) // 2 + 2 * 2 * heads * (units // heads) ** 2
+    constants = 2 * (units - 1) + 5 * units + 2 * 2 * units
+    readers = 2 * (3 * units + hidden) + 10
+    writers = 1 + tokens + (4 + 1) + 2 * (units + 1 + hidden + 1)
+    assert table.dimension == matrices + 5 * units + constants + readers + writers == 2548
+    member, generator = zoo.load("vit-digits")[0], torch.Generator().manual_seed(0)
+    weights = {name: tensor.double() for name, tensor in member.state_dict().items()}
+    moved = symmetry.apply(table, weights, symmetry.random_element(table, generator))
+    moved = symmetry.shift(table, moved, symmetry.random_shifts(table, generator))
+    module, images = member.model(dtype=torch.float64), torch.randn(8, 1, 8, 8, dtype=torch.float64)
+    assert zoo.check_equivalence(weights, moved, module, images).largest < 1e-9
 
 
 def test_the_module_stays_as_it_was() -> None:

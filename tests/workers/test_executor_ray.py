@@ -27,6 +27,8 @@ from tests.support.tiny import MEMBERS, TINY, contents
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]  # Ray leaves files to its end
 
 NODE = {"num_cpus": 1, "object_store_memory": 100_000_000, "include_dashboard": False}
+# What nothing here asks for: its scaling, and what its workers print.
+ALONE = {"no_monitor": True, "include_log_monitor": False}
 # A node that is gone is to be missed within a second.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
 
@@ -45,7 +47,8 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nodes = Cluster(
-            initialize_head=True, head_node_args={**NODE, "temp_dir": str(short / "ray"), "_system_config": HEALTH}
+            initialize_head=True,
+            head_node_args={**NODE, **ALONE, "temp_dir": str(short / "ray"), "_system_config": HEALTH},
         )
         second = nodes.add_node(**NODE)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
@@ -85,19 +88,6 @@ def lost_once_it_works(nodes: Any, second: Any, notes: Path) -> Iterator[None]:
     killer.join()
 
 
-def a_node_is_lost(nodes: Any, second: Any, notes: Path) -> None:
-    said: list[str] = []
-    with lost_once_it_works(nodes, second, notes):
-        on = RayCluster(say=said.append)
-        results = [(job.argument, value) for job, value in on.run(works.Doomed(second.node_id, notes), jobs(8))]
-    assert sorted(results) == [(x, bytes([x]) * 300_000) for x in range(8)]
-    lost = [path.name.partition("-")[0] for path in notes.glob("*-doomed")]
-    assert len(lost) == 1
-    assert len(said) == 1
-    assert said[0].endswith(f" in job job {lost[0]}, start 1 of 3")
-    assert sorted(x for _, (x, _, _) in RayCluster().run(works.squared, jobs(3))) == [0, 1, 4]  # by the one left
-
-
 @dataclass(frozen=True)
 class Failing:
     """The cluster, one of whose nodes never ends what it begins."""
@@ -111,9 +101,9 @@ class Failing:
         yield from RayCluster(say=self.say).run(works.Doomed(self.node, self.notes, work), jobs)
 
 
-def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
+def a_node_is_lost_that_trains(nodes: Any, second: Any, notes: Path, tmp_path: Path) -> None:
     """Nothing is lost, nothing is there twice: the source is that of one process, byte for byte."""
-    second, said = nodes.add_node(**NODE), list[str]()
+    said: list[str] = []
     with lost_once_it_works(nodes, second, notes):
         train_into(TINY, MEMBERS, tmp_path / "out", Failing(second.node_id, notes, said.append))
     assert len(said) == 1
@@ -122,6 +112,8 @@ def a_node_is_lost_that_trains(nodes: Any, notes: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     lines = (tmp_path / "out" / ".training" / "tiny" / "log.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["member"] for line in lines) == list(MEMBERS)
+    results = RayCluster().run(works.many_bytes, jobs(3))  # by the one left
+    assert sorted(value for _, value in results) == [works.many_bytes(x, "cpu") for x in range(3)]
 
 
 def a_job_that_no_node_can_run() -> None:
@@ -131,9 +123,8 @@ def a_job_that_no_node_can_run() -> None:
 
 def test_results_come_once_whatever_is_lost(two_nodes: tuple[Any, Any], tmp_path: Path) -> None:
     """One test, since a cluster takes seconds to start."""
-    for folder in ("workers", "nodes", "training"):
+    for folder in ("workers", "training"):
         (tmp_path / folder).mkdir()
     errors_and_lost_workers(tmp_path / "workers")
     a_job_that_no_node_can_run()
-    a_node_is_lost(*two_nodes, tmp_path / "nodes")
-    a_node_is_lost_that_trains(two_nodes[0], tmp_path / "training", tmp_path)
+    a_node_is_lost_that_trains(*two_nodes, tmp_path / "training", tmp_path)

@@ -1,7 +1,8 @@
 """Derive a program (a list of steps) from a module, if all its operations are known to keep members separate.
 
 A module has no program, and is run by its own code, if it has control flow that depends on values, hooks, operations
-across channels, random numbers, or layers that keep state between calls.
+across inputs, random numbers, or layers that keep state between calls. It is one file, because the rules of operations
+add steps to the builder, and the builder calls the rules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import builtins
 import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,14 @@ from torch.nn import functional as F
 
 from checkpoints_zoo.networks.ensemble import program, rows
 from checkpoints_zoo.networks.ensemble.program import Compute, FoldableNorm, Program, Step, StepParameter
+from checkpoints_zoo.networks.ensemble.selecting import Narrow, keep_axes, move_selections
+from checkpoints_zoo.networks.ensemble.traced import (
+    OperandAxes,
+    TracedStep,
+    TracedValue,
+    UnknownOperation,
+    require,
+)
 from checkpoints_zoo.networks.modules import TRACE_ERRORS, Tracer, last_names
 
 CONSTANT_TYPES = (bool, int, float, str, type(None), torch.dtype)
@@ -26,10 +34,6 @@ _FUNCTION_NAMESPACES: tuple[Any, ...] = (torch, F, operator, builtins)
 _COMPARISONS = (operator.eq, operator.ne, operator.ge, operator.gt, operator.le, operator.lt)
 _IN_PLACE_OPERATORS = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div"}
 _HOOK_ATTRIBUTES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class UnknownOperation(Exception):
-    """Raised for an operation of a network that can't be turned into a step of a program."""
 
 
 def derive_program(module: nn.Module, input_rank: int) -> Program | None:
@@ -74,51 +78,6 @@ def _is_unchanged(value_before: Any, value_after: Any) -> bool:
     return True
 
 
-@dataclass(eq=False)
-class TracedValue:
-    """A value of the traced graph, with its known properties.
-
-    Args:
-        kind: "member" for values that differ between members, "shared" for the inputs and values computed from the
-            inputs alone, "parameter"; or "shape", "extent", "dtype", "parts" of another value.
-        rank: number of axes of the value; the member axis of a parameter does not count.
-        place: position of the value in the program's list of values.
-        shares: the value with which this value may share memory.
-        owns_memory: whether the program itself allocated the value's memory.
-        shares_addresses: whether several elements may share one memory address, as after `expand`.
-        source_value: the value that has this shape, extent, dtype or parts (for these kinds).
-        dim: index of the axis whose length this value is (for the kind "extent").
-        batch_axis: index of the axis (member·batch) along which members lie side by side; None if they lie along the
-            channels, (batch, member·channel, …).
-        name: name of the tensor in the state dict (for the kind "parameter").
-        arrange: function that brings the stacked parameter into the shape that steps read, or that splits an activation
-            (for the kind "parts").
-        cast: the activation to whose dtype the parameter is converted; None for no conversion.
-    """
-
-    kind: str
-    rank: int = 0
-    place: int = -1
-    shares: TracedValue | None = None
-    owns_memory: bool = False
-    shares_addresses: bool = False
-    source_value: TracedValue | None = None
-    dim: int = 0
-    batch_axis: int | None = None
-    name: str = ""
-    arrange: Callable[[Tensor], Any] = lambda stack: stack
-    cast: TracedValue | None = None
-
-    @property
-    def memory_owner(self) -> TracedValue:
-        """The value that owns the memory of this value."""
-        return self if self.shares is None else self.shares.memory_owner
-
-    @property
-    def is_activation(self) -> bool:
-        return self.kind in ("member", "shared")
-
-
 class ProgramBuilder:
     """Translates a traced graph into the steps of a program.
 
@@ -134,7 +93,7 @@ class ProgramBuilder:
         self.tensors: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
         self.tensors |= dict(module.named_buffers(remove_duplicate=False))
         self.parameters: list[StepParameter | None] = []
-        self.steps: list[tuple[Compute, tuple[TracedValue, ...], TracedValue, bool, TracedValue | None]] = []
+        self.steps: list[TracedStep] = []
         self.value_of_node: dict[fx.Node, Any] = {}
         self.inputs = TracedValue("shared", rank)
         self.convolutions: dict[fx.Node, tuple[tuple[str, str], int, int]] = {}
@@ -186,18 +145,16 @@ class ProgramBuilder:
         shares_memory_with: TracedValue | None = None,
         can_overwrite: bool = False,
         overwritten_value: TracedValue | None = None,
+        operand_axes: OperandAxes = lambda axis: {},
     ) -> TracedValue:
         """Add a step to the program; return the TracedValue of its result.
 
         Args:
-            compute: function that the step calls.
-            operands: activations and parameters that the step reads.
+            compute, operands, can_overwrite, overwritten_value, operand_axes: as in `TracedStep`.
             rank: number of axes of the result.
             result_kind: kind of the result; "" to derive it from the operands.
             batch_axis: the result's axis (member·batch); None if the members lie along the channels.
             shares_memory_with: the operand with which the result may share memory.
-            can_overwrite: whether the function can write its result into an operand's memory.
-            overwritten_value: the operand that the network's own code overwrites in this operation.
         """
         result_kind = result_kind or ("member" if any(v.kind == "member" for v in operands) else "shared")
         value = TracedValue(
@@ -208,7 +165,7 @@ class ProgramBuilder:
             owns_memory=shares_memory_with is None,
             shares_addresses=shares_memory_with is not None and shares_memory_with.shares_addresses,
         )
-        self.steps.append((compute, operands, value, can_overwrite, overwritten_value))
+        self.steps.append(TracedStep(compute, operands, value, can_overwrite, overwritten_value, operand_axes))
         return value
 
     def trace_parameter(self, tensor_name: str) -> TracedValue:
@@ -262,8 +219,15 @@ class ProgramBuilder:
         if not isinstance(x, TracedValue) or not x.is_activation:
             raise UnknownOperation
         layer_class = type(layer)
-        if layer_class is nn.LayerNorm or (layer_class is nn.Linear and (x.rank > 2 or x.batch_axis is not None)):
-            return self.add_row_layer(layer, self.as_rows(x))
+        if layer_class is nn.LayerNorm:
+            gain_and_offset = [self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias)]
+            return self.add_layer_norm(x, layer.normalized_shape, gain_and_offset, layer.eps)
+        if layer_class is nn.Linear and (x.rank > 2 or x.batch_axis is not None):
+            weight, bias = (self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias))
+            return self.add_step(
+                rows.linear, (self.as_rows(x), weight, bias), x.rank,
+                batch_axis=0, operand_axes=keep_axes(range(x.rank - 1)),
+            )  # fmt: skip
         if layer_class in (*program.CONVOLUTIONS, *program.BATCH_NORMS, nn.GroupNorm):
             x = self.as_channels(x)
         if layer_class in program.CONVOLUTIONS:
@@ -298,21 +262,23 @@ class ProgramBuilder:
                 batch_axis=axis,
                 can_overwrite=True,
                 overwritten_value=overwritten_value,
+                operand_axes=keep_axes(range(x.rank)),
             )
         require(
             program.STATELESS_LAYERS.get(layer_class, -1) in (None, x.rank)
             and not getattr(layer, "return_indices", False)
         )
-        return self.add_step(program.call_layer(layer), (x,), x.rank, batch_axis=axis)
+        apart = range(0 if program.STATELESS_LAYERS[layer_class] else x.rank)  # A pool does not treat entries apart.
+        return self.add_step(program.call_layer(layer), (x,), x.rank, batch_axis=axis, operand_axes=keep_axes(apart))
 
-    def add_row_layer(self, layer: Any, x: TracedValue) -> TracedValue:
-        """Add a linear layer or a layer norm of the last axes of (member·batch, …)."""
-        compute: Compute = rows.linear
-        if isinstance(layer, nn.LayerNorm):
-            require(len(layer.normalized_shape) < x.rank)
-            compute = rows.layer_norm(layer.normalized_shape, layer.eps)
-        operands = [self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias)]
-        return self.add_step(compute, (x, *operands), x.rank, batch_axis=0)
+    def add_layer_norm(
+        self, x: TracedValue, shape: Sequence[int], affine_values: Sequence[TracedValue], eps: float
+    ) -> TracedValue:
+        require(len(shape) < x.rank)
+        return self.add_step(
+            rows.layer_norm(tuple(shape), eps), (self.as_rows(x), *affine_values), x.rank,
+            batch_axis=0, operand_axes=keep_axes(range(x.rank - len(shape))),
+        )  # fmt: skip
 
     def add_convolution(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
@@ -344,40 +310,40 @@ class ProgramBuilder:
 
     def number_values(self, network_output: TracedValue) -> Program:
         """Number the values, and find the last step that reads each value; return the program."""
+        traced_steps = move_selections(self.steps, network_output)
         start = len(self.parameters)
-        values = [self.inputs, *[value for _, _, value, _, _ in self.steps]]
+        values = [self.inputs, *[step.value for step in traced_steps]]
         for i, value in enumerate(values):
             value.place = start + i
         last_reader: dict[TracedValue, int] = {}
-        for i, (_, operands, _, _, _) in enumerate(self.steps):
-            last_reader.update({v.memory_owner: i for v in operands})
-        last_reader[network_output.memory_owner] = len(self.steps)
+        for i, step in enumerate(traced_steps):
+            last_reader.update({v.memory_owner: i for v in step.operands})
+        last_reader[network_output.memory_owner] = len(traced_steps)
         steps = []
-        for i, (compute, operands, value, can_overwrite, overwritten_value) in enumerate(self.steps):
-            require(
-                overwritten_value is None
-                or (overwritten_value.memory_owner.owns_memory and last_reader[overwritten_value.memory_owner] == i)
-            )
+        for i, step in enumerate(traced_steps):
+            if step.overwritten_value is not None:
+                owner = step.overwritten_value.memory_owner
+                require(owner.owns_memory and last_reader[owner] == i)
             can_be_overwritten = [
                 v.is_activation
                 and v.memory_owner.owns_memory
                 and not v.shares_addresses
                 and last_reader[v.memory_owner] == i
-                for v in operands
+                for v in step.operands
             ]
-            memory_owners = [v.memory_owner for v in operands]
+            memory_owners = [v.memory_owner for v in step.operands]
             can_be_overwritten = [
                 is_last_reader and memory_owners.count(owner) == 1
                 for is_last_reader, owner in zip(can_be_overwritten, memory_owners, strict=True)
             ]
             freed_places = tuple(v.place for v in values[: i + 1] if last_reader.get(v.memory_owner) == i)
-            operand_places = tuple(v.place for v in operands)
+            operand_places = tuple(v.place for v in step.operands)
             steps.append(
                 Step(
-                    compute,
+                    step.compute,
                     operand_places,
-                    value.place,
-                    can_be_overwritten.index(True) if can_overwrite and any(can_be_overwritten) else -1,
+                    step.value.place,
+                    can_be_overwritten.index(True) if step.can_overwrite and any(can_be_overwritten) else -1,
                     freed_places,
                 )
             )
@@ -389,12 +355,6 @@ class ProgramBuilder:
 def flatten_members(stack: Tensor) -> Tensor:
     """Merge the member axis of a stacked tensor with the next axis; return (member·axis, …)."""
     return stack.flatten(0, 1)
-
-
-def require(condition: object) -> None:
-    """Raise UnknownOperation unless a condition holds."""
-    if not condition:
-        raise UnknownOperation
 
 
 def flatten_nested(arguments: Any) -> Iterator[Any]:
@@ -434,12 +394,25 @@ def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
         operands = [builder.as_rows(_require_activation(v)) for v in args]
         require(len({v.rank for v in operands}) == 1 and operands[0].rank > 2)
         compute = rows.call_on_activations(function_name, options)
-        return builder.add_step(compute, tuple(operands), operands[0].rank, batch_axis=0)
+        rank = operands[0].rank
+        # Rows of the first matrix, or queries, are apart; but a mask has an axis of queries too.
+        apart = (rank - 2,) if not any(options.values()) else ()
+        return builder.add_step(compute, tuple(operands), rank, batch_axis=0, operand_axes=keep_axes(apart))
     if not isinstance(first_argument, TracedValue):
         raise UnknownOperation
     if first_argument.kind == "shape" and function_name == "getitem":
         require(type(args[1]) is int)
         return TracedValue("extent", source_value=first_argument.source_value, dim=args[1])
+    if first_argument.kind == "extent" and node.target in _COMPARISONS:
+        # A program is tried on inputs of each shape, whatever the batch: there the module checks its conditions itself.
+        source = _require_activation(first_argument.source_value)
+        require(type(args[1]) is int and first_argument.dim % source.rank != (source.batch_axis or 0))
+        return TracedValue("condition")
+    if first_argument.kind == "condition":
+        require(function_name == "_assert")
+        return None
+    if function_name == "layer_norm":
+        return _add_layer_norm(builder, _require_activation(first_argument), args[1:], options)
     if first_argument.kind == "parts" and function_name == "getitem":
         return _add_part(builder, first_argument, args[1])
     if first_argument.kind == "parameter" and function_name == "expand":
@@ -500,6 +473,7 @@ def _add_activation(
             shares_memory_with=shares,
             can_overwrite=can_overwrite,
             overwritten_value=overwritten_value,
+            operand_axes=keep_axes(range(x.rank)),
         )
     require(overwritten_value is None)
     if function_name in program.REDUCTION_FUNCTIONS and is_constant:
@@ -572,8 +546,26 @@ def _add_move(builder: ProgramBuilder, function_name: str, x: TracedValue, argum
             "parts", rank, batch_axis=batch_axis, source_value=x, arrange=lambda tensor: compute(1, -1, tensor)
         )
     return builder.add_step(
-        compute, (x,), rank, batch_axis=batch_axis, shares_memory_with=None if function_name == "softmax" else x
-    )
+        compute, (x,), rank, batch_axis=batch_axis, shares_memory_with=None if function_name == "softmax" else x,
+        operand_axes=rows.axes_before(function_name, arguments, x.rank),
+    )  # fmt: skip
+
+
+def _add_layer_norm(
+    builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+) -> TracedValue:
+    """Add the layer norm that torch.nn.functional.layer_norm calls."""
+    arguments: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5}
+    arguments |= _arguments_by_name(("normalized_shape", "weight", "bias", "eps"), args) | options
+    affine_values = []
+    for parameter in (arguments["weight"], arguments["bias"]):
+        require(parameter is None or (parameter.kind == "parameter" and parameter.cast is None))
+        affine_values.append(
+            builder.add_parameter(None, lambda t: t)
+            if parameter is None
+            else builder.add_parameter(builder.tensor_of(parameter), parameter.arrange)
+        )
+    return builder.add_layer_norm(x, arguments["normalized_shape"], affine_values, arguments["eps"])
 
 
 def _add_part(builder: ProgramBuilder, parts: TracedValue, index: Any) -> TracedValue:
@@ -591,6 +583,9 @@ def _add_selection(builder: ProgramBuilder, x: TracedValue, index: Any) -> Trace
     indices = index if isinstance(index, tuple) else (index,)
     require(indices[0] in (slice(None), ...) and all(type(i) is int or isinstance(i, slice) for i in indices[1:]))
     require(len(indices) <= x.rank)
+    if len(indices) == 2 and type(indices[1]) is int and indices[0] == slice(None):
+        x = builder.add_step(Narrow(1, indices[1]), (x,), x.rank, batch_axis=0, shares_memory_with=x)
+        index = indices = (slice(None), 0)
     rank = x.rank - sum(type(i) is int for i in indices)
     return builder.add_step(
         program.call_function(operator.getitem, (index,), {}), (x,), rank, batch_axis=0, shares_memory_with=x
@@ -705,9 +700,11 @@ def _add_binary_of_rows(
     else:
         operands = [builder.as_rows(v) if v.is_activation else _align_with_rows(builder, v, rank) for v in operand_pair]
         compute = rows.BinaryWithParameter(function_name, 0 if second.is_activation else 1)
+    apart = () if isinstance(compute, rows.BinaryWithParameter) else range(rank)
     return builder.add_step(
-        compute, tuple(operands), rank, batch_axis=axis, can_overwrite=True, overwritten_value=overwritten_value
-    )
+        compute, tuple(operands), rank, batch_axis=axis, can_overwrite=True, overwritten_value=overwritten_value,
+        operand_axes=keep_axes(apart, range(len(operands))),
+    )  # fmt: skip
 
 
 def _align_parameter(builder: ProgramBuilder, parameter: TracedValue, rank: int) -> TracedValue:

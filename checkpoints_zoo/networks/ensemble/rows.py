@@ -7,6 +7,7 @@ split the axis: (member, batch, …).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from checkpoints_zoo.networks.ensemble.program import BINARY_FUNCTIONS, Compute, split_members
+from checkpoints_zoo.networks.ensemble.traced import OperandAxes
 
 # Functions of one activation that move or normalise values -> names of their arguments after the activation.
 MOVES: dict[str, tuple[str, ...]] = {
@@ -66,6 +68,19 @@ def rank_and_batch_axis(function_name: str, arguments: dict[str, Any], rank: int
     if function_name == "unflatten":
         added = len(arguments["sizes"]) - 1
     return rank + added, batch_axis + added * (first < batch_axis)
+
+
+def axes_before(function_name: str, arguments: dict[str, Any], rank: int) -> OperandAxes:
+    """Return the operand axes of a function in MOVES."""
+
+    def operand_axes(axis: int) -> dict[int, int]:
+        for before in range(rank):
+            with suppress(ValueError):
+                if rank_and_batch_axis(function_name, arguments, rank, before)[1] == axis:
+                    return {0: before}
+        return {}
+
+    return operand_axes
 
 
 def members_to_rows(is_shared: bool) -> Compute:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from checkpoints_zoo.symmetry.attention.labels import Label, Parameter
-from checkpoints_zoo.symmetry.attention.rules import MOVES, SAME, Trace, operation_name, replace_operands
+from checkpoints_zoo.symmetry.attention.rules.moves import MOVES, SAME
+from checkpoints_zoo.symmetry.attention.trace import Trace, operation_name, replace_operands
 from checkpoints_zoo.symmetry.table import Outer, Part, Product, Shift, Sum
 
 _SCALED = frozenset(["mul", "div"])

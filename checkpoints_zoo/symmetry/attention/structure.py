@@ -12,7 +12,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry.attention.frames import Limit
 from checkpoints_zoo.symmetry.attention.labels import Core, Record
-from checkpoints_zoo.symmetry.attention.rules import Trace
+from checkpoints_zoo.symmetry.attention.trace import Trace
 from checkpoints_zoo.symmetry.table import Axes, Group, Matrix, Move, Power, Scale, Sign, Table, Turn
 
 
