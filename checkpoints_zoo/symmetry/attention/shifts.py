@@ -102,13 +102,13 @@ class _Finder:
             if taken is None or not bool(taken.entries.any()):
                 continue
             part = _whole(name, shape)
-            entries = tuple(taken.entries.nonzero()[:, 0].tolist())
-            own = Sum(part, axis, tuple(i if i in set(entries) else -1 for i in range(self.size)))
+            own = Sum(part, axis, tuple(torch.where(taken.entries, torch.arange(self.size), -1).tolist()))
             overlap = all(
                 not s.products and isinstance(s, Sum) and s.part.tensor in self.centring for s in (own, *taken.sums)
             )
-            dimension = (1 if taken.mean_only else len(entries)) - overlap
-            if (taken.mean_only and len(entries) < self.size) or dimension <= 0:
+            count = int(taken.entries.sum())
+            dimension = (1 if taken.mean_only else count) - overlap
+            if (taken.mean_only and count < self.size) or dimension <= 0:
                 continue
             kind = "mean" if taken.mean_only else "constant"
             gain = None if taken.mean_only else self._gain_of_offset(node)
