@@ -393,6 +393,8 @@ class _Finder:
         value = self.trace.labels[operand] if isinstance(operand, fx.Node) else operand
         if isinstance(value, Tensor):
             return value.ndim == 0 or _same_along(value, -1)
+        if isinstance(value, Label | Parameter):
+            return tuple(operand.meta["val"].shape)[-1:] in ((), (1,))
         return isinstance(value, int | float)
 
     def _scored(

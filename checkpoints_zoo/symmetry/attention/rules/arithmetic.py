@@ -10,7 +10,7 @@ from torch import Tensor
 
 from checkpoints_zoo.symmetry.attention.frames import FIXED, ONE, ZERO, Limit
 from checkpoints_zoo.symmetry.attention.labels import Gain, Label, Parameter, fixed, padded, varies
-from checkpoints_zoo.symmetry.attention.rules.attention import add_to_scores
+from checkpoints_zoo.symmetry.attention.rules.attention import add_to_scores, multiply_scores
 from checkpoints_zoo.symmetry.attention.trace import Trace
 
 
@@ -110,10 +110,7 @@ def multiply(trace: Trace, x: Any, y: Any) -> Label:
                 return multiply_by_parameter(trace, label, other)
     a, b = trace.value(x), trace.value(y)
     if a.core is not None or b.core is not None:
-        label, other = (a, b) if a.core is not None else (b, a)
-        if not other.is_fixed or any(size > 1 for size in other.coordinates.shape):
-            label.core.pinned = True  # type: ignore[union-attr]
-        return replace(label, coordinates=label.coordinates.expand(trace.shape))
+        return multiply_scores(trace, a, b, x, y)
     if a.is_fixed or b.is_fixed:
         label, other, operand = (b, a, x) if a.is_fixed else (a, b, y)
         label = replace(label, coordinates=label.coordinates.expand(trace.shape))

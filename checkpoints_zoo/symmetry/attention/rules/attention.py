@@ -72,6 +72,17 @@ def add_to_scores(trace: Trace, a: Label, b: Label, x: Any, y: Any) -> Label:
     return replace(label, coordinates=label.coordinates.expand(trace.shape))
 
 
+def multiply_scores(trace: Trace, a: Label, b: Label, x: Any, y: Any) -> Label:
+    """Multiply the scores or weights of an attention: a learned number a head moves with its head."""
+    label, other, operand = (a, b, y) if a.core is not None else (b, a, x)
+    assert label.core is not None
+    if not other.is_fixed and other.core is None:
+        _bias_heads(trace, label.core, other, operand, trace.shape)
+    elif other.core is not None or any(size > 1 for size in other.coordinates.shape):
+        label.core.pinned = True
+    return replace(label, coordinates=label.coordinates.expand(trace.shape))
+
+
 def _bias_heads(trace: Trace, core: Core, bias: Label, operand: Any, shape: tuple[int, ...]) -> None:
     """Record what is added to the scores (*heads, query, key) of an attention."""
     heads = heads_of(core, shape)

@@ -21,13 +21,13 @@ from checkpoints_zoo.symmetry.attention.trace import (
 
 # Views, which a parameter may pass before its first use.
 _VIEWS = frozenset([
-    "view", "transpose", "permute", "t", "mT", "slice", "select", "chunk", "split", "split_with_sizes", "unsqueeze",
-    "squeeze", "alias",
+    "view", "transpose", "permute", "t", "mT", "numpy_T", "slice", "select", "chunk", "split", "split_with_sizes",
+    "unsqueeze", "squeeze", "alias",
 ])  # fmt: skip
 # Operations that only move entries.
 MOVES = _VIEWS | frozenset([
-    "reshape", "_unsafe_view", "expand", "narrow", "cat", "stack", "unbind", "roll", "flatten", "unflatten",
-    "contiguous", "clone", "index", "repeat", "repeat_interleave", "movedim", "numpy_T", "pad", "constant_pad_nd",
+    "reshape", "_unsafe_view", "broadcast_to", "expand", "narrow", "cat", "stack", "unbind", "roll", "flatten",
+    "unflatten", "contiguous", "clone", "index", "repeat", "repeat_interleave", "movedim", "pad", "constant_pad_nd",
     "index_select",
 ])  # fmt: skip
 # Moves that leave the matrices of scores in their order.
