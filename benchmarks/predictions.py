@@ -30,7 +30,7 @@ from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.predictions import Predictions, prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, SetDescription
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 NAME, INSIDE, OUTSIDE = "synthetic", "inside", "outside"
 

@@ -101,7 +101,7 @@ def compare_with_duckdb(folder: str) -> dict[str, float]:
     """Select with both sides in turns; return the figures."""
     import duckdb
 
-    from checkpoints_zoo.sources.source import select_members
+    from checkpoints_zoo.sources.finding import select_members
 
     path = Path(folder, "manifests", f"{NAME}.parquet")
     connection = duckdb.connect()
@@ -139,7 +139,7 @@ def compare_with_duckdb(folder: str) -> dict[str, float]:
 def time_errors(folder: str, count: int) -> dict[str, float]:
     """Select by ids and by a sample, and select wrongly; return the times."""
     from checkpoints_zoo.errors import MemberNotFound, SelectionError
-    from checkpoints_zoo.sources.source import select_members
+    from checkpoints_zoo.sources.finding import select_members
 
     ids = np.random.default_rng(1).permutation(np.flatnonzero(np.arange(count) % 2))[:1000].tolist()
     known = select_members(NAME, source=folder, where=f"member IN ({', '.join(map(str, ids))})").rows
@@ -178,7 +178,7 @@ print(next(int(line.split()[1]) * 1024 for line in open('/proc/self/status') if 
 SELECT_SCRIPT = f"""
 import sys
 import duckdb
-from checkpoints_zoo.sources.source import select_members
+from checkpoints_zoo.sources.finding import select_members
 {PEAK_SCRIPT}
 assert select_members('{NAME}', where=sys.argv[2], n=1000, source=sys.argv[1]).rows.num_rows == 1000
 {PEAK_SCRIPT}

@@ -30,9 +30,13 @@ from huggingface_hub import file_download  # noqa: E402
 from huggingface_hub.utils import _http, httpx  # type: ignore[attr-defined]  # noqa: E402
 from safetensors.torch import save  # noqa: E402
 
-from checkpoints_zoo.sources import fetching, hash_records, ranges  # noqa: E402
+from checkpoints_zoo.sources import (  # noqa: E402
+    archive_source,
+    fetching,
+    hash_records,
+    ranges,
+)
 from checkpoints_zoo.sources import hub as hub_client  # noqa: E402
-from checkpoints_zoo.sources import source as source_room  # noqa: E402
 from checkpoints_zoo.sources.archives import indexing  # noqa: E402
 from tests.fuzz import RUNS, Report, Watch, case_folders, make_archive, run_case  # noqa: E402
 from tests.hostile_strings import (  # noqa: E402
@@ -98,7 +102,7 @@ def hub_commands(out: Path, source: Path) -> dict[str, Use]:
 
 def forget(home: Path) -> None:
     """Start as a new process with empty caches does."""
-    for known in (indexing._indexes, source_room._archived_collections, fetching._remote_files):
+    for known in (indexing._indexes, archive_source._archived_collections, fetching._remote_files):
         known.clear()
     hash_records._known_records.clear()
     shutil.rmtree(home, ignore_errors=True)

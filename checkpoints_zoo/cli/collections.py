@@ -52,7 +52,7 @@ def _source_rows(place: str, errors: list[ZooError]) -> Iterator[dict[str, Any]]
     """Yield a row for each collection of a source, and append the errors of damaged collections."""
     # Imported here, since the catalog is listed without them.
     from checkpoints_zoo.formats import manifest
-    from checkpoints_zoo.sources.source import collection_source, open_source
+    from checkpoints_zoo.sources.finding import collection_source, open_source
 
     source = open_source(place, "")
     for name in source.collections():

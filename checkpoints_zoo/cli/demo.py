@@ -35,7 +35,7 @@ def command(folder: Path, out: Output) -> None:
     from checkpoints_zoo import images
     from checkpoints_zoo.collection.collection import load
     from checkpoints_zoo.evaluation.evaluating import evaluate
-    from checkpoints_zoo.sources.source import EMBEDDED
+    from checkpoints_zoo.sources.folder_source import EMBEDDED
 
     members = load(COLLECTION_NAME, source=EMBEDDED)
     out.say(_manifest_text(members))

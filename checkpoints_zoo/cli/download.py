@@ -12,7 +12,7 @@ from checkpoints_zoo.cli.options import OutputFolder, Selection, selection_optio
 from checkpoints_zoo.formats.manifest import check_located
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import SelectedMembers
+from checkpoints_zoo.sources.finding import SelectedMembers
 
 
 @click.command()

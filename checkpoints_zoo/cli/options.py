@@ -18,7 +18,7 @@ from checkpoints_zoo.formats.text import count_with_noun, format_bytes
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection
-    from checkpoints_zoo.sources.source import SelectedMembers
+    from checkpoints_zoo.sources.finding import SelectedMembers
     from checkpoints_zoo.workers import Engine
 
 IMAGES_HELP = "a name, a folder, a Parquet file, or hf://datasets/ORG/NAME"
@@ -50,7 +50,7 @@ class Selection:
 
     def find(self) -> SelectedMembers:
         """Select members as `zoo.load` does, without importing torch or pandas; return their manifest rows."""
-        from checkpoints_zoo.sources.source import select_members
+        from checkpoints_zoo.sources.finding import select_members
 
         arguments = self._load_arguments()
         return select_members(arguments.pop("name"), **arguments)

@@ -13,7 +13,7 @@ from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats.catalog import EPOCH_UNITS
 from checkpoints_zoo.formats.manifest import is_null, sum_of
 from checkpoints_zoo.formats.text import did_you_mean, format_bytes
-from checkpoints_zoo.sources.source import SelectedMembers
+from checkpoints_zoo.sources.finding import SelectedMembers
 
 if TYPE_CHECKING:
     import pyarrow as pa

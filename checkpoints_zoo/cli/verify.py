@@ -31,8 +31,8 @@ from checkpoints_zoo.publishing.auditing import Finding, audit
 from checkpoints_zoo.publishing.byte_checks import check_stored_members, check_stored_predictions
 from checkpoints_zoo.publishing.revision_audit import RevisionFinding, audit_revisions
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.finding import open_source, select_members
 from checkpoints_zoo.sources.revisions import expand_braces, parse_model_address
-from checkpoints_zoo.sources.source import open_source, select_members
 
 if TYPE_CHECKING:
     from checkpoints_zoo.collection.collection import Collection

@@ -28,7 +28,7 @@ from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.predictions import Predictions
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import SelectedMembers, select_members
+from checkpoints_zoo.sources.finding import SelectedMembers, select_members
 from checkpoints_zoo.symmetry import Element, Table, files, symmetries
 from checkpoints_zoo.symmetry.applying import check_element
 from checkpoints_zoo.symmetry.canonical import alignment, maps

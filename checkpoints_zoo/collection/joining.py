@@ -19,7 +19,8 @@ from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import SelectedMembers, Source
+from checkpoints_zoo.sources.finding import SelectedMembers
+from checkpoints_zoo.sources.source import Source
 
 COLLECTION_COLUMN, MEMBER_COLUMN = "collection", "member_of_collection"
 """Columns of joined rows: a member's collection, and its id there."""

@@ -194,7 +194,7 @@ class View:
         applied_element = Element()
         for step in self.steps:
             params, element = step(table, member_keys, params)
-            applied_element = compose(table, applied_element, element)
+            applied_element = compose(table, applied_element, element.cpu())
         return params, applied_element
 
     def stack(

@@ -20,7 +20,7 @@ from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import Build, build_architecture
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 if TYPE_CHECKING:
     import pandas as pd

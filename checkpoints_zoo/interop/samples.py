@@ -38,7 +38,7 @@ from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.archives import MemberHeader
 from checkpoints_zoo.sources.archives.keymaps import unwrap_names
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 Array = Tensor | npt.NDArray[Any]
 Draw = Mapping[str, Array] | Array

@@ -34,7 +34,7 @@ from checkpoints_zoo.methods.snapshot import Snapshot
 from checkpoints_zoo.methods.swag import Swag
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.ensemble import Ensemble
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.recipe import Recipe
 
 DEFAULT_RUNS, DEFAULT_DRAWS = 10, 100  # Default number of runs of a fit, and of draws of each run.

@@ -19,7 +19,9 @@ from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
-from checkpoints_zoo.sources.source import FolderSource, Source, open_source
+from checkpoints_zoo.sources.finding import open_source
+from checkpoints_zoo.sources.folder_source import FolderSource
+from checkpoints_zoo.sources.source import Source
 
 LOGITS_TENSOR = "logits"  # Name of a member's only tensor in the shard, and key of its layout.
 STORED_DTYPES = ("F16", "F32")

@@ -32,7 +32,7 @@ from checkpoints_zoo.predictions.prediction_sets import (
 from checkpoints_zoo.predictions.running import Members, group_size, logits_by_group
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import EMBEDDED, FolderSource
+from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
 GROUP_BYTES = 2**27  # Number of bytes of float32 logits that are held in memory before they are written.

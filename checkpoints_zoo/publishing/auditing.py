@@ -27,9 +27,11 @@ from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.archives.indexing import ARCHIVE_SUFFIXES
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_header, leads_out
+from checkpoints_zoo.sources.finding import open_source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub import translated_errors
-from checkpoints_zoo.sources.ranges import RemoteFile
-from checkpoints_zoo.sources.source import FolderSource, Source, open_source
+from checkpoints_zoo.sources.hub_files import RemoteFile
+from checkpoints_zoo.sources.source import Source
 
 SAMPLE_COUNT, SAMPLE_BYTES = 8, 4096
 SAFETENSORS_SUFFIX = ".safetensors"

@@ -26,7 +26,8 @@ from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, 
 from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
-from checkpoints_zoo.sources.source import SelectedMembers, Source
+from checkpoints_zoo.sources.finding import SelectedMembers
+from checkpoints_zoo.sources.source import Source
 
 # Errors whose cause is the network or this machine.
 CONNECTION_ERRORS = (NetworkError, AccessError, StorageError)

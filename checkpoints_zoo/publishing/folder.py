@@ -23,7 +23,8 @@ from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.publishing.byte_checks import Verification
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.source import Source, open_source
+from checkpoints_zoo.sources.finding import open_source
+from checkpoints_zoo.sources.source import Source
 
 Say = Callable[[str], object]
 RESERVED_FOLDERS = ("manifests", "predictions", "cards")  # `publish` writes their files: members' bytes lie elsewhere

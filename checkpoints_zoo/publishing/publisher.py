@@ -46,8 +46,8 @@ from checkpoints_zoo.publishing.remote import (
     parse_repo,
 )
 from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources.finding import open_source
 from checkpoints_zoo.sources.hub import TRY_AGAIN_ADVICE, Repo, fetch_file, retry_patiently
-from checkpoints_zoo.sources.source import open_source
 
 # Size of a commit: an interrupted publication continues after its last commit; the Hub takes 128 commits an hour.
 LARGEST_COMMIT_NBYTES = 20_000_000_000

@@ -15,7 +15,7 @@ from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.images import ImageData, ImageInput
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.publishing.byte_checks import Verification, check_stored_members, check_stored_predictions
-from checkpoints_zoo.sources.source import SelectedMembers
+from checkpoints_zoo.sources.finding import SelectedMembers
 
 # Largest number of images whose predicted class may differ, since rounding differs between processors.
 LARGEST_DIFFERING_IMAGE_COUNT = 2

@@ -24,7 +24,8 @@ from checkpoints_zoo.formats.member_parts import PARTS_COLUMN
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, shard_header, tensor_prefix
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.source import FolderSource, SelectedMembers
+from checkpoints_zoo.sources.finding import SelectedMembers
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 Row = dict[str, Any]
 

@@ -28,7 +28,7 @@ from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
-from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.web import WebFile, WebFolder
 
 LARGEST_READ_GAP_NBYTES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,23 +67,22 @@ class Element:
         return bool(self.scales or self.matrices or self.shifts)
 
 
-def identity_element(table: Table, members: int) -> Element:
+def identity_element(table: Table, members: int, device: torch.device | str = "cpu") -> Element:
     """Return the symmetry that changes nothing, with a row for each member in each exact part of the group.
 
     Args:
         table: the network's symmetry table.
         members: number of members.
+        device: device of the element's tensors.
     """
+    wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    scales = {name: scale for name, scale in table.scales.items() if scale.exact}
     return Element(
-        {name: torch.arange(group.size).expand(members, -1) for name, group in table.groups.items()},
-        {
-            name: torch.ones(members, scale.size, dtype=torch.float64)
-            for name, scale in table.scales.items()
-            if scale.exact
-        },
-        {name: torch.ones(members, sign.size, dtype=torch.float64) for name, sign in table.signs.items()},
-        {n: torch.eye(m.size, dtype=torch.float64).expand(members, m.count, -1, -1) for n, m in table.matrices.items()},
-        {name: torch.zeros(members, shift.size, dtype=torch.float64) for name, shift in table.shifts.items()},
+        {name: torch.arange(group.size, device=device).expand(members, -1) for name, group in table.groups.items()},
+        {name: torch.ones(members, scale.size, **wide) for name, scale in scales.items()},
+        {name: torch.ones(members, sign.size, **wide) for name, sign in table.signs.items()},
+        {n: torch.eye(m.size, **wide).expand(members, m.count, -1, -1) for n, m in table.matrices.items()},
+        {name: torch.zeros(members, shift.size, **wide) for name, shift in table.shifts.items()},
     )
 
 

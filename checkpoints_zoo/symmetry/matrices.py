@@ -163,7 +163,7 @@ def _problem(matrix: Matrix, values: Tensor, tolerance: float) -> str:
     if values.ndim > 4 or not bool(values.isfinite().all()):
         return f"{values.ndim} axes" if values.ndim > 4 else "entries that are not finite"
     n = matrix.size
-    identity = torch.eye(n, dtype=torch.float64)
+    identity = torch.eye(n, dtype=torch.float64, device=values.device)
     is_orthogonal = torch.allclose(values @ values.mT, identity, atol=tolerance)
     if matrix.kind in ("orthogonal", "centred orthogonal", "turn") and not is_orthogonal:
         return "matrices that are not orthogonal"

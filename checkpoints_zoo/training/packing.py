@@ -22,7 +22,7 @@ from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.population import TrainedMember
 from checkpoints_zoo.training.recipe import STORAGE_DTYPES, VARIABLE_FIELDS, Recipe, initial_seed
 from checkpoints_zoo.training.seeds import derive_seed, deterministic

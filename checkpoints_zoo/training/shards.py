@@ -21,7 +21,7 @@ from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, check_against_files, read_members
 from checkpoints_zoo.sources.copying import PlannedShard, PlannedSnapshot, record_locations, write_planned
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.packing import ManifestRow, PackedSnapshot, SnapshotKey, member_and_epoch
 
 

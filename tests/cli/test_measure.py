@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints_zoo.sources import source
+from checkpoints_zoo.sources import finding
 from tests.support.commands import run, two_collections, values
 from tests.support.scenarios import Built, build, digest_of
 
@@ -140,7 +140,7 @@ def populate(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
     def place(members: int) -> Built:
         built = build(tmp_path_factory.mktemp("embedded"), "convnet", range(members), name="convnet-digits")
-        monkeypatch.setattr(source, "EMBEDDED_ROOT", built.root)
+        monkeypatch.setattr(finding, "EMBEDDED_ROOT", built.root)
         monkeypatch.setattr(evaluating, "evaluate", partial(evaluating.evaluate, subsets=2))
         return built
 

@@ -191,8 +191,8 @@ LIGHT = """
 import json, sys
 from pathlib import Path
 from checkpoints_zoo.formats import selection
-from checkpoints_zoo.sources import source
-place = source.open_source(sys.argv[1], "tiny")
+from checkpoints_zoo.sources import finding
+place = finding.open_source(sys.argv[1], "tiny")
 description, rows = place.read_collection("tiny")
 chosen = selection.select_rows(rows, "tiny", where="test_accuracy > 0.9 AND seed IN (8, 9, 10)", n=2, sample=3)
 print(json.dumps([chosen.num_rows, selection.cite(place.label, place.commit("tiny"), "tiny", chosen),

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
 from checkpoints_zoo.networks.ensemble.rows import SPLITS, rank_and_batch_axis
 from checkpoints_zoo.networks.modules import build_architecture
+from tests.support.ensemble_nets import assert_close, ensemble, images, looped
 
 SHAPE = (4, 3, 4, 6)
 MOVES: list[tuple[str, dict[str, Any]]] = [
@@ -119,6 +120,22 @@ def test_operations_that_keep_inputs_apart_have_one(operation: Callable[[Tensor]
     with torch.no_grad():
         logits = program.run(program.prepare(stacked), x, 3, can_overwrite=True)
         torch.testing.assert_close(logits, torch.stack([net(x) for net in others]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_of_timm_runs_side_by_side() -> None:
+    from timm.models.vision_transformer import VisionTransformer
+
+    def build() -> nn.Module:
+        return VisionTransformer(
+            img_size=8, patch_size=2, in_chans=2, num_classes=3, embed_dim=12, depth=2, num_heads=3, init_values=0.1
+        )
+
+    made, expected = looped(build, images(4, torch.float64), 3)
+    members = ensemble(build, made, "grouped")
+    assert_close(members(images(4, torch.float64)), expected, 1e-12)
+    with pytest.raises(AssertionError, match=r"Input height \(6\) doesn't match model \(8\)"):
+        members(images(4, torch.float64, size=6))
 
 
 def test_tokens_that_nobody_reads_are_not_computed() -> None:

@@ -25,8 +25,7 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, UsageError, ZooError
 from checkpoints_zoo.formats import limits, manifest
-from checkpoints_zoo.sources import fetching
-from checkpoints_zoo.sources import source as source_module
+from checkpoints_zoo.sources import archive_source, fetching
 from checkpoints_zoo.sources.archives import indexing
 from tests.hub import WRITER, Hub, filled
 from tests.support.archives import local_tar
@@ -38,7 +37,7 @@ from tests.support.scenarios import SCHEMA, Built, build, digest_of
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, source_module._archived_collections, fetching._remote_files):
+    for known in (indexing._indexes, archive_source._archived_collections, fetching._remote_files):
         known.clear()
 
 

@@ -218,6 +218,13 @@ class Odd(nn.Module):
 
 
 @pytest.mark.slow
+def test_a_page_on_vision_transformers_leaves_out_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
+    page = zoo.report_page(zoo.load("vit-digits", n=4), few(), few(1, labels=False), subsets=2)
+    assert left_out(page) == {}
+
+
+@pytest.mark.slow
 def test_a_network_without_known_symmetries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch)
     built = build(tmp_path, members=range(4))

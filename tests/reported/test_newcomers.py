@@ -74,7 +74,7 @@ def test_a_place_that_can_not_be_written_is_refused_before_the_work(
         raise AssertionError("the command began its work")
 
     for function in (
-        "collection.collection.load", "sources.source.select_members", "training.recipes.recipe_from_options",
+        "collection.collection.load", "sources.finding.select_members", "training.recipes.recipe_from_options",
         "cli.importing.ingest",
     ):  # fmt: skip
         monkeypatch.setattr(f"checkpoints_zoo.{function}", work)

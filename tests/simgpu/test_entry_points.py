@@ -135,6 +135,19 @@ def align_to_mean(device: str, folder: Path) -> Found:
     return dict(convnets(3).align(to="mean").stack(device, torch.float32))
 
 
+@case(1e-4)  # heads are balanced, and streams turned, in float64
+def transformers(device: str, folder: Path) -> Found:
+    members = zoo.load("vit-digits", n=1)
+    canonical = members.canonicalize(heads="balanced", scale="unit-norm", permute="norm", streams=True)
+    found = {f"canonical {name}": tensor for name, tensor in canonical.stack(device, torch.float32).items()}
+    back = canonical.align(to=members[0])  # matched in two sweeps
+    found |= {f"aligned {name}": tensor for name, tensor in back.stack(device, torch.float32).items()}
+    mass = zoo.minimal_mass(members, device=device)
+    images = members.preprocess(zoo.images.load("digits").images[:8])
+    logits = members.ensemble(device)(images.to(device)) / LARGEST_LOGIT
+    return found | {"mass": mass.after / mass.before, "logits": logits}
+
+
 @case(1e-4 * LARGEST_LOGIT)  # of rescaled weights
 def ensemble_of_a_view(device: str, folder: Path) -> Found:
     view = convnets(3).canonicalize(scale="unit-norm", permute="first")

@@ -15,11 +15,11 @@ from safetensors.torch import save
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, NetworkError
 from checkpoints_zoo.formats import catalog, manifest
-from checkpoints_zoo.sources import archives, fetching, source
+from checkpoints_zoo.sources import archive_source, archives, fetching
 from checkpoints_zoo.sources import cache as member_cache
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
-from checkpoints_zoo.sources.source import open_source, select_members
+from checkpoints_zoo.sources.finding import open_source, select_members
 from tests.hub import WRITER, Hub
 from tests.hub.virtual import Virtual
 from tests.support.archives import Part, head, local_tar, member, virtual_tar
@@ -69,7 +69,7 @@ def upstream(hub: Hub) -> Hub:
 
 def forget() -> None:
     """Start as a new process does."""
-    for known in (indexing._indexes, source._archived_collections, fetching._remote_files):
+    for known in (indexing._indexes, archive_source._archived_collections, fetching._remote_files):
         known.clear()
 
 

@@ -29,7 +29,7 @@ from checkpoints_zoo.sources.archives import (
     walk_archive,
 )
 from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 from tests.support.archives import Counted, local_tar, tar_header
 
 State = dict[str, Tensor]

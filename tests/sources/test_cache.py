@@ -21,8 +21,8 @@ from checkpoints_zoo.errors import DamagedError, StorageError
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.sources import cache, fetching
 from checkpoints_zoo.sources import hub as spares
+from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.sources.hub import Repo, cache_root
-from checkpoints_zoo.sources.source import select_members
 from tests.hub import Hub
 from tests.support.remote import ADDRESS, REPO, SHARDS, published
 from tests.support.scenarios import Built, file_bytes, load
@@ -147,7 +147,7 @@ def test_eight_threads_fetch_a_member_once(hub: Hub, tiny: Built) -> None:
 
 BRING = f"""
 import sys
-from checkpoints_zoo.sources.source import select_members
+from checkpoints_zoo.sources.finding import select_members
 found = select_members("tiny", members="1,3,15", source="{ADDRESS}")
 places = found.source.locate(found.description, found.rows)
 print(sum(x.path.stat().st_size for x in places), "torch" in sys.modules)

@@ -16,7 +16,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError, UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.sources import copying
-from checkpoints_zoo.sources.source import select_members
+from checkpoints_zoo.sources.finding import select_members
 from tests.hub import Hub
 from tests.support.commands import ROOT, process, run, values
 from tests.support.kills import Contract, OnFiles, forks

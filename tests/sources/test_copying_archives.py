@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo.sources import copying, fetching, source
+from checkpoints_zoo.sources import archive_source, copying, fetching
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.keymaps import KEY_MAPS, tensor_shapes
-from checkpoints_zoo.sources.source import select_members
+from checkpoints_zoo.sources.finding import select_members
 from tests.hub import Hub
 from tests.support.archives import head, local_tar, member, virtual_tar
 from tests.support.commands import run, values
@@ -25,7 +25,7 @@ ADDRESS = f"hf://datasets/{REPO}"
 
 @pytest.fixture(autouse=True)
 def as_a_new_process() -> None:
-    for known in (indexing._indexes, source._archived_collections, fetching._remote_files):
+    for known in (indexing._indexes, archive_source._archived_collections, fetching._remote_files):
         known.clear()
 
 

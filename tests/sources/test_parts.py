@@ -14,7 +14,8 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, NetworkError, SelectionError, ZooError
 from checkpoints_zoo.sources import cache, fetching, parts
 from checkpoints_zoo.sources import hub as sources_hub
-from checkpoints_zoo.sources.source import HubSource, select_members
+from checkpoints_zoo.sources.finding import select_members
+from checkpoints_zoo.sources.hub_source import HubSource
 from tests.hub import WRITER, Hub
 from tests.sources.test_large_manifests import COUNT, pairs, selected, usable, write_large
 from tests.support.remote import ADDRESS, REPO

@@ -13,7 +13,8 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats.manifest import path_problem
-from checkpoints_zoo.sources.source import EMBEDDED, FolderSource, open_source
+from checkpoints_zoo.sources.finding import open_source
+from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
 from tests.support.commands import run
 from tests.support.scenarios import build, digest_of
 
@@ -248,7 +249,7 @@ def test_a_source_that_is_reached_through_a_link(tmp_path: Path) -> None:
     assert len(zoo.load("tiny", source=tmp_path / "link").stack()["fc1.bias"]) == 4
 
 
-IMPORT = "from checkpoints_zoo.sources import source; import sys; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
+IMPORT = "import checkpoints_zoo.sources.finding, sys; print(sorted({'torch', 'pandas'} & set(sys.modules)))"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import AccessError, CollectionNotFound, DamagedError, NetworkError, SourceNotFound
 from checkpoints_zoo.sources import hosts
 from checkpoints_zoo.sources import web as web_room
-from checkpoints_zoo.sources.source import EMBEDDED_ROOT
+from checkpoints_zoo.sources.folder_source import EMBEDDED_ROOT
 from checkpoints_zoo.sources.web import WebFile, WebFolder, https_address
 from tests.support.web_host import WebHost
 

@@ -13,7 +13,7 @@ from typing import Any
 from checkpoints_zoo import images
 from checkpoints_zoo.formats import catalog, manifest, shard_files
 from checkpoints_zoo.networks import modules
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.training.loop import initial_state, train_epochs
 from checkpoints_zoo.training.packing import description_of, layout_of
 from checkpoints_zoo.training.recipe import Recipe

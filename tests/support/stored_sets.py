@@ -13,7 +13,7 @@ from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.images import ImageData
 from checkpoints_zoo.predictions import Predictions, predict, prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import LOGITS_TENSOR, SCHEMA, SetDescription
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 from tests.support.scenarios import Built, build, hand_made, load
 
 INSIDE = "predictions/tiny/few-test"

@@ -296,6 +296,75 @@ def test_heads_with_masks_of_their_own_are_pinned() -> None:
     assert not checked(Scores(lambda s: s.roll(1, 1))).groups  # The heads read each other's values.
 
 
+class LearnedScale(nn.Module):
+    """Attention whose scores are multiplied by a learned number a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(HEADS, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        weights = ((q @ k.transpose(-1, -2)) * self.scale).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_learned_scales_of_scores_move_with_their_heads() -> None:
+    table = checked(LearnedScale())
+    assert [group.size for group in table.groups.values()] == [HEADS]
+    assert "scale" in {name for name, axes in table.tensors.items() if axes.moves}
+    assert {(m.kind, m.count, m.size) for m in table.matrices.values()} == {("invertible", HEADS, 4)}
+    assert {shift.name for shift in table.shifts.values()} == {"constant of k.bias", "constant of v.bias"}
+
+
+class OfTorch(nn.Module):
+    """torch's own self-attention."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return result
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_further_keys_end_the_shifts_of_biases(option: str) -> None:
+    """By hand: the biases of keys and values are free without them, 8 numbers each."""
+    assert sum(shift.dimension for shift in checked(OfTorch()).shifts.values()) == 2 * WIDTH
+    table = checked(OfTorch(**{option: True}))
+    assert not table.shifts
+    assert table.dimension == 2 * HEADS * 4**2
+
+
+class Grouped(nn.Module):
+    """Attention in Falcon's layout: two groups, each with two queries, then their key and their value; or one."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self.qkv, self.o = nn.Linear(WIDTH, (4 + 2 * groups) * 3, bias=False), nn.Linear(12, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).unflatten(-1, (self.groups, -1, 3))  # (batch, token, group, head, unit)
+        heads = parts.shape[-2] - 2
+        q, k, v = parts[..., :heads, :], parts[..., -2:-1, :], parts[..., -1:, :]
+        k, v = (part.broadcast_to(q.shape) for part in (k, v))
+        q, k, v = (part.flatten(2, 3).transpose(1, 2) for part in (q, k, v))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_queries_between_their_keys_and_values_move_with_their_group() -> None:
+    table = checked(Grouped(2))
+    assert [(group.size, group.mover) for group in table.groups.values()] == [(2, None)]
+    assert {(m.kind, m.count, m.size) for m in table.matrices.values()} == {("invertible", 2, 3)}
+    table = checked(Grouped(1))
+    assert [(group.size, group.mover) for group in table.groups.values()] == [(4, None)]
+    assert {(m.kind, m.count, m.size) for m in table.matrices.values()} == {("invertible", 1, 3)}
+
+
 def test_sinks_end_the_shifts_of_biases() -> None:
     table = checked(Scores(lambda s: s, sinks=True))
     assert not table.shifts

@@ -15,6 +15,7 @@ from checkpoints_zoo.symmetry import Element, Table, apply, random_element, symm
 from checkpoints_zoo.symmetry.canonical.alignment import match_mean, match_weights, restrict
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
+from checkpoints_zoo.symmetry.table import Axes
 from tests.symmetry.test_attention import INDICES, Decoder, drawn
 
 Weights = dict[str, Tensor]
@@ -105,6 +106,15 @@ def test_half_precision_is_widened(decoder: Table) -> None:
     assert {tensor.dtype for tensor in canonical.values()} == {torch.float32}
     wide, _ = canonicalize(decoder, {n: t.double() for n, t in halves.items()}, heads="balanced", permute="first")
     assert furthest({n: t.double() for n, t in canonical.items()}, wide) < 1e-5
+
+
+def test_integers_stay(decoder: Table) -> None:
+    table = replace(decoder, tensors={**decoder.tensors, "places_used": Axes((4,), "other", 0.0, (), ())})
+    weights = drawn(Decoder()) | {"places_used": torch.arange(4)}
+    canonical, _ = canonicalize(table, weights, heads="balanced", scale="unit-norm", permute="first")
+    assert torch.equal(canonical["places_used"], torch.arange(4))
+    matching = match_weights(table, stacked(weights, 1), weights)
+    assert torch.equal(apply(table, stacked(weights, 1), matching.element)["places_used"][0], torch.arange(4))
 
 
 def test_an_unknown_way_is_refused(decoder: Table) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs
+from checkpoints_zoo.training.loop import StackState, initial_state, train_epochs, trains_on_one_thread
 from checkpoints_zoo.training.optimizers import sgd_step
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, resnet8_digits
@@ -124,20 +124,23 @@ def test_one_member_equals_a_plain_loop(recipe: Recipe) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits", "mlp-digits"])
+@pytest.mark.parametrize("name", ["convnet-digits", "resnet8-digits", "mlp-digits", "vit-digits"])
 def test_member_is_a_function_of_its_seed(name: str) -> None:
     recipe = dataclasses.replace(RECIPES[name](), epochs=1)
     width = recipe.stack_width
     first = trained_stack(recipe, list(range(width)))
     again = trained_stack(recipe, list(range(3, width + 3)))
-    alone = trained_stack(recipe, [5] * width)
-    torch.set_num_threads(2)
+    alone = trained_stack(recipe, [3] * width)
+    if name == "vit-digits":  # Gradients of attention add up in another order on two threads: the trainer takes one.
+        assert trains_on_one_thread(recipe, torch.device("cpu"))
+    else:
+        torch.set_num_threads(2)
     threads = trained_stack(recipe, list(range(width)))
     for member in range(3, width):
         assert_identical(tensors_of_header(first, member), tensors_of_header(again, member - 3))
     for member in range(width):
         assert_identical(tensors_of_header(first, member), tensors_of_header(threads, member))
-        assert_identical(tensors_of_header(first, 5), tensors_of_header(alone, member))
+        assert_identical(tensors_of_header(first, 3), tensors_of_header(alone, member))
 
 
 @pytest.mark.slow

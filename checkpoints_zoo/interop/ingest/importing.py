@@ -18,7 +18,7 @@ from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, pla
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.sources import archives, cache
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 if TYPE_CHECKING:
     from checkpoints_zoo.images import ImageData, ImageInput

@@ -14,8 +14,8 @@ from checkpoints_zoo.formats.shard_files import REPEATING_METHODS, Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.sources import cache, fetching, hub
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hash_records import delete_file
-from checkpoints_zoo.sources.source import FolderSource
 
 if TYPE_CHECKING:
     from torch import nn

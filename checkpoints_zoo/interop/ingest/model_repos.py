@@ -27,9 +27,9 @@ from checkpoints_zoo.interop.ingest.survey import status_counts
 from checkpoints_zoo.interop.ingest.user_columns import make_description
 from checkpoints_zoo.networks.architectures import from_config_name
 from checkpoints_zoo.sources import cache, pacing, revisions
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub import Repo
 from checkpoints_zoo.sources.revisions import Revision, WeightFile
-from checkpoints_zoo.sources.source import FolderSource
 
 # Names that a tied output layer has; its weights are those of the input embedding.
 TIED_NAMES = ("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight")

@@ -21,7 +21,7 @@ from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, tensor_shape
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
 from checkpoints_zoo.sources import archives
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 
 @dataclass(frozen=True)

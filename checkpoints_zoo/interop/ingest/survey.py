@@ -23,7 +23,7 @@ from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net,
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
 from checkpoints_zoo.sources.fetching import LARGEST_RANGE_NBYTES, LARGEST_READ_GAP_NBYTES
-from checkpoints_zoo.sources.source import FolderSource
+from checkpoints_zoo.sources.folder_source import FolderSource
 
 
 @dataclass(frozen=True)

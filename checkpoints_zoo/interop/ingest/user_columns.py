@@ -23,8 +23,9 @@ from checkpoints_zoo.formats.manifest import LOCATION_COLUMNS
 from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.interop.ingest.networks import Build
+from checkpoints_zoo.sources.finding import open_source
+from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.revisions import expand_braces, parse_model_address
-from checkpoints_zoo.sources.source import FolderSource, open_source
 
 Row = dict[str, Any]
 # Maps file -> member to member -> columns.

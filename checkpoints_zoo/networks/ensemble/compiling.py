@@ -1,7 +1,8 @@
 """Derive a program (a list of steps) from a module, if all its operations are known to keep members separate.
 
 A module has no program, and is run by its own code, if it has control flow that depends on values, hooks, operations
-across channels, random numbers, or layers that keep state between calls.
+across inputs, random numbers, or layers that keep state between calls. It is one file, because the rules of operations
+add steps to the builder, and the builder calls the rules.
 """
 
 from __future__ import annotations
@@ -218,8 +219,15 @@ class ProgramBuilder:
         if not isinstance(x, TracedValue) or not x.is_activation:
             raise UnknownOperation
         layer_class = type(layer)
-        if layer_class is nn.LayerNorm or (layer_class is nn.Linear and (x.rank > 2 or x.batch_axis is not None)):
-            return self.add_row_layer(layer, self.as_rows(x))
+        if layer_class is nn.LayerNorm:
+            gain_and_offset = [self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias)]
+            return self.add_layer_norm(x, layer.normalized_shape, gain_and_offset, layer.eps)
+        if layer_class is nn.Linear and (x.rank > 2 or x.batch_axis is not None):
+            weight, bias = (self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias))
+            return self.add_step(
+                rows.linear, (self.as_rows(x), weight, bias), x.rank,
+                batch_axis=0, operand_axes=keep_axes(range(x.rank - 1)),
+            )  # fmt: skip
         if layer_class in (*program.CONVOLUTIONS, *program.BATCH_NORMS, nn.GroupNorm):
             x = self.as_channels(x)
         if layer_class in program.CONVOLUTIONS:
@@ -263,16 +271,14 @@ class ProgramBuilder:
         apart = range(0 if program.STATELESS_LAYERS[layer_class] else x.rank)  # A pool does not treat entries apart.
         return self.add_step(program.call_layer(layer), (x,), x.rank, batch_axis=axis, operand_axes=keep_axes(apart))
 
-    def add_row_layer(self, layer: Any, x: TracedValue) -> TracedValue:
-        """Add a linear layer or a layer norm of the last axes of (member·batch, …)."""
-        compute: Compute = rows.linear
-        apart = range(x.rank - 1)
-        if isinstance(layer, nn.LayerNorm):
-            compute = rows.layer_norm(layer.normalized_shape, layer.eps)
-            apart = range(x.rank - len(layer.normalized_shape))
-            require(apart)
-        operands = [self.add_parameter(t, lambda t: t) for t in (layer.weight, layer.bias)]
-        return self.add_step(compute, (x, *operands), x.rank, batch_axis=0, operand_axes=keep_axes(apart))
+    def add_layer_norm(
+        self, x: TracedValue, shape: Sequence[int], affine_values: Sequence[TracedValue], eps: float
+    ) -> TracedValue:
+        require(len(shape) < x.rank)
+        return self.add_step(
+            rows.layer_norm(tuple(shape), eps), (self.as_rows(x), *affine_values), x.rank,
+            batch_axis=0, operand_axes=keep_axes(range(x.rank - len(shape))),
+        )  # fmt: skip
 
     def add_convolution(self, node: fx.Node, layer: Any, x: TracedValue) -> TracedValue:
         require(layer.padding_mode == "zeros" and x.rank == layer.weight.dim())
@@ -389,13 +395,24 @@ def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
         require(len({v.rank for v in operands}) == 1 and operands[0].rank > 2)
         compute = rows.call_on_activations(function_name, options)
         rank = operands[0].rank
-        apart = (rank - 2,) if not options else ()  # Rows of the first matrix, or queries; a mask has an axis for them.
+        # Rows of the first matrix, or queries, are apart; but a mask has an axis of queries too.
+        apart = (rank - 2,) if not any(options.values()) else ()
         return builder.add_step(compute, tuple(operands), rank, batch_axis=0, operand_axes=keep_axes(apart))
     if not isinstance(first_argument, TracedValue):
         raise UnknownOperation
     if first_argument.kind == "shape" and function_name == "getitem":
         require(type(args[1]) is int)
         return TracedValue("extent", source_value=first_argument.source_value, dim=args[1])
+    if first_argument.kind == "extent" and node.target in _COMPARISONS:
+        # A program is tried on inputs of each shape, whatever the batch: there the module checks its conditions itself.
+        source = _require_activation(first_argument.source_value)
+        require(type(args[1]) is int and first_argument.dim % source.rank != (source.batch_axis or 0))
+        return TracedValue("condition")
+    if first_argument.kind == "condition":
+        require(function_name == "_assert")
+        return None
+    if function_name == "layer_norm":
+        return _add_layer_norm(builder, _require_activation(first_argument), args[1:], options)
     if first_argument.kind == "parts" and function_name == "getitem":
         return _add_part(builder, first_argument, args[1])
     if first_argument.kind == "parameter" and function_name == "expand":
@@ -532,6 +549,23 @@ def _add_move(builder: ProgramBuilder, function_name: str, x: TracedValue, argum
         compute, (x,), rank, batch_axis=batch_axis, shares_memory_with=None if function_name == "softmax" else x,
         operand_axes=rows.axes_before(function_name, arguments, x.rank),
     )  # fmt: skip
+
+
+def _add_layer_norm(
+    builder: ProgramBuilder, x: TracedValue, args: tuple[Any, ...], options: dict[str, Any]
+) -> TracedValue:
+    """Add the layer norm that torch.nn.functional.layer_norm calls."""
+    arguments: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5}
+    arguments |= _arguments_by_name(("normalized_shape", "weight", "bias", "eps"), args) | options
+    affine_values = []
+    for parameter in (arguments["weight"], arguments["bias"]):
+        require(parameter is None or (parameter.kind == "parameter" and parameter.cast is None))
+        affine_values.append(
+            builder.add_parameter(None, lambda t: t)
+            if parameter is None
+            else builder.add_parameter(builder.tensor_of(parameter), parameter.arrange)
+        )
+    return builder.add_layer_norm(x, arguments["normalized_shape"], affine_values, arguments["eps"])
 
 
 def _add_part(builder: ProgramBuilder, parts: TracedValue, index: Any) -> TracedValue:

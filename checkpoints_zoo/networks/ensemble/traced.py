@@ -31,7 +31,7 @@ class TracedValue:
 
     Args:
         kind: "member" for values that differ between members, "shared" for the inputs and values computed from the
-            inputs alone, "parameter"; or "shape", "extent", "dtype", "parts" of another value.
+            inputs alone, "parameter"; "shape", "extent", "dtype" or "parts" of another value; "condition" on an extent.
         rank: number of axes of the value; the member axis of a parameter does not count.
         place: position of the value in the program's list of values.
         shares: the value with which this value may share memory.

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry.attention.graph import has_attention, record
-from checkpoints_zoo.symmetry.attention.rules import Trace
+from checkpoints_zoo.symmetry.attention.rules import RULES
 from checkpoints_zoo.symmetry.attention.shifts import find_shifts
 from checkpoints_zoo.symmetry.attention.structure import build_table
+from checkpoints_zoo.symmetry.attention.trace import Trace
 from checkpoints_zoo.symmetry.table import Axes, Table
 
 
@@ -35,7 +36,8 @@ def derive_with_attention(
         graph = record(module, example)
     if graph is None or not has_attention(graph):
         return None
-    trace = Trace(graph, {name: tuple(p.shape) for name, p in module.named_parameters(remove_duplicate=False)})
+    parameter_shapes = {name: tuple(p.shape) for name, p in module.named_parameters(remove_duplicate=False)}
+    trace = Trace(graph, parameter_shapes, RULES)
     table = build_table(network, trace)
     rest = {name: table.tensors.get(name, Axes(shape, "other", 0.0, (), ())) for name, shape in shapes.items()}
     return replace(table, tensors=rest, shifts=find_shifts(trace))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -109,6 +110,17 @@ class Label:
     def is_fixed(self) -> bool:
         return self.core is None and not bool((self.coordinates >= 0).any())
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether numbers multiply the coordinates, or sums mix them."""
+        return self.factor is not None or bool(self.more)
+
+    @property
+    def factors(self) -> Tensor:
+        """The numbers that multiply the entries, in the shape of the activation."""
+        factor = torch.ones((), dtype=torch.float64) if self.factor is None else self.factor
+        return factor.expand(self.coordinates.shape)
+
     def with_coordinates(self, coordinates: Tensor) -> Label:
         """Return a label with other coordinates, without factors and gain."""
         return replace(self, coordinates=coordinates, factor=None, more=(), gain=None, squares=False)
@@ -117,6 +129,11 @@ class Label:
 def fixed(shape: tuple[int, ...]) -> Label:
     """Return the label of an activation of which no symmetry moves an entry."""
     return Label(torch.full((), FIXED).expand(shape))
+
+
+def padded(shape: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Return a shape with axes of one entry before it, as broadcasting adds them."""
+    return (*[1] * (rank - len(shape)), *shape)
 
 
 def varies(coordinates: Tensor, axis: int) -> bool:

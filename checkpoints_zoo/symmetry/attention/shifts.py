@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from checkpoints_zoo.symmetry.attention.labels import Label, Parameter
-from checkpoints_zoo.symmetry.attention.rules import MOVES, SAME, Trace, operation_name, replace_operands
+from checkpoints_zoo.symmetry.attention.rules.moves import MOVES, SAME
+from checkpoints_zoo.symmetry.attention.trace import Trace, operation_name, replace_operands
 from checkpoints_zoo.symmetry.table import Outer, Part, Product, Shift, Sum
 
 _SCALED = frozenset(["mul", "div"])
@@ -392,6 +393,8 @@ class _Finder:
         value = self.trace.labels[operand] if isinstance(operand, fx.Node) else operand
         if isinstance(value, Tensor):
             return value.ndim == 0 or _same_along(value, -1)
+        if isinstance(value, Label | Parameter):
+            return tuple(operand.meta["val"].shape)[-1:] in ((), (1,))
         return isinstance(value, int | float)
 
     def _scored(

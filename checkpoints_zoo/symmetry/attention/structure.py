@@ -12,7 +12,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry.attention.frames import Limit
 from checkpoints_zoo.symmetry.attention.labels import Core, Record
-from checkpoints_zoo.symmetry.attention.rules import Trace
+from checkpoints_zoo.symmetry.attention.trace import Trace
 from checkpoints_zoo.symmetry.table import Axes, Group, Matrix, Move, Power, Scale, Sign, Table, Turn
 
 
@@ -392,14 +392,20 @@ class _Builder:
         own = [part for core in cores for part in (core.queries, core.outputs, *(b[:, None] for b in core.biases))]
         common = [part for core in cores for part in (core.keys, core.values)]
         if size == 1:
-            self._add_moves(name, [*own, *common], range(heads))
+            self._add_moves(name, self._units_of([*own, *common], groups))
             self.groups[name] = Group(name, heads, 1, None, False, self._head_writers(cores, name))
+        elif len(groups) > 1 and self._lie_apart(self._units_of(common, groups)):
+            # As in Falcon, queries lie between the keys and values of groups: they move as a whole, in their order.
+            own_units = self._units_of(own, groups)
+            units = [a + b for a, b in zip(own_units, self._units_of(common, groups), strict=True)]
+            self._add_moves(name, units)
+            self.groups[name] = Group(name, len(groups), 1, None, False, self._head_writers(cores, name))
         else:
             if len(groups) > 1:
-                self._add_moves(name, common, [group[0] for group in groups])
+                self._add_moves(name, self._units_of(common, groups))
                 self.groups[name] = Group(name, len(groups), 1, None, False, self._head_writers(cores, name))
             inner = self._name(f"{cores[0].name} queries".strip())
-            self._add_moves(inner, own, range(heads))
+            self._add_moves(inner, self._units_of(own, [[head] for head in range(heads)]))
             mover = name if len(groups) > 1 else None
             self.groups[inner] = Group(inner, heads, len(groups), mover, False, self._head_writers(cores, inner))
         if len(groups) > 1:
@@ -420,12 +426,25 @@ class _Builder:
             (t, a) for t, a in dict.fromkeys(found) if (group, a) in [(m.group, m.axis) for m in self.moves[t]]
         )
 
-    def _add_moves(self, name: str, parts: Sequence[Tensor | None], heads: Iterable[int]) -> None:
+    def _units_of(
+        self, parts: Sequence[Tensor | None], groups: Sequence[Sequence[int]]
+    ) -> list[list[tuple[Record, int]]]:
+        """Return the entries of records that each group of heads has in some parts."""
         units = []
-        for head in heads:
-            places = dict.fromkeys(
-                self.frames.place(c) for part in parts if part is not None for c in part[head].tolist()
-            )
+        for heads in groups:
+            coordinates = [c for part in parts if part is not None for head in heads for c in part[head].tolist()]
+            places = dict.fromkeys(self.frames.place(c) for c in coordinates)
             units.append([entry for place in places for entry in self.entries[place]])
+        return units
+
+    def _lie_apart(self, units: Sequence[Sequence[tuple[Record, int]]]) -> bool:
+        """Return whether other entries lie between the entries of units."""
+        try:
+            self._runs(units)
+        except SymmetryError:
+            return True
+        return False
+
+    def _add_moves(self, name: str, units: Sequence[Sequence[tuple[Record, int]]]) -> None:
         for tensor, axis, start, span, _ in self._runs(units):
             self.moves[tensor].append(Move(axis, name, start, span))

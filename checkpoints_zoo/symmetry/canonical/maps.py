@@ -25,7 +25,7 @@ SCALING_METHODS = ("unit-norm",)
 HEAD_METHODS = ("balanced",)
 # dtype -> largest rounding error of a scaled value, as a share of the value.
 _TOLERANCES = {torch.float64: 2.0**-40, torch.float32: 2.0**-16}
-_ROUNDED = {torch.float64: 2.0**-30, torch.float32: 2.0**-12, torch.float16: 2.0**-5}  # The same of a balanced value.
+_TOLERANCES_OF_HEADS = {torch.float64: 2.0**-30, torch.float32: 2.0**-12}  # The same of a balanced value.
 
 
 def canonicalize(
@@ -81,10 +81,9 @@ def canonicalize(
     members = count_members(table, params)
     check_scaling(table, scale, permute, streams, approximate)
     tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
-    widest = _widest_tolerance(tensors, _ROUNDED if heads else _TOLERANCES)
-    element, dtypes = Element(), {name: tensor.dtype for name, tensor in tensors.items()}
+    element, dtypes = Element(), {name: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
     if heads is not None:
-        tensors = {name: tensor.double() for name, tensor in tensors.items()}
+        tensors = {name: tensor.double() if name in dtypes else tensor for name, tensor in tensors.items()}
         tensors, shifts = remove_shifts(table, tensors)
         element = replace(element, shifts=shifts)
     if scale is not None:
@@ -100,16 +99,15 @@ def canonicalize(
         tensors, phases = fix_phases(table, tensors)
         matrices = {n: m @ phases[n] if n in phases else m for n, m in element.matrices.items()}
         element = replace(element, matrices=phases | matrices)
-        tensors = {n: t.to(torch.promote_types(dtypes[n], torch.float32)) for n, t in tensors.items()}
+        widened = {name: torch.promote_types(dtype, torch.float32) for name, dtype in dtypes.items()}
+        tensors = {name: tensor.to(widened.get(name, tensor.dtype)) for name, tensor in tensors.items()}
     if permute is not None:
-        tolerance = widest if element.changes_values or element.signs else 0.0
+        tolerances = _TOLERANCES if heads is None else _TOLERANCES_OF_HEADS
+        tolerance = max((tolerances[t.dtype] for t in tensors.values() if t.dtype in tolerances), default=0.0)
+        tolerance = tolerance if element.changes_values or element.signs else 0.0
         tensors, permutations = sort_units(table, tensors, permute, streams, tolerance)
         element = replace(element, permutations=permutations)
     return (tensors, element) if members is not None else ({n: t[0] for n, t in tensors.items()}, element.select(0))
-
-
-def _widest_tolerance(tensors: Mapping[str, Tensor], tolerances: Mapping[torch.dtype, float]) -> float:
-    return max((tolerances[t.dtype] for t in tensors.values() if t.dtype in tolerances), default=0.0)
 
 
 def check_options(scale: str | None, permute: str | None, heads: str | None = None) -> None:

@@ -302,7 +302,7 @@ def _minimise_with_heads(
         tensors, shifts = remove_shifts(table, tensors, [n for n in table.shifts if _is_inside_heads(table, n)])
     first = result = _minimise_mass(table, tensors, free_scales, tolerance, most_sweeps)
     heads = [name for name, matrix in table.matrices.items() if matrix.kind in BALANCED_KINDS]
-    matrices, unbalanced = identity_element(table, len(first.ids)).matrices, dict[str, Tensor]()
+    matrices, unbalanced = identity_element(table, len(first.ids), first.after.device).matrices, dict[str, Tensor]()
     scales, sweeps, history = dict(result.scales), result.sweeps, list(first.history)
     for round_number in range(most_sweeps):
         tensors = rescale(table, tensors, result.scales)
@@ -310,7 +310,7 @@ def _minimise_with_heads(
         for name in heads:
             step[name], unbalanced[name] = balancing_matrices(table.matrices[name], sides(table, tensors, name, roles))
         tensors = turn(table, tensors, step)
-        matrices = {name: matrices[name].to(m.device) @ m for name, m in step.items()}
+        matrices = {name: matrices[name] @ m for name, m in step.items()}
         result = _minimise_mass(table, tensors, free_scales, tolerance, most_sweeps)
         sweeps = sweeps + result.sweeps
         scales = {name: values * result.scales[name] for name, values in scales.items()}

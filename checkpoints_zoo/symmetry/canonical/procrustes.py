@@ -154,7 +154,7 @@ class _Search:
         self.member_count, self.device = len(next(iter(params.values()))), next(iter(params.values())).device
         self.is_moving = torch.ones(self.member_count, dtype=torch.bool, device=self.device)
         self.visits = torch.zeros(self.member_count, dtype=torch.int64, device=self.device)
-        self.identity = identity_element(table, self.member_count)
+        self.identity = identity_element(table, self.member_count, self.device)
         self.element = Element(self.identity.permutations, matrices=self.identity.matrices)
         norms = (_norms(self.x)[0] * _norms(self.y)).clamp(min=1e-300)
         self.least_gain, self.least_sweep = _LEAST_GAIN * norms, _LEAST_SWEEP * norms
@@ -206,10 +206,7 @@ class _Search:
         """Return a proposal that is the identity for the members that are not chosen, (member)."""
         pairs = zip(proposal.parts(), self.identity.parts(), strict=True)
         return Element(
-            *(
-                {n: torch.where(_as_rank(chosen, v.ndim), v, same[n].to(v.device)) for n, v in part.items()}
-                for part, same in pairs
-            )
+            *({n: torch.where(_as_rank(chosen, v.ndim), v, same[n]) for n, v in part.items()} for part, same in pairs)
         )
 
     # Proposals: the best symmetry of one kind.

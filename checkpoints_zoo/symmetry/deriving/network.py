@@ -12,7 +12,7 @@ from checkpoints_zoo.errors import FormatError, SymmetryError, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture, check_module
-from checkpoints_zoo.sources.source import select_members
+from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.symmetry.attention import derive_with_attention
 from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
 from checkpoints_zoo.symmetry.table import Table
