@@ -92,7 +92,7 @@ COMMANDS = {
         ("zoo-cli symmetries convnet-digits -n 8 --plot mass.png",),
     ),
     "align": Command(
-        "symmetries:align_command",
+        "align:align_command",
         "Align members by permuting their units, and show the permutations and distances.",
         ("zoo-cli align convnet-digits -n 8 --to 0 --plot align.png",),
     ),
@@ -135,7 +135,7 @@ COMMANDS = {
         ),
     ),
     "audit": Command(
-        "verify:audit_command",
+        "audit:audit_command",
         "Check the files of any repo or folder for damage by hashes, sizes and first bytes.",
         ("zoo-cli audit hf://datasets/ORG/NAME",),
     ),

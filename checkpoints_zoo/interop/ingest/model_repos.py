@@ -24,7 +24,7 @@ from checkpoints_zoo.formats.text import count_with_noun, one_line
 from checkpoints_zoo.interop.ingest.importing import Imported
 from checkpoints_zoo.interop.ingest.origin import PICKLE_SUFFIXES, Say
 from checkpoints_zoo.interop.ingest.survey import status_counts
-from checkpoints_zoo.interop.ingest.user_columns import make_description
+from checkpoints_zoo.interop.ingest.user_facts import make_description
 from checkpoints_zoo.networks.architectures import from_config_name
 from checkpoints_zoo.sources import cache, pacing, revisions
 from checkpoints_zoo.sources.folder_source import FolderSource
