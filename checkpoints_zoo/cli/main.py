@@ -3,6 +3,8 @@
 A command parses its arguments, calls the library, and prints. A command's file is imported when the command is run or
 its help is shown. The file imports torch and pandas only if the command needs weights, so that `zoo-cli --help` and
 `zoo-cli list` start fast.
+
+This is one file, because every command needs all three.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`from_samples`: draws of a posterior become a source with shards, manifest and description."""
+"""`from_samples`: draws of a posterior become a source with shards, manifest and description.
+
+This is one file, because the writer stores the draws that the reader yields.
+"""
 
 from __future__ import annotations
 

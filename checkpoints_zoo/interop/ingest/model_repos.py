@@ -1,6 +1,8 @@
 """Index of model repos: a member a repo, a snapshot a branch, read from listings and headers; no weights are fetched.
 
 The manifest that is written names byte ranges of the repos' files (schema 2).
+
+This is one file, because it is one sequence of steps: the checkpoints, their rows, the manifest.
 """
 
 from __future__ import annotations

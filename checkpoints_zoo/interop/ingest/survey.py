@@ -1,4 +1,7 @@
-"""Survey of an origin before any weights are read: its members, their net, and their rows."""
+"""Survey of an origin before any weights are read: its members, their net, and their rows.
+
+This is one file, because the plan of an import is what the survey found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Columns that the user supplies, since files of weights do not contain them: checked, written, and read again."""
+"""Columns that the user supplies, since files of weights do not contain them: checked, written, and read again.
+
+This is one file, because every way to supply a column ends in the same check of its values.
+"""
 
 from __future__ import annotations
 

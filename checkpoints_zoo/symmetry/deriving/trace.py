@@ -1,4 +1,7 @@
-"""Trace a module with labelled axes, one rule for each operation."""
+"""Trace a module with labelled axes, one rule for each operation.
+
+This is one file, because one walk records the operations, applies their rules and checks the results.
+"""
 
 from __future__ import annotations
 
