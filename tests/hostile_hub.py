@@ -251,9 +251,7 @@ def run_cases(
 
 def run() -> int:
     """Run cases, and print what came of them; return 1 if one failed."""
-    parser = make_parser("tests.hostile_hub", __doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="commands; all by default")
-    options = parser.parse_args()
+    options = make_parser("tests.hostile_hub", __doc__).parse_args()
     report = Report()
     with case_folders() as (folder, home):
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")

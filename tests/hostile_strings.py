@@ -374,7 +374,12 @@ def use(run: Use, out: Path) -> str:
     assert not escapes, f"printed {escapes!r}: {printed[-300:]!r}"
     for page in [*out.rglob("*.html"), *out.rglob("*.md"), *out.rglob("*.svg")]:
         text = page.read_text(encoding="utf-8")
-        tags = Tags(MarkdownIt("commonmark").enable("table").render(text) if page.suffix == ".md" else text)
+        if page.suffix == ".md":
+            body = (
+                text.partition("\n---\n")[2] if text.startswith("---\n") else text
+            )  # The head is data, and not shown.
+            text = MarkdownIt("commonmark").enable("table").render(body)
+        tags = Tags(text)
         assert tags.scripts <= [OUR_SCRIPT], f"{page.name} has the scripts {tags.scripts}"
         assert not tags.foreign, f"{page.name} has {tags.foreign}"
     return f"exit code {code}"
@@ -417,20 +422,31 @@ def chance(share: float, text: str, label: str) -> float:
     return share * (300 if text == WORST else 1) / (10 if label.startswith(DRAWS) else 1)
 
 
-def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int, share: float) -> None:
+def is_shown(place: str, text: str, label: str) -> bool:
+    """Say whether a case puts the worst string where a command shows it: these are run in each share."""
+    is_value = place.startswith("description") and "key" not in place
+    is_value |= place.startswith("manifest") and place.endswith("all rows")
+    return is_value and text == WORST and label.startswith(("card", "show")) and not label.endswith("json")
+
+
+def run_cases(report: Report, folder: Path, home: Path, strings: int, seed: int, share: float, only: list[str]) -> None:
     """Run a share of all cases, drawn at random: each place, each of `strings` strings, each command of its kind.
 
-    Commands that draw take seconds: a tenth of their cases is run.
+    Commands that draw take seconds: a tenth of their cases is run. All cases of `is_shown` are. `only` names the
+    commands; [] runs all.
     """
     inputs, out = Inputs(folder / "inputs"), folder / "out"
-    runs = commands(inputs.addresses, out)
+    runs = {
+        kind: {label: run for label, run in uses.items() if not only or label.split()[0] in only}
+        for kind, uses in commands(inputs.addresses, out).items()
+    }
     rng = random.Random(f"{seed}/strings")
     texts = all_texts(rng, strings)
     cases = [
         (place, kind, text, label)
         for place, (kind, _) in inputs.places.items()
         for text, label in itertools.product(texts, runs[kind])
-        if rng.random() < chance(share, text, label)
+        if rng.random() < chance(share, text, label) or is_shown(place, text, label)
     ]
     # A sound input is read without an error, and what a command needs is imported.
     for kind, label in dict.fromkeys((kind, label) for _, kind, _, label in cases):
@@ -456,6 +472,7 @@ def make_parser(module: str, description: str | None) -> argparse.ArgumentParser
     parser.add_argument("--strings", type=int, default=200, help="hostile strings")
     parser.add_argument("--share", type=float, default=1.0, help="share of all cases to run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], help="commands; all by default")
     return parser
 
 
@@ -466,7 +483,7 @@ def run() -> int:
     with case_folders() as (folder, home):
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
         (folder / "inputs").mkdir()
-        run_cases(report, folder, home, options.strings, options.seed, options.share)
+        run_cases(report, folder, home, options.strings, options.seed, options.share, options.only)
     return report.print()
 
 

@@ -1,6 +1,8 @@
 """Find damaged and suspicious files of a repo or a folder by hashes, sizes and first bytes; nothing is unpickled.
 
 Of files on the Hub only manifests and descriptions are downloaded whole.
+
+This is one file, because files on the Hub and files in a folder pass the same checks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_head
 from checkpoints_zoo.sources.finding import open_source
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub import translated_errors
-from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.source import Source
 
 SAMPLE_COUNT, SAMPLE_BYTES = 8, 4096

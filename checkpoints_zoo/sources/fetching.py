@@ -1,5 +1,9 @@
 """Fetching of members from a repo on the Hub: cached members are used, missing ones are fetched by a few range
-reads."""
+reads.
+
+This is one file, because every step of a fetch works on the same requests: the search in the cache, the plan of ranges,
+the check.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub import Repo
-from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.web import WebFile, WebFolder
 
 LARGEST_READ_GAP_NBYTES = (

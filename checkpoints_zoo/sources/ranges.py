@@ -1,122 +1,60 @@
-"""Reading of byte ranges of a file on the Hub: a HEAD request returns a signed link, from which ranges are read."""
+"""Files on a network whose byte ranges are read: where a connection breaks, the reading continues."""
 
 from __future__ import annotations
 
-import re
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
-from checkpoints_zoo.formats.shard_files import guess_kind
+from checkpoints_zoo.errors import NetworkError
 from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.hub import Repo
 
-LARGEST_TRY_COUNT = (
-    5  # Largest number of tries for one range; the client itself repeats requests after the statuses 429 and 5xx.
-)
-SNIFFED_BYTES = 512
+LARGEST_TRY_COUNT = 5  # Largest number of tries in a row that bring no byte.
 
 Sink = Callable[[int, bytes], object]
 
 
 @dataclass
-class RemoteFile:
-    """A file on the Hub whose byte ranges can be read.
+class Cursor:
+    """What is left to read of a range.
 
     Args:
-        repo, repo_path: the repo, and the path of the file in it.
-        etag: ETag of the file, which depends only on its content.
-        size: size of the file in bytes.
-        link: signed link to the file's bytes, valid for some time.
+        position, end: offsets of the next byte and of the byte after the last one.
+        sink: function that is called with (offset in the file, bytes), in order and once for every byte.
     """
 
-    repo: Repo
-    repo_path: str
-    etag: str
+    position: int
+    end: int
+    sink: Sink
+
+    def pass_on(self, piece: bytes) -> None:
+        """Give the sink the next bytes."""
+        self.sink(self.position, piece)
+        self.position += len(piece)
+
+
+class RangedFile(ABC):
+    """A file on a network whose byte ranges can be read.
+
+    Attributes:
+        size: size in bytes.
+        error_subject: noun for the file in errors.
+    """
+
     size: int
-    link: str
-    _renewal_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _link_is_renewed: bool = False
-    _link_works: bool = False
+    error_subject: str
 
     @property
-    def error_subject(self) -> str:
-        return f"file {self.repo_path} of {self.repo.label}"
-
-    @classmethod
-    def of(cls, repo: Repo, repo_path: str) -> RemoteFile:
-        """Ask the Hub for a file's link, ETag and size by one HEAD request; return the file.
-
-        Raises:
-            SourceNotFound, AccessError, NetworkError: for the same reasons as in `hub.resolve_address`.
-        """
-        from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-        error_subject = f"file {repo_path} of {repo.label}"
-        url = hf_hub_url(repo.id, repo_path, repo_type=repo.kind, revision=repo.commit)
-        with hub.translated_errors(repo.label, error_subject):
-            metadata = hub.retry_patiently(
-                lambda: get_hf_file_metadata(
-                    url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.client_info()
-                ),
-                (408,),
-            )
-            link = httpx.URL(metadata.location)  # raises an error for a wrong host or port
-            urlsplit(str(link))
-        if metadata.etag is None or metadata.size is None:
-            raise NetworkError(
-                error_subject,
-                expected="an ETag and a size",
-                found="none",
-                do="Check HF_ENDPOINT, and proxies on the way",
-            )
-        return cls(repo, repo_path, metadata.etag, metadata.size, metadata.location)
-
-    def check_size(self, end: int) -> None:
-        """Check that the file has at least `end` bytes, as many as the manifest needs.
-
-        Raises:
-            DamagedError: the file is shorter; the error names the kind of file, if its first bytes show the kind.
-        """
-        if end <= self.size:
-            return
-        kind = guess_kind(self.first_bytes()) if self.size > 0 else ""
-        raise DamagedError(
-            self.error_subject, expected=f"{end:,} bytes or more, as the manifest says",
-            found=f"{self.size:,} bytes{f': {kind}' if kind else ''}",
-            do="Manifest and file do not belong together: tell the producer", path=self.repo_path,
-        )  # fmt: skip
-
-    def check_etag(self, etag: str) -> None:
-        """Check that the file has an ETag, so that a row of a manifest names these bytes.
-
-        Raises:
-            DamagedError: the file has another ETag.
-        """
-        if self.etag != etag:
-            raise DamagedError(
-                self.error_subject, expected=f"ETag {etag[:16]}, as the manifest says", found=self.etag[:16],
-                do="Manifest and file do not belong together: index the repo again", path=self.repo_path,
-            )  # fmt: skip
-
-    def first_bytes(self) -> bytes:
-        """Read the first bytes of the file, which show its kind; return these bytes, b"" if they can't be read."""
-        received_bytes = bytearray()
-        try:
-            self.read(0, min(SNIFFED_BYTES, self.size), lambda _, piece: received_bytes.extend(piece))
-        except (DamagedError, AccessError, NetworkError):
-            return b""
-        return bytes(received_bytes)
+    @abstractmethod
+    def error_path(self) -> str:
+        """The path or address of the file, which errors have as an attribute."""
 
     def bytes_at(self, offset: int, length: int) -> bytes:
         """Read a range of the file into memory; return its bytes, fewer at the end of the file.
 
         Raises:
-            NetworkError, AccessError, DamagedError: for the same reasons as in `read`.
+            ZooError: for the same reasons as in `read`.
         """
         received_bytes = bytearray()
         self.read(offset, min(offset + length, self.size), lambda _, piece: received_bytes.extend(piece))
@@ -132,123 +70,24 @@ class RemoteFile:
 
         Raises:
             NetworkError: the connection broke too often, or the server does not support ranges.
-            AccessError: the server refused permission, even with a new link.
-            DamagedError: the answer is not the requested range of the file.
+            SourceNotFound, AccessError: the file is gone, or may not be read.
+            DamagedError: the file has changed, or the answer is not the requested range.
         """
-        from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-        cursor, failure_count = _Cursor(start, end, sink), 0
+        cursor, failure_count = Cursor(start, end, sink), 0
         while cursor.position < end:
-            link, start_position, reason = self.link, cursor.position, "a body cut short"
-            try:
-                if not self._read_unless_expired(link, cursor):
-                    self._renew_link(link)
-                    continue
-            except httpx.TimeoutException:
-                reason = "no bytes for too long"
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}{f': {error}' if str(error) else ''}"[:200]
-            except (
-                httpx.RequestError,
-                httpx.InvalidURL,
-                UnicodeError,
-            ) as error:  # such as a wrong encoding, or a circle of links
-                raise hub.translate_error(error, self.repo.label, self.error_subject) from error
+            start_position = cursor.position
+            reason = self._read_on(cursor)
             if cursor.position >= end:
                 return
             failure_count = 1 if cursor.position > start_position else failure_count + 1
             if failure_count > LARGEST_TRY_COUNT:
                 raise NetworkError(
                     f"bytes {cursor.position:,} to {end:,} of {self.error_subject}", expected="all of them",
-                    found=f"{reason}, {failure_count} times", do=hub.TRY_AGAIN_ADVICE, path=self.repo_path,
+                    found=f"{reason}, {failure_count} times", do=hub.TRY_AGAIN_ADVICE, path=self.error_path,
                 )  # fmt: skip
             time.sleep(min(2 ** (failure_count - 1), 8))
 
-    def _read_unless_expired(self, link: str, cursor: _Cursor) -> bool:
-        """Read the file from the cursor's position to the cursor's end; return False if the link has expired."""
-        from huggingface_hub import constants
-        from huggingface_hub.errors import HfHubHTTPError
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]
-            build_hf_headers,
-            hf_raise_for_status,
-            http_stream_backoff,
-        )  # fmt: skip
-
-        link_is_on_hub = hub.is_hub_link(link)  # A token is sent only to the Hub, never to the storage behind the link.
-        headers = build_hf_headers(token=None if link_is_on_hub else False, **hub.client_info())
-        headers |= {"range": f"bytes={cursor.position}-{cursor.end - 1}", "accept-encoding": "identity"}
-        try:
-            with http_stream_backoff(
-                "GET", link, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-                retry_on_status_codes=hub.RETRIED_STATUSES, retry_on_exceptions=(),
-            ) as response:  # fmt: skip
-                if response.status_code in (401, 403) and not link_is_on_hub:
-                    return False
-                hf_raise_for_status(response)
-                # Read piece by piece, so that bytes that arrive before the connection breaks are used.
-                pieces = response.iter_bytes()
-                self._check_answer(response.status_code, response.headers, cursor, pieces)
-                self._link_works = True
-                for piece in pieces:
-                    if cursor.position + len(piece) > cursor.end:
-                        raise self._wrong_range_error(cursor, "more bytes than that")
-                    cursor.sink(cursor.position, piece)
-                    cursor.position += len(piece)
-        except HfHubHTTPError as error:
-            raise hub.translate_error(error, self.repo.label, self.error_subject) from error
-        return True
-
-    def _check_answer(self, status: int, headers: Mapping[str, str], cursor: _Cursor, pieces: Iterator[bytes]) -> None:
-        """Check that the Hub's answer is the requested range of the requested file."""
-        if status == 206:
-            match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("content-range", ""))
-            if match and int(match[1]) == cursor.position and match[2] in ("*", str(self.size)):
-                return
-            raise self._wrong_range_error(cursor, f"content-range {headers.get('content-range', '')[:80]!r}")
-        kind_of_answer = guess_kind(next(pieces, b"")[:SNIFFED_BYTES])
-        if kind_of_answer:
-            raise self._wrong_range_error(cursor, f"{status} and {kind_of_answer}")
-        raise NetworkError(
-            f"bytes {cursor.position:,} to {cursor.end:,} of {self.error_subject}", expected="206 and this range",
-            found=f"{status} and the file from its start",
-            do="A proxy may have dropped the Range header; HF_ENDPOINT can name another mirror", path=self.repo_path,
-        )  # fmt: skip
-
-    def _wrong_range_error(self, cursor: _Cursor, found: str) -> DamagedError:
-        return DamagedError(
-            f"bytes {cursor.position:,} to {cursor.end:,} of {self.error_subject}",
-            expected=f"this range of {self.size:,} bytes",
-            found=found, do="A login page or a proxy may have answered; nothing was stored", path=self.repo_path,
-        )  # fmt: skip
-
-    def _renew_link(self, link: str) -> None:
-        """Ask the Hub for a new link, once for all threads.
-
-        Raises:
-            AccessError: the new link was refused too.
-            DamagedError: the file on the Hub has changed.
-        """
-        with self._renewal_lock:
-            if self.link != link:
-                return
-            if self._link_is_renewed and not self._link_works:
-                found = f"a fresh one refused by {urlsplit(link).netloc}"
-                do = "Check the clock and proxies of this machine"
-                raise AccessError(
-                    self.error_subject, expected="a link that may be read", found=found, do=do, path=self.repo_path
-                )
-            new_file = RemoteFile.of(self.repo, self.repo_path)
-            if (new_file.etag, new_file.size) != (self.etag, self.size):
-                raise DamagedError(
-                    self.error_subject, expected=f"ETag {self.etag[:16]}", found=new_file.etag[:16],
-                    path=self.repo_path,
-                    do="A commit's files never change: tell the mirror's owner",
-                )  # fmt: skip
-            self.link, self._link_is_renewed, self._link_works = new_file.link, True, False
-
-
-@dataclass
-class _Cursor:
-    position: int
-    end: int
-    sink: Sink
+    @abstractmethod
+    def _read_on(self, cursor: Cursor) -> str:
+        """Make one request for the bytes that are left, and pass on the bytes that arrive; return why bytes are
+        missing, if they are."""

@@ -1,6 +1,8 @@
 """Revisions of model repos: their commits, files and headers, by one small request each, paced and kept in the cache.
 
 A commit's files and a file's header never change, so each is asked for once: what was stopped goes on.
+
+This is one file, because all of its requests share the pace and the cache.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from checkpoints_zoo.formats.shard_files import Header, guess_kind, header_lengt
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.sources import cache, hub
 from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.pacing import Pace
-from checkpoints_zoo.sources.ranges import RemoteFile
 
 FIRST_HEADER_NBYTES = 64 * 2**10  # Number of bytes that are read of a repo's first header.
 THREADS = 8

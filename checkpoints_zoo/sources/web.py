@@ -2,6 +2,8 @@
 
 No login is sent. Redirects stay on https and lead from a public host to no private address (`hosts`). A file on a host
 that ignores byte ranges, or that sends no strong ETag, is read whole, once, if it is small.
+
+This is one file, because files and folders on the web follow the same rules for requests and redirects.
 """
 
 from __future__ import annotations
@@ -24,19 +26,18 @@ from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import hosts, hub
+from checkpoints_zoo.sources.ranges import Cursor, RangedFile, Sink
 
 GS_SCHEME = "gs://"
 SCHEMES = ("https://", "http://", GS_SCHEME)
 LARGEST_WHOLE_NBYTES = 64 * 2**20  # A larger file is read by ranges or not at all.
 LARGEST_REDIRECT_COUNT = 5
-LARGEST_TRY_COUNT = 5
 READ_SECONDS = 30
 _reached_hosts: set[str] = set()
 _warned_hosts: set[str] = set()  # Hosts without ranges of which a warning was shown.
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 T = TypeVar("T")
-Sink = Callable[[int, bytes], object]
 
 
 def is_web_address(address: str) -> bool:
@@ -77,7 +78,7 @@ def https_address(address: str) -> str:
 
 
 @dataclass
-class WebFile:
+class WebFile(RangedFile):
     """A file on the web whose bytes can be read, pinned to what it was at the first request.
 
     Args:
@@ -95,6 +96,11 @@ class WebFile:
     error_subject: str
     _whole: bytes | None = field(default=None, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def error_path(self) -> str:
+        """The address of the file."""
+        return self.address
 
     @classmethod
     def of(cls, address: str, error_subject: str) -> WebFile:
@@ -128,43 +134,27 @@ class WebFile:
         if (etag, size) != (self.etag, self.size):
             raise self._changed(_version_text(self.etag, self.size), _version_text(etag, size))
 
-    def bytes_at(self, offset: int, length: int) -> bytes:
-        """Read a range of the file into memory; return its bytes, fewer at the end of the file.
-
-        Raises:
-            ZooError: for the same reasons as in `read`.
-        """
-        received = bytearray()
-        self.read(offset, min(offset + length, self.size), lambda _, piece: received.extend(piece))
-        return bytes(received)
-
     def read(self, start: int, end: int, sink: Sink) -> None:
-        """Read a range of the file and pass the bytes on as they arrive; if the connection breaks, the reading
-        continues where it stopped.
-
-        Args:
-            start, end: offsets of the first byte of the range and of the byte after the last one.
-            sink: function that is called with (offset in the file, bytes), in order and once for every byte.
+        """Read a range of the file, as `RangedFile.read` does; on a host that ignores ranges, of the file in memory.
 
         Raises:
             NetworkError: the connection broke too often, or the host ignores ranges and the file is large.
             SourceNotFound, AccessError: the file is gone, or may not be read.
             DamagedError: the file has changed, or the answer is not the requested range.
         """
-        if not self.has_ranges:
+        if self.has_ranges:
+            super().read(start, end, sink)
+        else:
             sink(start, self.read_whole()[start:end])
-            return
-        position = start
 
+    def _read_on(self, cursor: Cursor) -> str:
         def pass_on(status: int, headers: Mapping[str, str], pieces: Iterator[bytes]) -> None:
-            nonlocal position
-            wanted = f"bytes {position}-{end - 1}/{self.size}"
+            wanted = f"bytes {cursor.position}-{cursor.end - 1}/{self.size}"
             if status == 206 and headers.get("content-range", "") == wanted and self._has_same_etag(headers):
                 for piece in pieces:
-                    if position + len(piece) > end:
+                    if cursor.position + len(piece) > cursor.end:
                         raise _wrong_answer(self.error_subject, wanted, "more bytes than that")
-                    sink(position, piece)
-                    position += len(piece)
+                    cursor.pass_on(piece)
                 return
             total = headers.get("content-range", "").rpartition("/")[2] or headers.get("content-length", "")
             if status in (200, 206, 412, 416) and not (self._has_same_etag(headers) and total == str(self.size)):
@@ -172,24 +162,11 @@ class WebFile:
                 raise self._changed(found, _version_text(self.etag, self.size))
             raise _wrong_answer(self.error_subject, wanted, f"status {status} and {_kind_of(pieces)}")
 
-        failure_count, last_position = 0, position
-        while position < end:
-            try:
-                _request(self.address, (position, end), self.error_subject, pass_on, self.etag)
-                reason = "a body cut short"
-            except _Broken as error:
-                reason = str(error)
-            if position < end:
-                failure_count = 1 if position > last_position else failure_count + 1
-                last_position = position
-                if failure_count > LARGEST_TRY_COUNT:
-                    raise NetworkError(
-                        f"bytes {position:,} to {end:,} of {self.error_subject}",
-                        expected="all of them",
-                        found=f"{reason}, {failure_count} times",
-                        do=hub.TRY_AGAIN_ADVICE,
-                    )
-                time.sleep(min(2 ** (failure_count - 1), 8))
+        try:
+            _request(self.address, (cursor.position, cursor.end), self.error_subject, pass_on, self.etag)
+        except _Broken as error:
+            return str(error)
+        return "a body cut short"
 
     def read_whole(self) -> bytes:
         """Read the file into memory; return its bytes. On a host that ignores ranges the bytes are kept, and a warning

@@ -14,6 +14,8 @@ import pytest
 from tests import fuzz
 from tests.support.commands import ROOT
 
+QUICK = ("list", "show", "download", "audit", "card")  # commands that compute nothing
+
 
 @pytest.mark.slow
 def test_mutated_files_and_hostile_strings_break_nothing(tmp_path: Path) -> None:
@@ -30,19 +32,19 @@ def test_mutated_files_and_hostile_strings_break_nothing(tmp_path: Path) -> None
 def test_hostile_strings_of_a_source_break_no_command(tmp_path: Path) -> None:
     """Case 1 of the reported ones: a part of the cases of `python -m tests.hostile_strings`, drawn by a seed."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_strings", "--share", "0.00006"],
+        [sys.executable, "-m", "tests.hostile_strings", "--share", "0.00003", "--only", *QUICK],
         cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 45
+    assert json.loads(done.stdout.splitlines()[-1])["cases"] > 60
 
 
 @pytest.mark.slow
 def test_hostile_strings_of_a_hub_break_no_command(tmp_path: Path) -> None:
     """Cases 2 and 22: a part of the cases of `python -m tests.hostile_hub`, by the quick commands."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_hub", "--share", "0.0001", "--only", "list", "show", "download", "audit"],
+        [sys.executable, "-m", "tests.hostile_hub", "--share", "0.0001", "--only", *QUICK],
         cwd=ROOT, env={**os.environ, "HF_HOME": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

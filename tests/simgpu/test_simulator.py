@@ -130,6 +130,10 @@ def test_counts() -> None:
     with counting() as counts:
         x.cpu()
     assert (counts.to_card, counts.from_card) == (0, 4 * x.numel())
+    with counting() as counts:
+        graph, _ = captured(lambda: F.conv2d(x, kernel, bias))
+        graph.replay()
+    assert (counts.launches, counts.captures, counts.replayed_launches) == (0, [{"convolution": 2}], 2)
 
 
 def test_a_capture_computes_nothing_until_its_replay() -> None:

@@ -122,6 +122,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebHost]:
     """Give a host of files, and a client that is online with empty caches."""
     from huggingface_hub import constants
 
+    from checkpoints_zoo.sources import ranges
     from checkpoints_zoo.sources import web as web_room
 
     home = tmp_path / "hf-home"
@@ -129,7 +130,8 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebHost]:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(home / "assets"))
-    monkeypatch.setattr(web_room, "time", SimpleNamespace(sleep=lambda seconds: None))
+    for room in (ranges, web_room):
+        monkeypatch.setattr(room, "time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(web_room, "_warned_hosts", set())
     with serving() as host:
         yield host

@@ -5,6 +5,8 @@ on disk until a shard has them:
 
 OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position, never by a name in the archive
 OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
+
+This is one file, because members of archives, of gzipped archives and of files become the same records.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from checkpoints_zoo.sources import archives, fetching, hub
 from checkpoints_zoo.sources.archives import Entry, IdentifyNet, Index, MemberGroup, MemberHeader, MemberRange, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, TarHeader
-from checkpoints_zoo.sources.ranges import RemoteFile
+from checkpoints_zoo.sources.hub_files import RemoteFile
 
 MAX_LISTED = 5  # number of files that an error names.
 PARALLEL_ARCHIVES = 3  # number of archives that are read at once from a repo, each over several connections

@@ -3,6 +3,8 @@
 A constant that a bias adds to an activation is redundant if everything that reads the activation takes it up: a layer
 behind it by its own bias, another bias or table that is added to the same sum, a softmax over keys, or a norm that
 subtracts the mean.
+
+This is one file, because most of it is one class, which follows constants through the network.
 """
 
 from __future__ import annotations
