@@ -2,6 +2,8 @@
 
 A table holds only names, numbers and tuples. Laurent et al. 2024 (arXiv 2310.08287) define the symmetries of networks;
 Ainsworth et al. 2023 (arXiv 2209.04836) use a table of axes and permutations.
+
+This is one file, because each record is a field of another one.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ before, after = zoo.barrier(members), zoo.barrier(aligned)  # loss on the lines 
 print(before.mean, after.mean)
 ```
 
-`to="mean"` matches all members to their running mean; `to=` also takes a member of another selection. On the command
-line:
+`to="mean"` matches all members to their running mean; `to=` also takes a member of another selection. Networks with
+attention are aligned by [matrices](transformers.md) too. On the command line:
 
 ```bash
 zoo-cli align convnet-digits --to 0 --barrier --plot align.png

@@ -20,6 +20,7 @@ from docs.make import (
     pictures,
     rooms,
     symmetries,
+    transformers,
     tutorials,
 )
 
@@ -37,6 +38,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/json.md": json_output.page,
     "docs/rooms.svg": rooms.draw_rooms,
     "docs/symmetries.md": symmetries.page,
+    "docs/transformers.md": transformers.page,
     "manifests/README.md": columns.page,
 }
 MEASURED: dict[str, Callable[[], None]] = {
@@ -44,5 +46,6 @@ MEASURED: dict[str, Callable[[], None]] = {
     "compact": compact.measure_anew,
     "json": json_output.measure,
     "pictures": pictures.draw_pictures,
+    "transformers": transformers.measure,
     "tutorials": tutorials.write_notebooks,
 }

@@ -2,6 +2,8 @@
 
 The methods are weight matching and the merging of many models by Ainsworth et al. 2023 (arXiv 2209.04836), applied to a
 symmetry table. Networks with attention have matrices beside permutations, see `procrustes`.
+
+This is one file, because matching to a reference and to a mean give one result.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ the best factor of a unit balances the mass that grows with the factor and the m
 "On pre-conditioning of matrices"): grow * u + shrink / u is smallest at u = sqrt(shrink / grow). A sweep balances all
 scales in turn. Sweeps alone balance whole layers against each other only slowly. Therefore a Newton step between sweeps
 finds one common factor for each scale.
+
+This is one file, because one search takes both of its steps in turn.
 """
 
 from __future__ import annotations

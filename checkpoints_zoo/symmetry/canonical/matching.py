@@ -3,6 +3,8 @@
 A visit finds the best permutation of one group, and of the groups whose blocks it moves, while all other groups stay.
 A visit solves a linear assignment problem: find the permutation of a matrix's columns with the largest sum on the
 diagonal.
+
+This is one file, because a visit needs all of it.
 """
 
 from __future__ import annotations

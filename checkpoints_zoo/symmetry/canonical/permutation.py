@@ -2,6 +2,8 @@
 
 Laurent et al. 2024 (arXiv 2310.08287) sort by the first weight of each unit in their code, and by the largest weight in
 their text. Sorting keys are whole numbers; a larger key means a smaller weight or norm.
+
+This is one file, because it is one sort: its keys, its blocks and its ties.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ others stay, with the best places of its heads: the gain of a pair of heads is t
 inner products (Schönemann 1966). Visits of all members run at once.
 
 Axes: (member, new head, old head, matrices of a head, unit, unit).
+
+This is one file, because most of it is the visits of one search.
 """
 
 from __future__ import annotations

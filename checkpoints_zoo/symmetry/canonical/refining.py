@@ -4,6 +4,8 @@ Units of different colours are known to differ. The next colour of a unit depend
 block and of the units inside it, and the entries of its slices with the colours of the units on the other axes (the
 refinement of Weisfeiler and Leman). If units of one colour cannot swap places, each of them gets a colour of its own in
 turn, and the order with the largest tensors wins (as in McKay & Piperno 2014, arXiv 1301.1493).
+
+This is one file, because the search refines at every step.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The entries are in the order of the units on the other axes of the tensor, if the other axes are sorted. If the units on
 another axis are not sorted yet, each entry has a label. Entries with different labels are in order; the order of
 entries with equal labels is not known yet.
+
+This is one file, because most of it is one class, `Slices`.
 """
 
 from __future__ import annotations

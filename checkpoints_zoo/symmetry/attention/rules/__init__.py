@@ -28,8 +28,8 @@ _RULES_OF_NAMES = {
     "where": Rule(attention.where),
     "masked_fill": Rule(attention.masked_fill),
     "addmm": Rule(products.addmm, takes_parameters=True),
-    "matmul": Rule(products.matmul, takes_parameters=True),
-    "bmm mm": Rule(products.matmul),
+    "matmul mm": Rule(products.matmul, takes_parameters=True),
+    "bmm": Rule(products.matmul),
     "baddbmm": Rule(products.baddbmm),
     "_assert_tensor_metadata": Rule(moves.nothing),
 }
