@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -61,6 +61,8 @@ def test_each_mark_is_escaped(mark: str) -> None:
 
 
 @given(HOSTILE)
+@example("a`")
+@example("`a")
 def test_code_is_the_text(text: str) -> None:
     inside = [
         t for t in tokens(f"Value: {markup.markdown_code(text)}.") if t.type not in {"text", "text_special", "inline"}
