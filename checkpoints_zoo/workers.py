@@ -5,6 +5,8 @@ The same jobs give the same results on every engine. Workers only compute; the c
 
 The processes are not those of `concurrent.futures`: there, one dead worker breaks the pool, and the jobs of all other
 workers are lost.
+
+This is one file, because all engines take the same jobs, which processes and nodes get pickled alike.
 """
 
 from __future__ import annotations

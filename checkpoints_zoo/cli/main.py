@@ -3,6 +3,8 @@
 A command parses its arguments, calls the library, and prints. A command's file is imported when the command is run or
 its help is shown. The file imports torch and pandas only if the command needs weights, so that `zoo-cli --help` and
 `zoo-cli list` start fast.
+
+This is one file, because every command needs all three.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ COMMANDS = {
         ("zoo-cli symmetries convnet-digits -n 8 --plot mass.png",),
     ),
     "align": Command(
-        "symmetries:align_command",
+        "align:align_command",
         "Align members by permuting their units, and show the permutations and distances.",
         ("zoo-cli align convnet-digits -n 8 --to 0 --plot align.png",),
     ),
@@ -135,7 +137,7 @@ COMMANDS = {
         ),
     ),
     "audit": Command(
-        "verify:audit_command",
+        "audit:audit_command",
         "Check the files of any repo or folder for damage by hashes, sizes and first bytes.",
         ("zoo-cli audit hf://datasets/ORG/NAME",),
     ),

@@ -1,4 +1,7 @@
-"""Collections: selected rows of a manifest, and the weights that these rows locate."""
+"""Collections: selected rows of a manifest, and the weights that these rows locate.
+
+This is one file, because most of it is one class, `Collection`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Test whether two sets of parameters compute the same function. The network is run in float64 with each of the two
 sets on the same inputs, and the outputs are compared.
+This is one file, because all of it is one test.
 
 >>> import torch
 >>> import checkpoints_zoo as zoo

@@ -4,6 +4,8 @@ Members that are evenly spaced in one file become strided views of one memory ma
 read in large pieces into one reused buffer, and converted in the buffer.
 
 Axes of stacked tensors are (member, …), where … stands for the axes of one member's tensor.
+
+This is one file, because both ways of reading fill the same stacked tensors.
 """
 
 from __future__ import annotations

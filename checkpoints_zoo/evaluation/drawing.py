@@ -2,6 +2,8 @@
 
 Pictures are drawn with matplotlib's default settings on figures of their own: the caller's backend and style are
 neither used nor changed, and the same figure gives the same bytes.
+
+This is one file, because every picture passes all of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """`zoo.evaluate`: measure members, or their stored predictions, as ensembles of several sizes.
 
 Axes: logits and probabilities (member, input, class).
+
+This is one file, because it is one call: the arguments, the logits, the figures.
 """
 
 from __future__ import annotations

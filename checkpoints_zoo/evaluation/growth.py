@@ -8,6 +8,8 @@ error of ensemble estimators, 1996). A smooth function of the mean probabilities
 series by its Taylor expansion in the errors (for the NLL: Lobacheva et al., On power laws in deep ensembles, 2020). A
 figure that sorts or counts (accuracy, ECE, AUROC) has this series only if many inputs make the figure nearly smooth;
 its intervals are wide.
+
+This is one file, because the limit, its interval and the members needed come from one fit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The result of an evaluation: figures with intervals, curves over sizes, before and after temperature scaling.
 
-This file also makes the report's tables and pictures; functions that need matplotlib or pandas import them.
+This file also makes the tables and pictures of these figures; functions that need matplotlib or pandas import them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The logits are read in blocks of inputs: once for the values that do not depend 
 of subsets whose mean probabilities fit into `MOST_MEAN_BYTES`.
 
 Axes: logits and probabilities (member, input, class).
+
+This is one file, because figures of subsets are made block by block, as the logits are read.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The catalog (`manifests/*.json` of the package) lists collections with their sources and a summary. If a source has a
 description of a collection (`manifests/NAME.json`), the description replaces the catalog's summary. Anyone may have
 written a catalog or description, so every value is checked, and no value is executed.
+
+This is one file, because a description extends a listing, and both pass the same checks.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A member can be read if its layout and its location (file, offset, nbytes) are k
 each other without holes. The tensors are ordered by element size, the largest first; tensors of one element size keep
 the order of the module. Every tensor is therefore aligned in memory if the member starts at a multiple of eight bytes.
 Zero bytes under the name `_pad` fill the member up to the next multiple of eight bytes.
+
+This is one file, because half of it is one class, `Layout`.
 """
 
 from __future__ import annotations

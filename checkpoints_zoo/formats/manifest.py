@@ -3,6 +3,8 @@ bytes.
 
 Manifests and descriptions that are larger than the limits below are refused before they are read into memory. This
 module imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
+
+This is one file, because reading, writing and checking share the schema.
 """
 
 from __future__ import annotations

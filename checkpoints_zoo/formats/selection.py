@@ -3,6 +3,8 @@
 A citation is `LABEL@COMMIT/NAME#IDS~CHECK`: the source, its commit, the collection, the ids in their order, and the
 first eight hex digits of a hash over the rows. In the ids `0-99,205,7@40`, an id without epoch means the member's final
 snapshot, and `7@40` means member 7 after epoch 40.
+
+This is one file, because a citation is a selection by ids with a check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Shards: safetensors files that hold many members; the bytes of each member are contiguous.
 
 This file has four parts: parsing of headers, reading of members' bytes through one reused buffer, writing of shards by
-rename, and the checks of members that `verify` and `publish` share.
+rename, and the checks of members that `verify` and `publish` share. This is one
+file, because each part needs the header.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ A condition is one expression on the table's columns, whose names are matched ex
 lists below allow every node of its syntax tree. As in SQL, a comparison with null is neither true nor false, so that
 the row is not selected. As in DuckDB, NaN equals itself and is greater than every other number. `/` divides whole
 numbers to a fraction (`seed / 2 = 1.5` for seed 3), and a division by zero is null.
+
+This is one file, because the forms that are allowed, and how each of them runs, belong together.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """`of` converts names, places, tensors and Datasets to ImageData; `prepared` converts inputs that are preprocessed
-already."""
+already.
+
+This is one file, because both functions take the same kinds of inputs.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@ client.
 
 The content of a repo is checked before and during decoding: files, columns, the order of class names, image sizes and
 modes, labels.
+
+This is one file, because the table of names needs a reader for each kind of data set.
 """
 
 from __future__ import annotations

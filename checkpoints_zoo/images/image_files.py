@@ -2,6 +2,8 @@
 
 Classes and files of a folder have the order of torchvision's ImageFolder: sorted folder names, then the sorted paths in
 each folder.
+
+This is one file, because one function tells the kinds of places apart, and the kinds share the reading of tables.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 buffer.
 
 Images arrive one by one or in batches; they are resized or recoloured only on request.
+
+This is one file, because the buffer takes the format and the columns from the other parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`from_samples`: draws of a posterior become a source with shards, manifest and description."""
+"""`from_samples`: draws of a posterior become a source with shards, manifest and description.
+
+This is one file, because the writer stores the draws that the reader yields.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from checkpoints_zoo.interop.checkpoints import (
     net_from_argument,
     warn_of_left_out,
 )
-from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns
+from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns, user_facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
@@ -139,11 +142,11 @@ def from_samples(
                         reader.counters,
                         chosen_net.architecture or str(chosen_net.custom_name),
                     )
-                    new_description = user_columns.make_description(
+                    new_description = user_facts.make_description(
                         name, chosen_net.facts(), writer.layouts, json_facts, like
                     )
-                    user_columns.check_net(new_description, chosen_net.build)
-                    description = user_columns.keep_earlier_facts(new_description, json_facts, like, target)
+                    user_facts.check_net(new_description, chosen_net.build)
+                    description = user_facts.keep_earlier_facts(new_description, json_facts, like, target)
                     test_images = None
                     if evaluate is not None:
                         test_images = importing.load_test_images(evaluate, description, chosen_net.build)

@@ -1,4 +1,7 @@
-"""Fit methods by name, store their draws as a collection, and search for settings."""
+"""Fit methods by name, store their draws as a collection, and search for settings.
+
+This is one file, because a search makes fits, and a fit is found again by the key under which it was stored.
+"""
 
 from __future__ import annotations
 

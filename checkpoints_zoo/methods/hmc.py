@@ -1,6 +1,7 @@
 """Hamiltonian Monte Carlo on all training images, started at modes; the chains of all runs advance together.
 
-This file has the method, then the posterior that the method samples, then a sampler of any differentiable density.
+This file has the method, then the posterior that the method samples, then a sampler of any differentiable density. This
+is one file, because no other method uses the parts.
 
 Axes: stacked parameters are (run, *shape), draws (run, draw, *shape).
 """

@@ -7,6 +7,8 @@ the labels themselves. AdamW shrinks the weights apart from the loss, so its mod
 prior has the same precision.
 
 Axes: stacked tensors are (run, *shape), inputs (input, channel, height, width).
+
+This is one file, because it is one class.
 """
 
 from __future__ import annotations

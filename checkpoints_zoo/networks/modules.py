@@ -3,6 +3,8 @@
 `build_skeleton` builds a collection's module once, without memory for parameters (a skeleton), and checks it against
 the layout of the stored tensors. `fill_skeleton` copies the skeleton for each member and puts the member's tensors into
 the copy.
+
+This is one file, because all of these functions treat a module as tensors with names.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The method is that of Xiao, Liu & Bamler 2023 (arXiv 2401.00611). The Gaussians are fitted to all members and to random
 halves of the members; the figures of the halves give the intervals.
+
+This is one file, because its pictures show the figures that are measured here.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The estimate is the unbiased one of Gretton et al., A kernel two-sample test (20
 exp(-(d / bandwidth)²) of L2 distances and Laplace kernels exp(-d / bandwidth) of L1 distances, ten bandwidths each, as
 Laurent et al. (2024) take them from MMDAgg (Schrab et al., 2023). Kernels are at most 1, so MMD² lies below 2; MMD² has
 no unit and is not scaled. The paper does not say how its column "MMD" is scaled, nor how kernels are combined.
+
+This is one file, because NS is the same estimate for the weights of other networks, with the same pictures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Distances of members in weight space, their kernels, the unbiased MMD² of two sets, and its permutation test.
 
 Axes: kernel and distance matrices (member, member), of both sets, the first set first.
+
+This is one file, because the test permutes the members of the kernel matrices that are made here.
 """
 
 from __future__ import annotations

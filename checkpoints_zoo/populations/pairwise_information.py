@@ -3,6 +3,8 @@
 The picture follows the figure of the population in Laurent et al., A symmetry-aware exploration of Bayesian neural
 network posteriors, 2024: the mutual information of pairs varies little, and its values in and out of distribution
 hardly correlate.
+
+This is one file, because its pictures show the figures of the same pairs.
 """
 
 from __future__ import annotations

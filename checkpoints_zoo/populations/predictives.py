@@ -4,6 +4,8 @@ The comparison is that of Izmailov et al., What are Bayesian neural network post
 prediction of an ensemble is compared with the mean prediction of another method's draws.
 
 Axes: logits and probabilities (member, input, class).
+
+This is one file, because the figures and their intervals use the same subsets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Sets of stored predictions in a source: list them, read their description and rows, check their bytes.
 
 A set is a folder predictions/COLLECTION/SET: manifest.parquet has one row a member, manifest.json describes the set.
+
+This is one file, because all of these functions need the description of a set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Stored predictions, read lazily: only the bytes of the requested members and inputs.
 
 Axes: logits are (member, input, class).
+
+This is one file, because half of it is one class, `Predictions`; the rest checks what the class reads.
 """
 
 from __future__ import annotations

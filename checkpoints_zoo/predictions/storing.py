@@ -1,4 +1,7 @@
-"""`predict`: compute logits of members once and store them as shards with a manifest of their own."""
+"""`predict`: compute logits of members once and store them as shards with a manifest of their own.
+
+This is one file, because the run and the files of its finished members share the folder of the set.
+"""
 
 from __future__ import annotations
 

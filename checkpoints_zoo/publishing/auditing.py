@@ -1,6 +1,8 @@
 """Find damaged and suspicious files of a repo or a folder by hashes, sizes and first bytes; nothing is unpickled.
 
 Of files on the Hub only manifests and descriptions are downloaded whole.
+
+This is one file, because files on the Hub and files in a folder pass the same checks.
 """
 
 from __future__ import annotations

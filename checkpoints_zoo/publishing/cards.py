@@ -3,6 +3,8 @@
 A card states only facts of the manifests, in jinja2 templates in `cards/` with one passage per fact. The same
 manifests give the same card. Text from a manifest becomes text on the card, never Markdown: a template escapes every
 value that is not `Markup`, and only the functions of `formats.text` make `Markup` of such text.
+
+This is one file, because its functions are the passages of one page.
 """
 
 from __future__ import annotations

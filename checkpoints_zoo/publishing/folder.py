@@ -1,4 +1,7 @@
-"""Read a folder that is to be published: its collections and their files, checked against the rows byte by byte."""
+"""Read a folder that is to be published: its collections and their files, checked against the rows byte by byte.
+
+This is one file, because a folder, its collections and its files are checked together.
+"""
 
 from __future__ import annotations
 

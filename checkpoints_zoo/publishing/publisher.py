@@ -3,6 +3,8 @@
 Shards are uploaded before the manifests that name them. A reader of the repo therefore never sees a row without its
 bytes, even if a publication is interrupted. A second call continues an interrupted publication; after a complete
 publication, a call uploads nothing.
+
+This is one file, because a publication is one sequence of steps: plan, checks, commits, tag.
 """
 
 from __future__ import annotations

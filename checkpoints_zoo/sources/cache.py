@@ -17,6 +17,8 @@ named datasets--web+HOST--PATH, and what stands for its commit is "pins"
     parts/ETAG.parquet                                a large manifest of which some byte ranges are here
     parts/ETAG.json                                   the byte ranges that are here
     locks/ETAG.lock                                   held while members of that file are fetched
+
+This is one file, because its functions share the names of these files.
 """
 
 from __future__ import annotations

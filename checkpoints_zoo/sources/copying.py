@@ -2,6 +2,8 @@
 
 Shards are written first, by rename, then the description, and the manifest last. The earlier content of the folder
 therefore stays readable, and after an interruption the next copy reuses the finished shards.
+
+This is one file, because the shards that are planned are those that are found finished or are written.
 """
 
 from __future__ import annotations

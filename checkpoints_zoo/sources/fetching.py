@@ -1,5 +1,9 @@
 """Fetching of members from a repo on the Hub: cached members are used, missing ones are fetched by a few range
-reads."""
+reads.
+
+This is one file, because every step of a fetch works on the same requests: the search in the cache, the plan of ranges,
+the check.
+"""
 
 from __future__ import annotations
 

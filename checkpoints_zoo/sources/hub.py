@@ -3,6 +3,8 @@
 All calls after `resolve_address` name the commit, so a running program does not see newer commits. The client's own
 settings apply: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_HUB_DISABLE_PROGRESS_BARS. The client is imported
 inside functions, because importing it takes half a second.
+
+This is one file, because every call to the client needs its settings, its cache and the translation of its errors.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The index is made from one file, which is read, and from the ETags and lengths of the others. A file is read whole and
 compared with the index when one of its draws is needed. Its draws then lie in the member cache as one shard.
+
+This is one file, because each pickle that is read is compared with the index.
 """
 
 from __future__ import annotations

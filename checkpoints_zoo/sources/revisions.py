@@ -1,6 +1,8 @@
 """Revisions of model repos: their commits, files and headers, by one small request each, paced and kept in the cache.
 
 A commit's files and a file's header never change, so each is asked for once: what was stopped goes on.
+
+This is one file, because all of its requests share the pace and the cache.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 No login is sent. Redirects stay on https and lead from a public host to no private address (`hosts`). A file on a host
 that ignores byte ranges, or that sends no strong ETag, is read whole, once, if it is small.
+
+This is one file, because files and folders on the web follow the same rules for requests and redirects.
 """
 
 from __future__ import annotations

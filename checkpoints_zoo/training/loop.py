@@ -8,6 +8,9 @@ On a GPU a whole step is one CUDA graph, which gives the same bits as its operat
 random numbers, and steps with gradients of a method's own, run without a graph.
 
 Axes: stacked tensors are (member, ...); images of a step (member, batch, channel, height, width).
+
+This is one file, because it is one loop: the state of a stack, the orders of images, the steps, and the accuracies
+after them.
 """
 
 from __future__ import annotations

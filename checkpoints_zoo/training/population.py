@@ -1,4 +1,7 @@
-"""Training of many members: stacks of the recipe's width, one after another, resumed after a kill."""
+"""Training of many members: stacks of the recipe's width, one after another, resumed after a kill.
+
+This is one file, because a stack that is resumed or split is trained and stored by the same steps.
+"""
 
 from __future__ import annotations
 

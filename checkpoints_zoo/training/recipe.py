@@ -2,6 +2,8 @@
 
 A recipe may hold functions of the user, which build the network and load the images. An exception in a user's function
 becomes an error that names the line in the user's file.
+
+This is one file, because most of it is one class, `Recipe`; the rest loads what the fields of a recipe name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The package's recipes by name; `dataclasses.replace(convnet_digits(), epochs=5)` makes a variant."""
+"""The package's recipes by name; `dataclasses.replace(convnet_digits(), epochs=5)` makes a variant.
+
+This is one file, because it is one table.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The folder `.training` of a source: the lock of the run, its recipe, and the saved states of its stacks.
 
 A state is a safetensors file, written under a temporary name and renamed when complete.
+
+This is one file, because all of it is about the files of one folder under one lock.
 """
 
 from __future__ import annotations

@@ -223,6 +223,15 @@ def test_a_tied_head_pins_the_stream(decoder: Table) -> None:
     assert difference > 1e-3
 
 
+def test_buffers_without_values_are_refused() -> None:
+    """Parameters need no memory, slopes do: without values, heads with different slopes would change places."""
+    with torch.device("meta"):
+        network, sloped = Decoder(), Decoder(slopes=(0.5, 0.25))
+    assert [group.size for group in symmetries(network, INDICES).groups.values()] == [HEADS, 6]
+    with pytest.raises(SymmetryError, match=r"buffer 'attention\.slopes'.*expected values.*found none"):
+        symmetries(sloped, INDICES)
+
+
 def test_slopes_that_differ_pin_the_heads(decoder: Table) -> None:
     network = Decoder(slopes=(0.5, 0.25))
     table, weights = symmetries(network, INDICES), drawn(network)

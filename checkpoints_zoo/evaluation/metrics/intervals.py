@@ -4,6 +4,8 @@ A bootstrap draws members twice, which lowers diversity and biases the figure of
 that are means over members are bootstrapped; other figures are measured on subsets without replacement. The spread of
 few members is itself uncertain: all widths use Student's quantile with N - 1 degrees of freedom (1.998 for 64
 members, 2.365 for 8, 4.303 for 3); with the normal quantile, 1.96, coverage would be 91 % at 8 members, 81 % at 3.
+
+This is one file, because the kind of interval depends on the figure, and one place says how.
 """
 
 from __future__ import annotations

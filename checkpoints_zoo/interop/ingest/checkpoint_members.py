@@ -5,6 +5,8 @@ on disk until a shard has them:
 
 OUT/.import/NAME/KEY/000007.safetensors     a member, named by its position, never by a name in the archive
 OUT/.import/NAME/KEY/index.json             index of the archive, written after its last member
+
+This is one file, because members of archives, of gzipped archives and of files become the same records.
 """
 
 from __future__ import annotations

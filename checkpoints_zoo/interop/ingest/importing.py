@@ -16,6 +16,7 @@ from checkpoints_zoo.interop.ingest.networks import Build, NetSpec
 from checkpoints_zoo.interop.ingest.origin import FileFilter, Origin, Say, find_origin
 from checkpoints_zoo.interop.ingest.survey import ImportOptions, ImportPlan, plan_of_gzips, status_counts, survey_origin
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
+from checkpoints_zoo.interop.ingest.user_facts import keep_earlier_facts
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.sources import archives, cache
 from checkpoints_zoo.sources.folder_source import FolderSource
@@ -120,7 +121,7 @@ def ingest(
             shards.record_import(target, name, import_record)
             staged_indexes = checkpoint_members.stage_gzips(origin, staging_folder, say)
         survey = survey_origin(origin, name, staged_indexes, False, user_facts, like, options, copy_root, say)
-        description = user_columns.keep_earlier_facts(survey.description, user_facts, like, target)
+        description = keep_earlier_facts(survey.description, user_facts, like, target)
         test_images = None if evaluate is None else load_test_images(evaluate, description, build)
         if reshard is None:
             survey.write(target)

@@ -1,6 +1,8 @@
 """Index of model repos: a member a repo, a snapshot a branch, read from listings and headers; no weights are fetched.
 
 The manifest that is written names byte ranges of the repos' files (schema 2).
+
+This is one file, because it is one sequence of steps: the checkpoints, their rows, the manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from checkpoints_zoo.formats.text import count_with_noun, one_line
 from checkpoints_zoo.interop.ingest.importing import Imported
 from checkpoints_zoo.interop.ingest.origin import PICKLE_SUFFIXES, Say
 from checkpoints_zoo.interop.ingest.survey import status_counts
-from checkpoints_zoo.interop.ingest.user_columns import make_description
+from checkpoints_zoo.interop.ingest.user_facts import make_description
 from checkpoints_zoo.networks.architectures import from_config_name
 from checkpoints_zoo.sources import cache, pacing, revisions
 from checkpoints_zoo.sources.folder_source import FolderSource

@@ -1,4 +1,7 @@
-"""The origin of an import: files on this disk or in a repo of the Hub, by kind."""
+"""The origin of an import: files on this disk or in a repo of the Hub, by kind.
+
+This is one file, because files on disk and files in a repo become the same origin.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Files of torch.save, and pickles of numpy arrays, on this disk: only tensors are read, and no code of a file runs.
 
 Files from the Hub are never opened here.
+
+This is one file, because both kinds are opened, searched for state dicts and refused alike.
 """
 
 from __future__ import annotations

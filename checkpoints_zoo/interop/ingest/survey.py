@@ -1,4 +1,7 @@
-"""Survey of an origin before any weights are read: its members, their net, and their rows."""
+"""Survey of an origin before any weights are read: its members, their net, and their rows.
+
+This is one file, because the plan of an import is what the survey found.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogni
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
 from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
 from checkpoints_zoo.interop.ingest.selection import NetTensors
-from checkpoints_zoo.interop.ingest.user_columns import ColumnReader, check_net, make_description, with_earlier_facts
+from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
+from checkpoints_zoo.interop.ingest.user_facts import check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.archives import MemberGroup
 from checkpoints_zoo.sources.fetching import LARGEST_RANGE_NBYTES, LARGEST_READ_GAP_NBYTES

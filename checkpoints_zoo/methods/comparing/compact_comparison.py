@@ -2,6 +2,8 @@
 
 HMC, an ensemble, VI, and Gaussians fitted to the draws of HMC and the ensemble are all compared with HMC. Each method
 is measured with all its runs and with random halves of its runs, which give the intervals.
+
+This is one file, because the ways to measure a column say what the figures of the table mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The result of `zoo.compare`: a row for each method and mode, figures with intervals; tables and a picture."""
+"""The result of `zoo.compare`: a row for each method and mode, figures with intervals; tables and a picture.
+
+This is one file, because its tables and its picture show the same rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Get the draws to compare: fit several methods at once, read draws from a folder, or take the caller's draws."""
+"""Get the draws to compare: fit several methods at once, read draws from a folder, or take the caller's draws.
+
+This is one file, because draws of all three origins become the same class.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Members that do not fit into memory are read in chunks (`Stream`); the next chunk is read while the present chunk is
 used.
+
+This is one file, because most of it is one class, `Ensemble`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Every execution gives the logits of a loop over modules, up to rounding. `Runner` runs the members; EXECUTION_RULES
 choose the execution by device and sizes; `Trials` remember which executions are correct for a network.
+
+This is one file, because the runner, the rules and the trials concern the same few executions.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """The measurements that a page shows. Each member is run once on the images; weights are read again for symmetries and
-mass."""
+mass.
+
+This is one file, because one place says what is read and computed for a page.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """A page: parts with figures, tables and notes, put into one HTML file that needs nothing else.
 
 Text that is not `Markup` is escaped. Pages with the same parts have the same bytes.
+
+This is one file, because a page consists of the blocks that are defined here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The index of an archive: its members with their byte ranges, and its other files, each with the reason why it is no
 member.
 
-This file also reads members' ids from their names, and predicts the order of names in an archive.
+This file also reads members' ids from their names, and predicts the order of names in an archive, because the index
+needs both.
 """
 
 from __future__ import annotations

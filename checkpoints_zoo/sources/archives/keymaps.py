@@ -2,6 +2,8 @@
 
 Upstream is torch-uncertainty, which trained the archived members on the Hub; this package uses timm's tensor names.
 Values and the order of bytes never change; the shape (1, C, 1, 1) of tensors of a filter response norm is read as (C,).
+
+This is one file, because a network is recognised by the names that are translated.
 """
 
 from __future__ import annotations

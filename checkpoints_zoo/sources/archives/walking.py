@@ -1,5 +1,8 @@
 """Indexing of a tar: the index is predicted from a few headers if the headers are regular, else every header is
-read."""
+read.
+
+This is one file, because an index whose prediction fails is made by the walk.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import SymmetryError
-from checkpoints_zoo.symmetry.attention.graph import has_attention, record
+from checkpoints_zoo.symmetry.attention.graph import check_buffers, has_attention, record
 from checkpoints_zoo.symmetry.attention.rules import RULES
 from checkpoints_zoo.symmetry.attention.shifts import find_shifts
 from checkpoints_zoo.symmetry.attention.structure import build_table
@@ -36,6 +36,7 @@ def derive_with_attention(
         graph = record(module, example)
     if graph is None or not has_attention(graph):
         return None
+    check_buffers(module)
     parameter_shapes = {name: tuple(p.shape) for name, p in module.named_parameters(remove_duplicate=False)}
     trace = Trace(graph, parameter_shapes, RULES)
     table = build_table(network, trace)

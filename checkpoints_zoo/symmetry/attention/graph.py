@@ -83,6 +83,20 @@ def record(module: nn.Module, example: tuple[Tensor, ...], keywords: Mapping[str
     return Graph([node for node in program.graph.nodes if not _is_check(node)], parameters, constants)
 
 
+def check_buffers(module: nn.Module) -> None:
+    """Check that the buffers of a network have values: masks, slopes and positions decide on its symmetries.
+
+    Raises:
+        SymmetryError: a buffer has no memory.
+    """
+    for name, buffer in module.named_buffers():
+        if buffer.is_meta:
+            raise SymmetryError(
+                f"buffer {name!r} of {type(module).__name__}", expected="values, which decide on its symmetries",
+                found="none, on the device meta", do="Build the network with memory, its parameters apart",
+            )  # fmt: skip
+
+
 def has_attention(graph: Graph) -> bool:
     """Return whether a network has a softmax between two products of activations, or a fused attention."""
     names = {str(node.target).partition(".default")[0] for node in graph.nodes}
@@ -99,7 +113,7 @@ def _is_check(node: fx.Node) -> bool:
 
 
 def _with_memory(network: nn.Module) -> nn.Module:
-    """Give parameters and buffers without memory zeros, in place: values of weights do not matter."""
+    """Give parameters and buffers without memory zeros, in place; `check_buffers` refuses such buffers."""
     zeros: dict[int, Any] = {}
     for layer in network.modules():
         for tensors in (layer._parameters, layer._buffers):

@@ -3,6 +3,8 @@
 A constant that a bias adds to an activation is redundant if everything that reads the activation takes it up: a layer
 behind it by its own bias, another bias or table that is added to the same sum, a softmax over keys, or a norm that
 subtracts the mean.
+
+This is one file, because most of it is one class, which follows constants through the network.
 """
 
 from __future__ import annotations
@@ -102,13 +104,13 @@ class _Finder:
             if taken is None or not bool(taken.entries.any()):
                 continue
             part = _whole(name, shape)
-            entries = tuple(taken.entries.nonzero()[:, 0].tolist())
-            own = Sum(part, axis, tuple(i if i in set(entries) else -1 for i in range(self.size)))
+            own = Sum(part, axis, tuple(torch.where(taken.entries, torch.arange(self.size), -1).tolist()))
             overlap = all(
                 not s.products and isinstance(s, Sum) and s.part.tensor in self.centring for s in (own, *taken.sums)
             )
-            dimension = (1 if taken.mean_only else len(entries)) - overlap
-            if (taken.mean_only and len(entries) < self.size) or dimension <= 0:
+            count = int(taken.entries.sum())
+            dimension = (1 if taken.mean_only else count) - overlap
+            if (taken.mean_only and count < self.size) or dimension <= 0:
                 continue
             kind = "mean" if taken.mean_only else "constant"
             gain = None if taken.mean_only else self._gain_of_offset(node)

@@ -1,4 +1,7 @@
-"""Turn the frames of a trace into a symmetry table: permutations, scales, signs and matrices."""
+"""Turn the frames of a trace into a symmetry table: permutations, scales, signs and matrices.
+
+This is one file, because it is one class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The trace of a recorded network: the walk over its operations, and what the rules of operations use."""
+"""The trace of a recorded network: the walk over its operations, and what the rules of operations use.
+
+This is one file, because most of it is one class, `Trace`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Kernels are (out, in, *window), as in torch. The sum over inputs joins the input axis of a kernel with the axis that the
 kernel reads; the scales of both axes are inverse to each other (Laurent et al. 2024, arXiv 2310.08287).
+
+This is one file, because all of these rules join, open or scale the axes of channels.
 """
 
 from __future__ import annotations

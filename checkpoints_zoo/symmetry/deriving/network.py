@@ -14,7 +14,8 @@ from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture, check_module
 from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.symmetry.attention import derive_with_attention
-from checkpoints_zoo.symmetry.deriving.trace import build_table, trace_labels
+from checkpoints_zoo.symmetry.deriving.structure import build_table
+from checkpoints_zoo.symmetry.deriving.trace import trace_labels
 from checkpoints_zoo.symmetry.table import Table
 
 # Architecture -> (channels, height, width) of its images. Images of other sizes would give the same symmetry table.

@@ -3,6 +3,8 @@
 A function without a rule is refused, unless no permutation or scale acts on its arguments. The rule of a layer is found
 by the full name of its class. A layer without a rule is traced operation by operation; a layer of torch without a rule
 is refused.
+
+This is one file, because the tables and the rules of modules say together which operations are known.
 """
 
 from __future__ import annotations

@@ -79,6 +79,9 @@ def _take_gain_into_layer(trace: Trace, label: Label, source: int) -> Tensor:
 def _add_mixed(trace: Trace, a: Label, b: Label) -> Label:
     a, b = trace.without_gain(a), trace.without_gain(b)
     a, b = (replace(v, coordinates=v.coordinates.expand(trace.shape)) for v in (a, b))
+    if not a.more and not b.more and torch.equal(a.coordinates, b.coordinates):
+        trace.plain(b)
+        return trace.plain(a)  # The units stay apart, as in x + 0.1 x³.
     terms = [(a.coordinates, a.factors), *a.more, (b.coordinates, b.factors), *b.more]
     (first, factor), *more = terms
     return Label(first, factor, tuple((c.expand(trace.shape), f) for c, f in more))

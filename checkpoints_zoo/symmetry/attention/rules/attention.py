@@ -213,15 +213,16 @@ def _rotations(terms: list[tuple[Tensor, Tensor]]) -> list[Tensor] | None:
                     return None
                 matrices[t, u, position[c]] += factors[t, u]
     pairs, seen = [], set()
-    for u in range(count):
-        partners = [v for v in range(count) if bool((matrices[:, u, v] != 0).any()) and v != u]
-        if len(partners) > 1:
-            return None
-        if not partners:
-            if bool((matrices[:, u, u] != matrices[0, u, u]).any()):
+    is_mixed = (matrices != 0).any(0).fill_diagonal_(False)
+    changes = (matrices != matrices[0]).any(0).diagonal().tolist()
+    if bool((is_mixed.sum(1) > 1).any()):
+        return None
+    for u, partners in enumerate(is_mixed.tolist()):
+        if not any(partners):
+            if changes[u]:
                 return None
             continue
-        v = partners[0]
+        v = partners.index(True)
         block = matrices[:, [[u, u], [v, v]], [[u, v], [u, v]]]
         if not torch.allclose(block[:, 0, 0], block[:, 1, 1]) or not torch.allclose(block[:, 0, 1], -block[:, 1, 0]):
             return None
