@@ -131,6 +131,13 @@ def test_ece_equals_a_loop_and_torch_uncertainty(oracle: Oracle, case: tuple[Ten
     assert float(metrics.ece(probs, labels, bins)) == close(float(theirs.compute()), **TOLERANCE)
 
 
+def test_a_bin_includes_its_lower_edge() -> None:
+    probs = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.625, 0.375]])
+    _, _, inputs = metrics.reliability(probs, torch.tensor([0, 0, 0]), bins=4)
+    assert inputs.tolist() == [0, 0, 2, 1]
+    assert float(metrics.ece(probs[:2], torch.tensor([0, 1]), bins=4)) == close((0.25 + 0.5) / 2, **TOLERANCE)
+
+
 def test_ece_of_a_mean_that_rounds_to_above_one_is_not_taken_for_logits() -> None:
     probs = torch.tensor([[1.0000001, 0.0], [0.75, 0.25]])
     assert float(metrics.ece(probs, torch.tensor([0, 0]))) == close(0.125, **TOLERANCE)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -21,7 +22,7 @@ PIECES = (
     *("\u202e", "\u2028", "\x00", "\x85", "\ufeff", "é", "漢", "\U0001f600", "word", "1. ", "# ", "> ", "    "),
 )
 HOSTILE = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=8).map("".join)
-READER = MarkdownIt("commonmark").enable("table")
+READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])  # as GitHub and the Hub
 
 
 def tokens(text: str) -> list[Token]:
@@ -49,7 +50,19 @@ def test_plain_text_is_nothing_but_text(text: str) -> None:
     assert shown == f"Title: {seen(text)} end"
 
 
+@pytest.mark.parametrize(
+    "mark", ["*a*", "_a_", "~~a~~", "`a`", "[a](b)", "<b>", "&lt;", "a | b", "\\*", "$a$", ":a:", "@a", "#1"]
+)
+def test_each_mark_is_escaped(mark: str) -> None:
+    """Also those that only GitHub or the Hub reads: formulas, emojis, mentions and numbers of issues."""
+    escaped = markup.markdown_text(mark)
+    assert not set(re.sub(r"\\.", "", escaped)) & set("\\`*_[]<>|~&$:@#")
+    assert "".join(t.content for t in tokens(f"x{escaped}") if t.type in {"text", "text_special"}) == f"x{mark}"
+
+
 @given(HOSTILE)
+@example("a`")
+@example("`a")
 def test_code_is_the_text(text: str) -> None:
     inside = [
         t for t in tokens(f"Value: {markup.markdown_code(text)}.") if t.type not in {"text", "text_special", "inline"}

@@ -186,10 +186,10 @@ def test_deleting_the_cache_deletes_the_parts(remote: Hub, built: Built) -> None
     assert from_hub(n=2) == selected(built, n=2)
 
 
-intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=6)
+intervals = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)  # so few places that some meet
 
 
-@given(intervals, intervals, st.integers(0, 5))
+@given(intervals, intervals, st.integers(0, 3))
 def test_ranges_as_sets_of_bytes(some: list[tuple[int, int]], present: list[tuple[int, int]], gap: int) -> None:
     def positions(ranges: list[tuple[int, int]]) -> set[int]:
         return {x for start, end in ranges for x in range(start, end)}
@@ -197,7 +197,9 @@ def test_ranges_as_sets_of_bytes(some: list[tuple[int, int]], present: list[tupl
     joined = parts._join(present, 0)
     assert positions(joined) == positions(present)
     assert all(a[1] < b[0] for a, b in pairwise(joined))
-    assert positions(parts._without(some, joined)) == positions(some) - positions(present)
+    missing = parts._without(some, joined)
+    assert positions(missing) == positions(some) - positions(present)
+    assert all(start < end for start, end in missing)
     wide = parts._join(some, gap)
     assert positions(some) <= positions(wide)
     assert all(a[1] + gap < b[0] for a, b in pairwise(wide))
