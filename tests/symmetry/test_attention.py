@@ -26,6 +26,8 @@ from checkpoints_zoo.symmetry import (
     symmetries,
     turn,
 )
+from checkpoints_zoo.symmetry.canonical.alignment import match_weights
+from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 
 pytestmark = pytest.mark.slow
 WIDTH, HEADS, TOKENS, WORDS = 8, 2, 4, 7
@@ -306,12 +308,12 @@ def test_heads_with_masks_of_their_own_are_pinned() -> None:
 
 
 class LearnedScale(nn.Module):
-    """Attention whose scores are multiplied by a learned number a head."""
+    """Attention whose scores are multiplied by learned numbers, of a shape that broadcasts to the scores."""
 
-    def __init__(self) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.scale = nn.Parameter(torch.ones(HEADS, 1, 1))
+        self.scale = nn.Parameter(torch.ones(shape or (HEADS, 1, 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
@@ -319,12 +321,30 @@ class LearnedScale(nn.Module):
         return self.o((weights @ v).transpose(1, 2).flatten(2))
 
 
-def test_learned_scales_of_scores_move_with_their_heads() -> None:
+def test_learned_scales_of_scores_are_one_more_scale_of_queries() -> None:
     table = checked(LearnedScale())
     assert [group.size for group in table.groups.values()] == [HEADS]
     assert "scale" in {name for name, axes in table.tensors.items() if axes.moves}
     assert {(m.kind, m.count, m.size) for m in table.matrices.values()} == {("invertible", HEADS, 4)}
     assert {shift.name for shift in table.shifts.values()} == {"constant of k.bias", "constant of v.bias"}
+    assert table.scaling_freedom == sum(sign.size for sign in table.signs.values()) == HEADS
+    assert checked(LearnedScale(1)).scaling_freedom == 1
+    # A number a key: keys are told apart, so that their bias is not free.
+    table = checked(LearnedScale(TOKENS))
+    assert table.scaling_freedom == 1
+    assert {shift.name for shift in table.shifts.values()} == {"constant of v.bias"}
+
+
+def test_learned_scales_are_removed_and_aligned() -> None:
+    network, x = LearnedScale().double(), torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
+    table, weights = symmetries(network, x), drawn(network)
+    element = random_element(table, torch.Generator().manual_seed(4))
+    moved, options = apply(table, weights, element), {"heads": "balanced", "scale": "unit-norm", "permute": "max"}
+    first, second = (canonicalize(table, tensors, **options)[0] for tensors in (weights, moved))  # type: ignore[arg-type]
+    back = apply(table, moved, match_weights(table, {n: t[None] for n, t in moved.items()}, weights).element.select(0))
+    for name in weights:
+        torch.testing.assert_close(second[name], first[name], rtol=0, atol=1e-8)
+        torch.testing.assert_close(back[name], weights[name], rtol=0, atol=1e-8)
 
 
 class OfTorch(nn.Module):

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from checkpoints_zoo.symmetry import apply, compose, inverse, random_element, symmetries
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
+from tests.symmetry.test_attention import LearnedScale
 
 pytestmark = pytest.mark.slow
 WORDS = torch.randint(2, 11, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -231,6 +232,7 @@ SMOOTH: dict[str, Callable[[], Network]] = {
     "timm ViT with LayerScale": partial(of_timm, "vision_transformer", "VisionTransformer", **VIT, init_values=1.0),
     "encoder, norms before": lambda: (Encoder(6, 2, 1, True, layer_norm_eps=0.1), (torch.rand(2, 4, 7),)),
     "MultiheadAttention": lambda: (Cross(6, 2, None), (torch.rand(2, 4, 6),)),
+    "learned scales of scores": lambda: (LearnedScale(), (torch.rand(2, 4, 8),)),
     "gated convolutions": lambda: (Convolutions(True), (torch.rand(2, 3, 5, 5),)),
     "residual convolutions": lambda: (Convolutions(False), (torch.rand(2, 3, 5, 5),)),
 }  # fmt: skip

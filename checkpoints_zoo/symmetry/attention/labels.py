@@ -73,6 +73,7 @@ class Core:
         outputs: coordinates of the results, (head, unit); heads that share values have results of their own.
         biases: coordinates of learned numbers that are added to the scores, (head), one tensor a bias.
         slopes: fixed numbers that are added to the scores, (head, entry), one tensor a bias.
+        scales: coordinates of parameters that multiply the products of queries and keys, (head), one tensor a scale.
         pinned: whether an operation tells the heads apart.
     """
 
@@ -83,6 +84,7 @@ class Core:
     outputs: Tensor | None = None
     biases: list[Tensor] = field(default_factory=list)
     slopes: list[Tensor] = field(default_factory=list)
+    scales: list[Tensor] = field(default_factory=list)
     pinned: bool = False
 
 

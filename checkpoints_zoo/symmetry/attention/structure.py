@@ -58,6 +58,7 @@ class _Builder:
         """Return the table."""
         families = self._families()
         self._add_heads()
+        self._add_scales_of_scores()
         self._add_units()
         for family in families:
             for one in self._by_unit(family):
@@ -72,7 +73,7 @@ class _Builder:
         return Table(self.network, tensors, self.groups, self.scales, self.signs, self.matrices)
 
     def _role(self, name: str) -> str:
-        return "weight" if len(self.trace.shapes[name]) > 1 else self.trace.roles.get(name, "bias")
+        return self.trace.roles.get(name, "weight" if len(self.trace.shapes[name]) > 1 else "bias")
 
     def _name(self, base: str) -> str:
         name, number = base or "input", 1
@@ -364,15 +365,26 @@ class _Builder:
     def _add_heads(self) -> None:
         """Add the groups of heads: one group an attention, or one for all that share a learned bias of the scores."""
         together: dict[int, list[Core]] = {}
-        for core in self.trace.cores:
-            keys = [self.frames.place(int(bias[0])) for bias in core.biases]
-            key = keys[0] if keys else -1 - len(together)
-            together.setdefault(key, []).append(core)
+        for number, core in enumerate(self.trace.cores):
+            places = {self.frames.place(c) for bias in self._biases_of_heads(core) for c in bias.tolist()}
+            shared = [
+                key
+                for key, cores in together.items()
+                if places & {self.frames.place(c) for o in cores for b in o.biases for c in b.tolist()}
+            ]
+            together[number] = [*(one for key in shared for one in together.pop(key)), core]
         for cores in together.values():
             if all(self._can_permute(core) for core in cores) and len({len(core.queries) for core in cores}) == 1:
                 self._add_head_group(cores)
 
+    def _biases_of_heads(self, core: Core) -> list[Tensor]:
+        """Return the learned biases and scales of scores of which each head has its own."""
+        return [b for b in core.biases if len({self.frames.place(c) for c in b.tolist()}) == len(b) > 1]
+
     def _can_permute(self, core: Core) -> bool:
+        shared = [{self.frames.place(c) for c in bias.tolist()} for bias in core.biases]
+        if any(1 < len(places) < len(core.queries) for places in shared):
+            return False
         if core.pinned or core.values is None or core.outputs is None or len(core.queries) == 1:
             return False
         if any(bool((slope != slope[0]).any()) for slope in core.slopes):
@@ -392,7 +404,11 @@ class _Builder:
         if any(group != list(range(i * size, (i + 1) * size)) for i, group in enumerate(groups)):
             return
         name = self._name(f"{cores[0].name} heads".strip())
-        own = [part for core in cores for part in (core.queries, core.outputs, *(b[:, None] for b in core.biases))]
+        own = [
+            part
+            for core in cores
+            for part in (core.queries, core.outputs, *(bias[:, None] for bias in self._biases_of_heads(core)))
+        ]
         common = [part for core in cores for part in (core.keys, core.values)]
         if size == 1:
             self._add_moves(name, self._units_of([*own, *common], groups))
@@ -416,6 +432,41 @@ class _Builder:
                 for part in (core.keys, core.values):
                     for c in part.flatten().tolist() if part is not None else ():
                         self.group_of_frame[self.frames.frame(c)[0]] = name
+
+    def _add_scales_of_scores(self) -> None:
+        """Add a scale and a sign for each learned number that multiplies scores: the queries take up its inverse."""
+        uses: dict[int, int] = defaultdict(int)  # Place -> in how many attentions it has a part.
+        for core in self.trace.cores:
+            parts = (core.queries, core.keys, core.values, *core.scales)
+            places = [{self.frames.place(c) for c in part.flatten().tolist()} for part in parts if part is not None]
+            for place in [place for of_part in places for place in of_part]:
+                uses[place] += 1
+        barred = Limit.UNITS | Limit.NORM | Limit.MEAN | Limit.POSITIVE | Limit.PINNED
+        for core in self.trace.cores:
+            queries = core.queries.flatten().tolist()
+            if any(self.frames.limit_of(c) & barred or uses[self.frames.place(c)] > 1 for c in queries):
+                continue
+            for scale in core.scales[:1]:
+                heads: dict[int, list[int]] = defaultdict(list)
+                for head, c in enumerate(scale.tolist()):
+                    heads[self.frames.place(c)].append(head)
+                if all(uses[place] == 1 for place in heads):
+                    self._add_scale_of_scores(core, list(heads), list(heads.values()))
+
+    def _add_scale_of_scores(self, core: Core, places: list[int], heads: list[list[int]]) -> None:
+        name, count = self._name(f"{core.name} scores".strip()), len(places)
+        numbers = self._runs([self.entries[place] for place in places])
+        queries = self._runs(self._units_of([core.queries], heads))
+        for runs, power in ((numbers, 1.0), (queries, -1.0)):
+            for tensor, axis, start, span, _ in runs:
+                for powers in (self.powers, self.sign_powers):
+                    powers[tensor].append(Power(axis, name, power, start, span * count))
+        moved = [(m.axis, m.group) for m in self.moves[numbers[0][0]]]
+        group = next((group for axis, group in moved if axis == numbers[0][1]), None)
+        writers = tuple((tensor, axis) for tensor, axis, *_ in numbers)
+        self.trace.roles |= {tensor: "gain" for tensor, _ in writers}
+        self.scales[name] = Scale(name, count, group, True, (), writers)
+        self.signs[name] = Sign(name, count, group)
 
     def _head_writers(self, cores: list[Core], group: str) -> tuple[tuple[str, int], ...]:
         found = []

@@ -76,10 +76,13 @@ def multiply_scores(trace: Trace, a: Label, b: Label, x: Any, y: Any) -> Label:
     """Multiply the scores or weights of an attention: a learned number a head moves with its head."""
     label, other, operand = (a, b, y) if a.core is not None else (b, a, x)
     assert label.core is not None
+    core = label.core
     if not other.is_fixed and other.core is None:
-        _bias_heads(trace, label.core, other, operand, trace.shape)
+        is_first = isinstance(operand, Parameter) and core.values is None and not (core.biases or core.slopes)
+        _bias_heads(trace, core, other, operand, trace.shape)
+        core.scales += [core.biases[-1]] if is_first else []
     elif other.core is not None or any(size > 1 for size in other.coordinates.shape):
-        label.core.pinned = True
+        core.pinned = True
     return replace(label, coordinates=label.coordinates.expand(trace.shape))
 
 
