@@ -663,7 +663,7 @@ class Collection:
         >>> apart[1] < apart[0]
         True
         """
-        changes_values = bool(alignment.restrict(self.symmetry_table, using).matrices)
+        changes_values = alignment.restrict(self.symmetry_table, using).is_continuous
         if isinstance(to, str):
             if to != "mean":
                 raise UsageError("align", expected="a member's id, a member or 'mean'", found=repr(to)[:80])

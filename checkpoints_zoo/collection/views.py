@@ -78,7 +78,7 @@ class Aligned:
     def __call__(self, table: Table, member_keys: Sequence[Key], params: Params) -> tuple[Params, Element]:
         params, table = _widened(params) if self.changes_values else params, alignment.restrict(table, self.using)
         identity = identity_element(table, 1).select(0)
-        unchanged = identity if table.matrices else Element(identity.permutations)
+        unchanged = identity if table.is_continuous else Element(identity.permutations)
         self._elements |= dict.fromkeys(self.reference_keys.intersection(member_keys), unchanged)
         positions = [position for position, key in enumerate(member_keys) if key not in self._elements]
         if positions:

@@ -26,6 +26,8 @@ def apply(table: Table, params: Mapping[str, Tensor], element: Element) -> dict[
 
     See `shift`, `turn`, `rescale`, `flip` and `permute` for the arguments and errors.
     """
+    if element.matrices or element.shifts:
+        check_element(table, element, count_members(table, params))
     shifted = shift(table, params, element.shifts) if element.shifts else params
     turned = turn(table, shifted, element.matrices) if element.matrices else shifted
     return permute(table, flip(table, rescale(table, turned, element.scales), element.signs), element.permutations)
@@ -173,6 +175,7 @@ def check_element(table: Table, element: Element, member_count: int | None) -> N
     _check_members(member_count, element.scales)
     _check_members(member_count, element.signs)
     _check_members(member_count, element.shifts)
+    _check_members(member_count, {name: values.flatten(-3) for name, values in element.matrices.items()})
 
 
 def _check_members(member_count: int | None, values_by_name: Mapping[str, Tensor]) -> None:

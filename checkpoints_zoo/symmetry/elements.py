@@ -104,7 +104,12 @@ def random_element(
         approximate: whether to draw approximate scales as well.
         spread: standard deviation of the logarithms of the scales, and of the shifts.
         condition: largest condition number of an invertible matrix; at least 1.
+
+    Raises:
+        UsageError: the condition number is below 1.
     """
+    if not condition >= 1:
+        raise UsageError("condition", expected="a condition number, 1 or more", found=repr(condition))
     member_count = 1 if members is None else members
     permutations: dict[str, Tensor] = {}
     for name in table.groups:

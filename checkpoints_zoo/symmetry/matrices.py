@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.symmetry.gains import check_gains, gains_of
 from checkpoints_zoo.symmetry.table import Matrix, Table, Turn
 
 
@@ -21,8 +22,13 @@ def turn(table: Table, params: Mapping[str, Tensor], matrices: Mapping[str, Tens
         table: the network's symmetry table.
         params: parameters, name -> `(*shape)`, or `(member, *shape)` if stacked.
         matrices: name -> matrices (copy, unit, unit) for all members, or (member, copy, unit, unit).
+
+    Raises:
+        UsageError: a name is unknown, a matrix does not belong to its group, or a gain that it passes is 0.
+        LayoutError: the gain of a norm is missing.
     """
     check_matrices(table, matrices)
+    check_gains(table, params, gains_of(table, matrices, ()))
     results = dict(params)
     for name, tensor in params.items():
         axes = table.tensors[name]

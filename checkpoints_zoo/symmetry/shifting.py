@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.symmetry.gains import check_gains, gains_of, tensors_of_shifts
 from checkpoints_zoo.symmetry.table import Axes, Outer, Part, Product, Shift, Sum, Table
 
 
@@ -29,9 +30,12 @@ def shift(table: Table, params: Mapping[str, Tensor], shifts: Mapping[str, Tenso
             are equal.
 
     Raises:
-        UsageError: a name is unknown, or a vector has another shape, or entries that differ where they must not.
+        UsageError: a name is unknown, or a vector has another shape, or entries that differ where they must not; or a
+            gain that the shift passes is 0.
+        LayoutError: a tensor that the shifts need is missing.
     """
     check_shifts(table, shifts)
+    check_gains(table, params, gains_of(table, (), shifts), tensors_of_shifts(table, shifts))
     changed = {term.part.tensor for name in shifts for term in table.shifts[name].terms}
     stacked = {name: tensor.ndim > len(table.tensors[name].shape) for name, tensor in params.items()}
     wide = {n: (tensor if stacked[n] else tensor[None]).double().contiguous() for n, tensor in params.items()}
@@ -129,6 +133,8 @@ def check_shifts(table: Table, shifts: Mapping[str, Tensor]) -> None:
         if known is None or vector.ndim not in (1, 2) or vector.shape[-1] != known.size:
             found = repr(name) if known is None else str(tuple(vector.shape))
             raise UsageError(f"shift {name!r}", expected=f"a vector of a shift of {table.network}", found=found)
+        if not bool(vector.isfinite().all()):
+            raise UsageError(f"shift {name!r}", expected="finite numbers", found="others")
         if known.kind == "mean" and bool((vector != vector[..., :1]).any()):
             raise UsageError(f"shift {name!r}", expected="equal entries", found="different ones")
 

@@ -9,8 +9,9 @@ This is one file, because each record is a field of another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from checkpoints_zoo.formats.text import align_columns
 
@@ -59,6 +60,11 @@ class Table:
     def log10_signs(self) -> float:
         """log10 of the number of sign changes that keep the network's function."""
         return sum(sign.size for sign in self.signs.values()) * math.log10(2)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether the group has matrices or shifts, as networks with attention have."""
+        return bool(self.matrices or self.shifts)
 
     @property
     def dimension(self) -> int:
@@ -367,6 +373,50 @@ class Power:
     offset: int
     length: int
     within: int = 0
+
+
+_Part = TypeVar("_Part", Scale, Sign, Matrix)
+
+
+def keep_parts(
+    table: Table,
+    *,
+    groups: Container[str],
+    scales: Container[str],
+    signs: Container[str],
+    matrices: Container[str],
+    shifts: Container[str],
+) -> Table:
+    """Return a table with some parts of the group, by name. A group whose mover is left out is left out too."""
+    kept_groups: dict[str, Group] = {}
+    for name, group in table.groups.items():
+        mover = group.mover
+        while mover is not None and mover in groups:
+            mover = table.groups[mover].mover
+        if name in groups and mover is None:
+            kept_groups[name] = group
+
+    def kept(parts: Mapping[str, _Part], names: Container[str]) -> dict[str, _Part]:
+        return {
+            name: part if part.group in kept_groups else replace(part, group=None)
+            for name, part in parts.items()
+            if name in names
+        }
+
+    tensors = {
+        name: replace(
+            axes,
+            moves=tuple(move for move in axes.moves if move.group in kept_groups),
+            powers=tuple(power for power in axes.powers if power.scale in scales),
+            signs=tuple(power for power in axes.signs if power.scale in signs),
+            turns=tuple(turn for turn in axes.turns if turn.matrix in matrices),
+        )
+        for name, axes in table.tensors.items()
+    }
+    return replace(
+        table, tensors=tensors, groups=kept_groups, scales=kept(table.scales, scales), signs=kept(table.signs, signs),
+        matrices=kept(table.matrices, matrices), shifts={n: s for n, s in table.shifts.items() if n in shifts},
+    )  # fmt: skip
 
 
 def format_table(table: Table, tensors: bool = True) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from checkpoints_zoo.errors import SymmetryError
+from checkpoints_zoo.symmetry.attention.confirming import confirm
 from checkpoints_zoo.symmetry.attention.graph import check_buffers, has_attention, record
 from checkpoints_zoo.symmetry.attention.rules import RULES
 from checkpoints_zoo.symmetry.attention.shifts import find_shifts
@@ -41,4 +42,4 @@ def derive_with_attention(
     trace = Trace(graph, parameter_shapes, RULES)
     table = build_table(network, trace)
     rest = {name: table.tensors.get(name, Axes(shape, "other", 0.0, (), ())) for name, shape in shapes.items()}
-    return replace(table, tensors=rest, shifts=find_shifts(trace))
+    return confirm(module, example, replace(table, tensors=rest, shifts=find_shifts(trace)))

@@ -42,7 +42,7 @@ def record(module: nn.Module, example: tuple[Tensor, ...], keywords: Mapping[str
         SymmetryError: the operations depend on the values of the inputs.
         UsageError: the module cannot process the example.
     """
-    network = _with_memory(copy.deepcopy(module)).eval()
+    network = with_memory(copy.deepcopy(module)).eval()
     example = tuple(torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x for x in example)
     config = getattr(network, "config", None)
     if config is not None and getattr(config, "use_cache", False):
@@ -112,7 +112,7 @@ def _is_check(node: fx.Node) -> bool:
     return True
 
 
-def _with_memory(network: nn.Module) -> nn.Module:
+def with_memory(network: nn.Module) -> nn.Module:
     """Give parameters and buffers without memory zeros, in place; `check_buffers` refuses such buffers."""
     zeros: dict[int, Any] = {}
     for layer in network.modules():

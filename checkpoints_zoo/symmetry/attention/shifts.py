@@ -447,7 +447,7 @@ class _Finder:
                     continue
             self.size = size
             carrier = torch.arange(size).expand(tuple(node.meta["val"].shape))
-            taken = self._followed(node, _Constant(carrier, -1, -1.0))
+            taken = self._followed(node, _Constant(carrier, -1))
             if taken is not None and bool(taken.entries.all()) and not taken.mean_only:
                 sums = tuple(replace(s, ratio=(offset, gain)) for s in taken.sums if isinstance(s, Sum))
                 yield Shift(name, "reader", size, size, (outer, *sums), written, 0)

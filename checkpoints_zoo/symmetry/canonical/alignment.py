@@ -24,7 +24,7 @@ from checkpoints_zoo.symmetry.canonical.matrices import is_stream
 from checkpoints_zoo.symmetry.canonical.products import inner_product
 from checkpoints_zoo.symmetry.composing import compose, inverse
 from checkpoints_zoo.symmetry.elements import Element
-from checkpoints_zoo.symmetry.table import Table
+from checkpoints_zoo.symmetry.table import Table, keep_parts
 
 _FEW_WEIGHTS = 1 << 20  # Number of weights of all members below which one thread is faster.
 _MOST_SWEEPS = 100  # Largest number of sweeps when a member is matched to a mean.
@@ -113,7 +113,7 @@ def match_weights(
     start_permutations = dict(start or {})
     check_element(table, Element(start_permutations), member_count)
     _check_sweep_limit(most)
-    if table.matrices:
+    if table.is_continuous:
         if start:
             raise UsageError("start", expected=f"none: {table.network} has attention", found="permutations")
         return _match_with_matrices(table, params, reference, most)
@@ -166,27 +166,19 @@ def restrict(table: Table, using: str | None) -> Table:
     """
     if using is None:
         return table
-    if using not in USING or not table.matrices:
+    if using not in USING or not table.is_continuous:
         found = repr(using)[:80] if using not in USING else f"{using!r}, but {table.network} has no attention"
         raise UsageError("using", expected=f"{', '.join(map(repr, USING))}, or None", found=found)
     level = USING.index(using)
     heads = {name for one in procrustes.attentions(table) for name in (one.outer, one.inner)}
-    groups = {n: g for n, g in table.groups.items() if (level > 0 or n not in heads) and (level > 2 or not g.stream)}
-    matrices = {n: m for n, m in table.matrices.items() if level > 2 or (level == 2 and not is_stream(m))}
-    scales = table.scales if level > 1 else {}
-    signs = table.signs if level > 1 else {}
-    shifts = table.shifts if level > 1 else {}
-    tensors = {
-        name: replace(
-            axes,
-            moves=tuple(move for move in axes.moves if move.group in groups),
-            powers=tuple(power for power in axes.powers if power.scale in scales),
-            signs=tuple(power for power in axes.signs if power.scale in signs),
-            turns=tuple(turn for turn in axes.turns if turn.matrix in matrices),
-        )
-        for name, axes in table.tensors.items()
-    }
-    return replace(table, tensors=tensors, groups=groups, scales=scales, signs=signs, matrices=matrices, shifts=shifts)
+    return keep_parts(
+        table,
+        groups={n for n, g in table.groups.items() if (level > 0 or n not in heads) and (level > 2 or not g.stream)},
+        scales=table.scales if level > 1 else (),
+        signs=table.signs if level > 1 else (),
+        matrices={n for n, m in table.matrices.items() if level > 2 or (level == 2 and not is_stream(m))},
+        shifts=table.shifts if level > 1 else (),
+    )
 
 
 def match_mean(
@@ -221,7 +213,7 @@ def match_mean(
     _check_sweep_limit(most)
     if not member_count:
         raise UsageError("members", expected="at least one", found="none")
-    if table.matrices:
+    if table.is_continuous:
         return _match_mean_with_matrices(table, params, seed, most)
     stacked = matched_tensors(table, params, "members")
     with torch.no_grad(), one_thread(_has_few_weights(stacked, member_count)):

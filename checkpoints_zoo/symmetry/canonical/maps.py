@@ -13,6 +13,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.applying import count_members
+from checkpoints_zoo.symmetry.canonical.matching import l2_norm, matched_tensors
 from checkpoints_zoo.symmetry.canonical.matrices import balance_matrices, fix_phases
 from checkpoints_zoo.symmetry.canonical.permutation import SORTING_KEYS, sort_units
 from checkpoints_zoo.symmetry.canonical.scaling import check_rows, unit_norm
@@ -65,6 +66,7 @@ def canonicalize(
         UsageError: an option has an unknown value, units should be sorted by norms that are all 1, or a scale has no
             row of weights.
         LayoutError: a tensor is missing, is unknown to the table, or has another shape.
+        DamagedError: heads are balanced, and a weight is not finite.
 
     >>> import torch
     >>> from torch import nn
@@ -82,6 +84,8 @@ def canonicalize(
     check_scaling(table, scale, permute, streams, approximate)
     tensors = dict(params) if members is not None else {n: t[None] for n, t in params.items()}
     element, dtypes = Element(), {name: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
+    if heads is not None and table.is_continuous:
+        l2_norm(matched_tensors(table, tensors, "members"), "the members")  # Refuses missing and damaged tensors.
     if heads is not None:
         tensors = {name: tensor.double() if name in dtypes else tensor for name, tensor in tensors.items()}
         tensors, shifts = remove_shifts(table, tensors)

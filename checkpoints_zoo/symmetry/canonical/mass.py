@@ -201,7 +201,7 @@ def minimal_mass(
     chosen = {name: params[name].detach() for name in names}
     _check_range(chosen)
     with torch.inference_mode():
-        minimise = _minimise_with_heads if table.matrices else _minimise_mass
+        minimise = _minimise_with_heads if table.is_continuous else _minimise_mass
         parts = [minimise(table, part, free, tolerance, most) for part in _member_chunks(chosen, members)]
     return join_masses(parts, range(members), held)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.symmetry.canonical.products import Permutations, Products, Reference, Term, split_axis
+from checkpoints_zoo.symmetry.gains import gains_of, tensors_of_shifts
 from checkpoints_zoo.symmetry.table import Table
 
 STATISTIC_ROLES = ("mean", "variance")
@@ -142,10 +143,9 @@ def matched_tensors(table: Table, params: Mapping[str, Tensor], name_in_errors: 
     """Return the tensors that the matching compares: all permuted tensors except statistics and integers; for networks
     with attention, all tensors that a symmetry changes."""
     result = {}
-    changed = {turn.gain for axes in table.tensors.values() for turn in axes.turns}
-    changed |= {term.part.tensor for shift in table.shifts.values() for term in shift.terms}
+    changed = tensors_of_shifts(table, table.shifts) | gains_of(table)
     for name, axes in table.tensors.items():
-        is_changed = bool(table.matrices and (axes.turns or axes.powers or axes.signs or name in changed))
+        is_changed = bool(table.is_continuous and (axes.turns or axes.powers or axes.signs or name in changed))
         if not (axes.moves or is_changed) or axes.role in STATISTIC_ROLES:
             continue
         if name not in params:

@@ -60,14 +60,31 @@ def balance_matrices(table: Table, params: Mapping[str, Tensor], streams: bool =
     """
     matrices: dict[str, Tensor] = {}
     unbalanced: dict[str, Tensor] = {}
+    folded = _with_gains_of_streams(table, params)
     for name, matrix in table.matrices.items():
         if matrix.kind in BALANCED_KINDS:
-            matrices[name], unbalanced[name] = balancing_matrices(matrix, sides(table, params, name))
+            matrices[name], unbalanced[name] = balancing_matrices(matrix, sides(table, folded, name))
     tensors, rotations = turn(table, params, matrices), dict[str, Tensor]()
     for name, matrix in table.matrices.items():
         if matrix.kind not in (*BALANCED_KINDS, "turn") and (streams or not is_stream(matrix)):
             rotations[name], unbalanced[name] = _principal_axes(table, tensors, matrix)
     return Balance(turn(table, tensors, rotations), matrices | rotations, unbalanced)
+
+
+def _with_gains_of_streams(table: Table, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Multiply kernels that read a stream by the gain before them: rotations of the stream, and scales of the gain, do
+    not change the inner products of their rows."""
+    folded = dict(params)
+    for name, tensor in params.items():
+        turns = [t for t in table.tensors[name].turns if t.gain is not None and not t.is_divided]
+        if any(is_stream(table.matrices[one.matrix]) for one in turns):
+            folded[name] = tensor.double().contiguous().clone()
+        for one in turns:
+            if one.gain is not None and is_stream(table.matrices[one.matrix]):
+                part, entries = axis_of_turn(folded[name].view(len(tensor), -1), one)
+                factors = gain_factors(one, params[one.gain].double(), entries)
+                part[:, entries] = part[:, entries] * factors.reshape(*factors.shape[:3], *[1] * (part.ndim - 2))
+    return folded
 
 
 def is_stream(matrix: Matrix) -> bool:
@@ -103,9 +120,17 @@ def rows_of_turns(table: Table, params: Mapping[str, Tensor], name: str) -> Iter
                 gain = None if one.gain is None else params[one.gain].double()
                 block = part[:, entries]
                 rows = block.reshape(*block.shape[:3], -1) * gain_factors(one, gain, entries)
-                blocks_of_copies = torch.tensor(one.copies, device=rows.device).argsort(stable=True)
-                rows = rows[:, blocks_of_copies].reshape(len(rows), matrix.count, -1, *rows.shape[2:])
-                yield axes, one, rows.transpose(2, 3).flatten(3)
+                yield axes, one, _by_copy(rows, one.copies, matrix.count)
+
+
+def _by_copy(rows: Tensor, copies: tuple[int, ...], count: int) -> Tensor:
+    """Return rows (member, block, unit, column) as (member, copy, unit, column): the columns of the blocks of a copy
+    lie side by side, with zeros where a copy has fewer blocks."""
+    blocks = [[block for block, copy in enumerate(copies) if copy == c] for c in range(count)]
+    width = max(map(len, blocks))
+    index = torch.tensor([[*some, *[len(copies)] * (width - len(some))] for some in blocks], device=rows.device)
+    padded = torch.cat([rows, torch.zeros_like(rows[:, :1])], 1)
+    return padded[:, index].transpose(2, 3).flatten(3)
 
 
 def balancing_matrices(matrix: Matrix, weights: Sides) -> tuple[Tensor, Tensor]:
@@ -137,7 +162,7 @@ def _principal_axes(table: Table, params: Mapping[str, Tensor], matrix: Matrix) 
     them are equally long (member, copy), for which the identity is returned."""
     written, fixed = [], []
     for axes, one, part in rows_of_turns(table, params, matrix.name):
-        if not one.dual and one.gain is None:
+        if not one.dual and not one.is_divided:
             written.append(part)
             fixed += [part] if keeps_other_axes(axes, one) else []
     rows = torch.cat(written, -1)
@@ -182,8 +207,8 @@ def fix_phases(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Te
         if is_stream(matrix):
             continue
         written = sides(table, params, name).written
-        if not written.shape[-1]:
-            continue
+        if matrix.kind == "centred orthogonal" or not written.shape[-1]:
+            continue  # Signs would move the vector of ones.
         if matrix.kind in ("complex", "turn"):
             numbers = torch.complex(written[..., 0, :], written[..., 1, :])
             largest = numbers.gather(-1, numbers.abs().argmax(-1, keepdim=True))[..., 0]

@@ -12,8 +12,9 @@ This is one file, because most of it is the visits of one search.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,10 @@ from checkpoints_zoo.symmetry.elements import Element, identity_element
 from checkpoints_zoo.symmetry.matrices import centred_basis
 from checkpoints_zoo.symmetry.table import Axes, Matrix, Move, Table
 
-_LEAST_GAIN = 1e-12  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
-_LEAST_SWEEP = 1e-10  # Smallest gain of a sweep after which another one follows, as the same share.
+_LEAST_GAIN = 1e-15  # Smallest gain of a visit that counts, as a share of the product of both networks' norms.
+_LEAST_SWEEP = 1e-12  # Smallest gain of a sweep after which another one follows, as the same share.
+_SWEEPS_OF_A_PASS = 4  # Sweeps for a member that is matched again, since the mean moves as well.
+_LEAST_PASS = 1e-6  # Smallest gain of a member in a pass over all members that counts, as a share of its objective.
 _MOST_ROUNDS = 4  # Rounds of assignment and Procrustes for heads that share keys and values.
 
 Params = Mapping[str, Tensor]
@@ -72,7 +75,8 @@ def normal_form(table: Table, params: Params) -> tuple[dict[str, Tensor], Elemen
     """
     tensors = {name: tensor.double() for name, tensor in params.items()}
     tensors, shifts = remove_shifts(table, tensors)
-    tensors, scales, _ = unit_norm(table, tensors)
+    with_rows = {name: scale for name, scale in table.scales.items() if scale.writers}
+    tensors, scales, _ = unit_norm(replace(table, scales=with_rows), tensors)
     tensors, signs = fix_signs(table, tensors)
     tensors, matrices, _ = balance_matrices(table, tensors)
     return tensors, Element(scales=scales, signs=signs, matrices=matrices, shifts=shifts)
@@ -118,8 +122,10 @@ def match_to_means(table: Table, params: Params, most: int, generator: np.random
             other_count = len(matches) - (i in matches)
             if other_count:
                 mean = {name: tensor / other_count for name, tensor in others.items()}
-                found = match(table, present.tensors, mean, most, is_matched=i in matches)
-                has_changed |= any(found.tensors[n] is not present.tensors[n] for n in total)
+                sweeps = min(most, _SWEEPS_OF_A_PASS) if i in matches else most
+                found = match(table, present.tensors, mean, sweeps, is_matched=i in matches)
+                before = sum(float(_inner(mean[n][None], present.tensors[n])) for n in mean)
+                has_changed |= float(found.objective) - before > _LEAST_PASS * abs(before)
                 present = found._replace(
                     element=compose(table, present.element, found.element),
                     sweeps=present.sweeps + found.sweeps, visits=present.visits + found.visits,
@@ -128,7 +134,8 @@ def match_to_means(table: Table, params: Params, most: int, generator: np.random
             total = {name: tensor + present.tensors[name][0] for name, tensor in others.items()}
         if not has_changed:
             break
-    return [matches[i]._replace(converged=matches[i].converged & (not has_changed)) for i in range(member_count)]
+    is_done = torch.tensor([not has_changed])
+    return [matches[i]._replace(converged=is_done) for i in range(member_count)]
 
 
 @dataclass(frozen=True)
@@ -237,8 +244,9 @@ class _Search:
         for name, axes in self.table.tensors.items():
             for move in axes.moves:
                 if move.group == group and name in self.y and not (fixed_only and _moves_elsewhere(axes, move)):
-                    is_odd = sign is not None and sum(p.scale == sign.name and p.axis == move.axis for p in axes.signs)
-                    products[int(is_odd) % 2] += self._products(name, move, one.size)
+                    same = [p for p in axes.signs if sign is not None and (p.scale, p.axis) == (sign.name, move.axis)]
+                    is_odd = sum(p.offset <= move.offset < p.offset + p.length for p in same) % 2
+                    products[is_odd] += self._products(name, move, one.size)
         gains = products[0] + products[1].abs()
         width = one.size // one.blocks
         order = torch.cat([assign(gains[:, b : b + width, b : b + width]) + b for b in range(0, one.size, width)], -1)
@@ -264,7 +272,8 @@ class _Search:
                   for f in one.families if inner > 1}  # fmt: skip
         for f in one.families:
             for (_, turn, x), (_, _, y) in zip(self._rows(f, self.x), self._rows(f, self.y), strict=True):
-                blocks = len(turn.copies) // f.count
+                blocks_of_copies = set(Counter(turn.copies).values())
+                blocks = blocks_of_copies.pop() if len(blocks_of_copies) == 1 else 1
                 xs, ys = (rows.reshape(len(rows), count, -1, f.size, blocks, rows.shape[-1] // blocks)
                           for rows in (x, y))  # fmt: skip
                 if inner > 1 and blocks == inner:

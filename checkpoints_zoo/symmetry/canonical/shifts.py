@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from checkpoints_zoo.symmetry.gains import check_gains, gains_of, tensors_of_shifts
 from checkpoints_zoo.symmetry.shifting import add_shift, view
 from checkpoints_zoo.symmetry.table import Outer, Shift, Table
 
-# Kernels come before the constants that pass them; constants change the means of biases.
-_KINDS = ("reader", "writer", "constant", "mean", "writer")
+_KINDS = ("reader", "writer", "constant", "mean")  # Kernels come before the constants that pass them.
+_MOST_ROUNDS = 4
 
 
 def remove_shifts(
@@ -30,15 +31,25 @@ def remove_shifts(
         table: the network's symmetry table.
         params: parameters, name -> float64 (member, *shape), including all shifted tensors.
         names: names of the shifts to remove; None: all.
+
+    Raises:
+        LayoutError: a tensor that the shifts need is missing.
+        UsageError: a gain that a shift passes is 0.
     """
+    chosen = [shift for name, shift in table.shifts.items() if names is None or name in names]
+    all_names = {shift.name for shift in chosen}
+    check_gains(table, params, gains_of(table, (), all_names), tensors_of_shifts(table, all_names))
     results = {name: tensor.contiguous().clone() for name, tensor in params.items()}
     applied: dict[str, Tensor] = {}
-    for kind in _KINDS:
-        for name, one in table.shifts.items():
-            if one.kind == kind and (names is None or name in names):
-                vector = _removing_vector(one, results)
-                add_shift(one, results, vector)
-                applied[name] = applied[name] + vector if name in applied else vector
+    for _ in range(_MOST_ROUNDS):  # Constants change the means of biases, and constants that come after them.
+        largest = 0.0
+        for one in sorted(chosen, key=lambda shift: _KINDS.index(shift.kind)):
+            vector = _removing_vector(one, results)
+            add_shift(one, results, vector)
+            applied[one.name] = applied[one.name] + vector if one.name in applied else vector
+            largest = max(largest, float(vector.abs().max()) if vector.numel() else 0.0)
+        if largest < 1e-14:
+            break
     return results, {name: applied[name] for name in table.shifts if name in applied}
 
 
