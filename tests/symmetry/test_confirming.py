@@ -123,6 +123,16 @@ def test_the_function_stays(name: str) -> None:
     assert table.groups  # The MLP's units move in every case.
 
 
+def test_a_cache_of_keys_is_no_output() -> None:
+    """Models of transformers return the keys and values of all heads, unless they are told not to."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    network = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, use_cache=True))
+    table = symmetries(network, torch.zeros(1, 4, dtype=torch.int64))
+    assert [matrix.kind for matrix in table.matrices.values()] == ["invertible", "invertible"]
+    assert network.config.use_cache
+
+
 def test_parts_that_change_the_function_are_left_out() -> None:
     """A table with a wrong part: the scale of one norm is said to act on the kernel of another."""
     network, x = Decoder().double(), INDICES

@@ -6,7 +6,6 @@ could get a larger group than it has; running it shows that.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry.applying import apply
-from checkpoints_zoo.symmetry.attention.graph import with_memory
+from checkpoints_zoo.symmetry.attention.graph import copy_to_run
 from checkpoints_zoo.symmetry.composing import compose
 from checkpoints_zoo.symmetry.elements import Element, random_element
 from checkpoints_zoo.symmetry.table import Table, keep_parts
@@ -67,7 +66,7 @@ class _Trial:
 
     def __init__(self, module: nn.Module, example: tuple[Tensor, ...]) -> None:
         self.generator = torch.Generator().manual_seed(_SEED)
-        self.network = with_memory(copy.deepcopy(module)).eval().cpu().double()
+        self.network = copy_to_run(module).cpu().double()
         self.weights = {name: self._draw(p.shape) for name, p in self.network.named_parameters()}
         shapes = [x.shape for x in example]
         floats = [torch.randn(shape, generator=self.generator, dtype=torch.float64) for shape in shapes]

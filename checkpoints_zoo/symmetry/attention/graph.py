@@ -42,11 +42,8 @@ def record(module: nn.Module, example: tuple[Tensor, ...], keywords: Mapping[str
         SymmetryError: the operations depend on the values of the inputs.
         UsageError: the module cannot process the example.
     """
-    network = with_memory(copy.deepcopy(module)).eval()
+    network = copy_to_run(module)
     example = tuple(torch.zeros(x.shape, dtype=x.dtype) if x.is_meta else x for x in example)
-    config = getattr(network, "config", None)
-    if config is not None and getattr(config, "use_cache", False):
-        config.use_cache = False  # Models of transformers would return keys and values, which no reader has.
     with torch.no_grad():
         try:
             network(*example, **(keywords or {}))
@@ -112,8 +109,13 @@ def _is_check(node: fx.Node) -> bool:
     return True
 
 
-def with_memory(network: nn.Module) -> nn.Module:
-    """Give parameters and buffers without memory zeros, in place; `check_buffers` refuses such buffers."""
+def copy_to_run(module: nn.Module) -> nn.Module:
+    """Copy a network, in eval mode, with zeros for parameters and buffers without memory (`check_buffers` refuses such
+    buffers), and without a cache of keys and values as an output."""
+    network = copy.deepcopy(module).eval()
+    config = getattr(network, "config", None)
+    if config is not None and getattr(config, "use_cache", False):
+        config.use_cache = False
     zeros: dict[int, Any] = {}
     for layer in network.modules():
         for tensors in (layer._parameters, layer._buffers):
