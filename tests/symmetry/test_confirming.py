@@ -97,6 +97,8 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         lambda b, y: plain(b, torch.add(y, b.places, alpha=2.0)), places=vector(TOKENS, WIDTH)
     ),
     "padding behind a norm": lambda: Block(lambda b, y: plain(b, F.pad(y, (0, 0, 0, 1)))[:, :TOKENS]),
+    "clamped queries": lambda: Block(lambda b, y: plain(b, y, heads(b.q(y)).clamp(-1, 1))),
+    "one less the queries": lambda: Block(lambda b, y: plain(b, y, heads(1 - b.q(y)))),
     "norms of values": lambda: Block(
         lambda b, y: b.o(merged((heads(b.q(y)) @ heads(b.k(y)).mT).softmax(-1) @ b.over(heads(b.v(y))))),
         over=nn.LayerNorm(WIDTH // HEADS, eps=0.1),

@@ -92,6 +92,11 @@ def subtract(trace: Trace, x: Any, y: Any, alpha: float = 1) -> Label:
     return add(trace, x, negate(trace, y) if _is_tensor(y) else -y)
 
 
+def subtract_from(trace: Trace, x: Any, y: Any, alpha: float = 1) -> Label:
+    """Subtract an activation from another one, or from a number."""
+    return subtract(trace, y, x, alpha)
+
+
 def negate(trace: Trace, x: Any) -> Any:
     """Multiply by -1."""
     return -x if isinstance(x, Tensor) else multiply(trace, x, -1.0)
@@ -187,6 +192,11 @@ def power(trace: Trace, x: Any, exponent: Any) -> Label:
     if exponent == 2 and label.gain is None and not label.is_mixed:
         return replace(label, squares=True)
     return trace.one(label)
+
+
+def square(trace: Trace, x: Any) -> Label:
+    """Square an activation, as a power of two does."""
+    return power(trace, x, 2)
 
 
 def mean(trace: Trace, x: Any, dims: Any = None, keepdim: bool = False, **options: Any) -> Label:
