@@ -218,7 +218,8 @@ class _Checkpoint:
         for file in files:
             header = headers[file.etag]
             if isinstance(header, ZooError):
-                return cls(revision, status="failed", reason=one_line(f"{file.path}: found {header.found}", 200))
+                reason = f"{file.path}: expected {header.expected}; found {header.found}"
+                return cls(revision, status="failed", reason=one_line(reason, 200))
             path = f"{revision.repo}/{file.path}"
             for tensor, (dtype, shape, start, end) in header.tensors.items():
                 if tensor in tensors:
