@@ -107,11 +107,11 @@ def read_pickled_arrays(content: Buffer, label: str) -> Any:
     >>> import pickle
     >>> read_pickled_arrays(pickle.dumps({"w": np.arange(3)}), "example")
     {'w': array([0, 1, 2])}
-    >>> read_pickled_arrays(pickle.dumps(print), "example")
+    >>> read_pickled_arrays(pickle.dumps(abs), "example")
     Traceback (most recent call last):
         ...
     checkpoints_zoo.errors.FormatError: example: expected a pickle of numpy arrays in dicts, lists and tuples; \
-found builtins.print. Nothing was run. If you made it yourself, save its arrays with safetensors.
+found builtins.abs. Nothing was run. If you made it yourself, save its arrays with safetensors.
     """
     return _Machine(memoryview(content).cast("B"), label).run()
 
