@@ -43,11 +43,6 @@ class DrawsSource(Source):
         return cls(base_source.root, base_source.label, None, folder, listing, facts, check=base_source.check)
 
     @property
-    def display_name(self) -> str:
-        """The name of the source in texts for people."""
-        return self.label
-
-    @property
     def uses_cache(self) -> bool:
         """Whether members' bytes pass through the member cache."""
         return True

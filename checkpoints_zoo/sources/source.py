@@ -48,9 +48,9 @@ class Source(ABC):
     check: bool = field(default=False, kw_only=True)
 
     @property
-    @abstractmethod
     def display_name(self) -> str:
         """The name of the source in texts for people."""
+        return self.label
 
     @property
     def uses_cache(self) -> bool:

@@ -33,11 +33,6 @@ class WebSource(ManifestSource):
         return cls(hub.cache_root() / hub.folder_name(folder.cache_name), folder.label, None, folder)
 
     @property
-    def display_name(self) -> str:
-        """The name of the source in texts for people."""
-        return self.label
-
-    @property
     def uses_cache(self) -> bool:
         """Whether members' bytes pass through the member cache."""
         return True
