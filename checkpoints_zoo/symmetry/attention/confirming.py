@@ -43,8 +43,8 @@ def confirm(module: nn.Module, example: tuple[Tensor, ...], table: Table) -> Tab
     if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_NETWORK:
         return table
     trial = _Trial(module, example)
-    if trial.before is None:
-        return table
+    if not trial.before:
+        return table  # Random weights give no finite outputs to compare.
     names = [(kind, name) for kind in _KINDS for name in getattr(table, kind)]
     names = _largest_part(names, lambda some: trial.keeps_function(_only(table, some)))
     names = _largest_part(names, lambda some: trial.composes(_only(table, some)))
@@ -71,13 +71,13 @@ class _Trial:
         shapes = [x.shape for x in example]
         floats = [torch.randn(shape, generator=self.generator, dtype=torch.float64) for shape in shapes]
         bits = [torch.randint(2, shape, generator=self.generator) for shape in shapes]
-        self.before: list[Tensor] | None = None
+        self.before: list[Tensor] = []
         for numbers in (bits, example):
             self.inputs = tuple(
                 f if x.is_floating_point() else n.to(x.dtype) for x, f, n in zip(example, floats, numbers, strict=True)
             )
             self.before = self._outputs(self.weights)
-            if self.before is not None:
+            if self.before:
                 break
 
     def _draw(self, shape: torch.Size) -> Tensor:
@@ -85,15 +85,16 @@ class _Trial:
         scaled: Tensor = drawn / max(1, shape[1:].numel()) ** 0.5 if len(shape) > 1 else 1 + 0.3 * drawn
         return scaled
 
-    def _outputs(self, weights: dict[str, Tensor]) -> list[Tensor] | None:
-        """Return the outputs, or None if there are none, or some that are not finite."""
+    def _outputs(self, weights: dict[str, Tensor]) -> list[Tensor]:
+        """Return the outputs; none if the network cannot run, or some are not finite."""
         with torch.no_grad():
             try:
                 result = functional_call(self.network, weights, self.inputs)
             except (RuntimeError, IndexError, ValueError, TypeError):
-                return None
-        outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point()]
-        return outputs if outputs and all(bool(x.isfinite().all()) for x in outputs) else None
+                return []
+        leaves = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.numel()]
+        outputs = [x for x in leaves if x.is_floating_point()]
+        return outputs if all(bool(x.isfinite().all()) for x in outputs) else []
 
     def keeps_function(self, table: Table) -> bool:
         """Return whether a random element of a table keeps the outputs."""
@@ -102,9 +103,9 @@ class _Trial:
         except (RuntimeError, IndexError, KeyError):  # The moves of a tensor overlap, or leave it.
             return False
         after = self._outputs(moved)
-        pairs = zip(self.before or (), after or (), strict=False)
-        return after is not None and all(
-            float((x - y).abs().max()) <= _TOLERANCE * float(x.abs().max()) for x, y in pairs
+        return len(after) == len(self.before) and all(
+            float((x - y).abs().max()) <= _TOLERANCE * float(x.abs().max())
+            for x, y in zip(self.before, after, strict=True)
         )
 
     def composes(self, table: Table) -> bool:

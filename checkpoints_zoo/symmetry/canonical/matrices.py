@@ -204,11 +204,11 @@ def fix_phases(table: Table, params: Mapping[str, Tensor]) -> tuple[dict[str, Te
     """
     matrices: dict[str, Tensor] = {}
     for name, matrix in table.matrices.items():
-        if is_stream(matrix):
-            continue
+        if is_stream(matrix) or matrix.kind == "centred orthogonal":
+            continue  # Their axes have signs already; other signs would move the vector of ones.
         written = sides(table, params, name).written
-        if matrix.kind == "centred orthogonal" or not written.shape[-1]:
-            continue  # Signs would move the vector of ones.
+        if not written.shape[-1]:
+            continue
         if matrix.kind in ("complex", "turn"):
             numbers = torch.complex(written[..., 0, :], written[..., 1, :])
             largest = numbers.gather(-1, numbers.abs().argmax(-1, keepdim=True))[..., 0]
