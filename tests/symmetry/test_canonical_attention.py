@@ -16,7 +16,7 @@ from checkpoints_zoo.symmetry.canonical.alignment import match_mean, match_weigh
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
 from checkpoints_zoo.symmetry.canonical.mass import minimal_mass
 from checkpoints_zoo.symmetry.table import Axes
-from tests.symmetry.test_attention import INDICES, Decoder, drawn
+from tests.support.attention_nets import INDICES, Decoder, drawn
 
 Weights = dict[str, Tensor]
 

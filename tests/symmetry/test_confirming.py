@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from checkpoints_zoo.symmetry import Element, Table, apply, compose, inverse, ra
 from checkpoints_zoo.symmetry.attention import confirming
 from checkpoints_zoo.symmetry.canonical.alignment import match_weights
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
-from tests.symmetry.test_attention import INDICES, Decoder, drawn
+from tests.support.attention_nets import INDICES, Decoder, drawn
 
 pytestmark = pytest.mark.slow
 WIDTH, HEADS, TOKENS = 8, 2, 4
@@ -141,8 +142,8 @@ def test_parts_that_change_the_function_are_left_out() -> None:
     table = symmetries(network, x)
     axes = table.tensors["up.weight"]
     (power,) = axes.powers
-    wrong = type(axes)(**(vars(axes) | {"powers": (type(power)(**(vars(power) | {"scale": "norms.0"})),)}))
-    broken = type(table)(**(vars(table) | {"tensors": {**table.tensors, "up.weight": wrong}}))
+    wrong = replace(axes, powers=(replace(power, scale="norms.0"),))
+    broken = replace(table, tensors={**table.tensors, "up.weight": wrong})
     confirmed = confirming.confirm(network, (x,), broken)
     assert set(broken.scales) - set(confirmed.scales) == {"norms.0", "norms.1"}
     assert confirmed.groups == broken.groups

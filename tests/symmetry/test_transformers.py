@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from checkpoints_zoo.symmetry import apply, compose, inverse, random_element, symmetries
 from checkpoints_zoo.symmetry.canonical.maps import canonicalize
-from tests.symmetry.test_attention import LearnedScale
+from tests.support.attention_nets import LearnedScale
 
 pytestmark = pytest.mark.slow
 WORDS = torch.randint(2, 11, (2, 5), generator=torch.Generator().manual_seed(0))
