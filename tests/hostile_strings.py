@@ -321,7 +321,7 @@ def quiet(*arguments: str | Path) -> tuple[int, str]:
 
 def write_card(source: Path, out: Path) -> tuple[int, str]:
     """Write the card that `zoo-cli publish` uploads, whose picture has few pixels."""
-    cards.DPI = 20
+    cards.DPI = 20  # type: ignore[attr-defined]
     members = zoo.load(NAME, source=source)
     rows = read_manifest(source / "manifests" / f"{NAME}.parquet")
     for path, content in cards.card_files({NAME: (members.description, rows)}, "org/name").items():
