@@ -32,7 +32,7 @@ Curve = Mapping[int, Mapping[str, Interval]]
 
 
 @dataclass(frozen=True)
-class CalibratedFigures:
+class ScaledFigures:
     """The figures after temperature scaling; each ensemble's mean probabilities have their own temperature.
 
     Args:
@@ -94,7 +94,8 @@ class Report(PrintedResult):
         data, ood: names and fingerprints of the images ("digits/test 0123456789abcdef"); ood is "" if there are none.
         inputs, ood_inputs: number of test inputs, and number of inputs out of distribution.
         members: number of measured members.
-        ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife.
+        ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife, which
+            leaves out half of the members (d = N/2).
         member: figure -> mean over the single members; low and high are from a bootstrap over members.
         curve: size -> figure -> mean over ensembles of that size; low and high bound the figure of a new ensemble of
             that size (for all members, low and high are the same as in `ensemble`).
@@ -120,7 +121,7 @@ class Report(PrintedResult):
     drawing: Mapping[str, Any] = field(repr=False, compare=False)
     growth: Mapping[str, Growth] = field(default_factory=dict, repr=False)
     within: Mapping[str, float | str] = field(default_factory=dict)
-    calibrated: CalibratedFigures | None = None
+    calibrated: ScaledFigures | None = None
     has_members: bool = True
 
     def __getitem__(self, figure: str) -> Interval:
@@ -180,7 +181,8 @@ class Report(PrintedResult):
         return remarks_on(self, self.ensemble)
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
-        """Yield ("" or "scaled", needed members) for each distance in `within`, before and after scaling."""
+        """Yield the needed members for each distance in `within`: ("", needed) before scaling, ("scaled", needed)
+        after."""
         for figure, within in self.within.items():
             yield "", self.needed(figure, within)
             if self.calibrated is not None and figure in self.calibrated.growth:
@@ -314,7 +316,7 @@ def _measurement_notes(report: Report) -> str:
     measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
     if report.ood:
         measured_on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
-    intervals = "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval."
+    intervals = "[ ]: the range of 95 % of new ensembles of that size; for all members, a 95 % jackknife interval."
     if report.calibrated is not None:
         measured_on += (
             f". Temperature fitted to {report.calibrated.inputs:,} inputs of {report.calibrated.held_out.split(' ')[0]}"

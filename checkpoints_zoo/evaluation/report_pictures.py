@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from checkpoints_zoo.evaluation.report import CalibratedFigures, Report
+    from checkpoints_zoo.evaluation.report import Report, ScaledFigures
 
 PICTURE_SIZE = (11.0, 8.4)  # Width and height of a report's picture in inches.
 PANEL_WIDTH, PANEL_HEIGHT = 4.0, 2.6  # Width and height in inches of one panel of curves.
 NOTE_LETTERS_PER_INCH, NOTE_LINE_HEIGHT = 15.4, 0.14  # Letters an inch, and height in inches, of lines of notes.
 LONGEST_AXIS_LABEL = 20  # Largest number of letters in a line of an axis label.
 PANEL_COLUMNS = 3  # Number of columns of panels in a picture of curves.
-USUAL_LEGEND_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # Legend entries of every curve.
+USUAL_LEGEND_ENTRIES = ("mean of that size", "a new ensemble", "all members")  # Legend entries of every curve.
 TITLE_PAD = 22  # Space in points between a panel and its title, for a legend.
 FEW_INPUTS = 10  # Bars of bins with fewer inputs than FEW_INPUTS are pale.
 Bins = Mapping[str, Sequence[float]]
@@ -182,7 +182,7 @@ def _points_of_filled_bins(bins: Bins) -> tuple[list[float], list[float]]:
     return [bins["confidence"][b] for b in filled_bins], [bins["accuracy"][b] for b in filled_bins]
 
 
-def draw_scaled_reliability(report: Report, scaled: CalibratedFigures, axes: Axes) -> None:
+def draw_scaled_reliability(report: Report, scaled: ScaledFigures, axes: Axes) -> None:
     """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
     label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}"
     confidences_and_accuracies = _points_of_filled_bins(reliability_bins(report, scaled=True))
@@ -318,7 +318,7 @@ def select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
 
 
 def draw_curve(report: Report, axes: Axes, figure: str) -> None:
-    """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
+    """Draw a figure over the sizes of ensembles: a band for new ensembles, a bar for all members, the limit.
 
     Args:
         report: the report to draw.
@@ -383,7 +383,7 @@ def _draw_size_curve(
             color=colour,
             alpha=0.18,
             linewidth=0,
-            label=None if legend_label else "a fresh ensemble",
+            label=None if legend_label else "a new ensemble",
         )
     all_members_interval = curve[member_count][figure]
     if all_members_interval.low is not None and all_members_interval.high is not None:
@@ -455,9 +455,7 @@ def picture_notes(report: Report, width: float, figures: Iterable[str] | None = 
     names = [*KNOWN_FIGURES] if figures is None else [*figures]
     text = ""
     if report.members >= 3:
-        text = (
-            "Bands: where 95 % of fresh ensembles of that size fall. Error bars and [ ]: 95 % intervals over members,"
-        )
+        text = "Bands: where 95 % of new ensembles of that size fall. Error bars and [ ]: 95 % intervals over members,"
         has_bootstrap = figures is None and report.member["accuracy"].low is not None
         text += f" by a delete-d jackknife{' (a bootstrap for the mean of members)' if has_bootstrap else ''}."
     if report.growth:

@@ -93,7 +93,7 @@ def build_part(measured: Measurements) -> Part:
     means_text = "of the mean of members, its 95 % bootstrap interval; " if measured.has_member_intervals else ""
     interval_texts = (
         term("interval", "[ ]"), f": {means_text}of an ensemble of fewer than all, ",
-        term("band", "where 95 % of fresh ensembles"),
+        term("band", "where 95 % of new ensembles"),
         " of that size fall; of all members, a 95 % jackknife interval. ",
     )  # fmt: skip
     caption = (
@@ -178,7 +178,7 @@ def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str],
     images_text = measured.images_ood if figures == OOD_FIGURES else measured.images
     limit_note = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
     band_texts = (
-        "; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; diamond: all members, with "
+        "; ", term("band", "band"), ": where 95 % of new ensembles of that size fall; diamond: all members, with "
         "their 95 % jackknife interval, where there is one",
     )  # fmt: skip
     caption = (
