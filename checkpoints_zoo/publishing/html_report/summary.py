@@ -11,8 +11,7 @@ from markupsafe import Markup
 from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, OOD_FIGURES
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.report import Report
-from checkpoints_zoo.evaluation.report_pictures import draw_curve
+from checkpoints_zoo.evaluation.report import Report, draw_curve
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
 from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, term
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
