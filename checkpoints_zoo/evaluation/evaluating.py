@@ -31,7 +31,7 @@ from checkpoints_zoo.evaluation.figures import (
 from checkpoints_zoo.evaluation.growth import Growth, check_distance, estimate_growth
 from checkpoints_zoo.evaluation.held_out import check_not_measured_on, check_not_trained_on, check_share, draw_held_out
 from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval, Plan
-from checkpoints_zoo.evaluation.report import CalibratedFigures, Report
+from checkpoints_zoo.evaluation.report import Report, ScaledFigures
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput
@@ -128,7 +128,7 @@ def evaluate(
             scaled_figures = _summarise_figures(
                 population.scaled_names, figures_of_subsets[:, unscaled_count:], plan_by_size, seed
             )
-            calibrated_figures = CalibratedFigures(
+            calibrated_figures = ScaledFigures(
                 calibration.data, calibration.logits.shape[1], held_out_share, **scaled_figures
             )
         picture_values = population.picture_values(

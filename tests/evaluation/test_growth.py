@@ -13,12 +13,11 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import metrics
-from checkpoints_zoo.evaluation import report as reports
+from checkpoints_zoo.evaluation import metrics, report_pictures
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.growth import Growth, estimate_growth
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.report import draw_curves, draw_report
+from checkpoints_zoo.evaluation.report_pictures import draw_curves, draw_report
 from checkpoints_zoo.evaluation.subsets import Population
 from tests.support.commands import run, values
 
@@ -235,7 +234,7 @@ def test_pictures_of_curves_hold_their_text_and_speak_of_their_figures(
 ) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(
-        reports, "draw_curves", lambda report, names: figures.append(draw_curves(report, names)) or figures[0]
+        report_pictures, "draw_curves", lambda report, names: figures.append(draw_curves(report, names)) or figures[0]
     )
     report.plot_curves(tmp_path / "c.png", names)
     figure = figures[0]
@@ -254,7 +253,7 @@ def test_pictures_of_curves_hold_their_text_and_speak_of_their_figures(
     # A bar of all members is drawn for figures that have an interval for 12 members.
     entries = [text.get_text() for text in figure.legends[0].get_texts()]
     has_bar = any(report[name].low is not None for name in names)
-    assert entries == ["mean of that size", "a fresh ensemble", *(["all members"] if has_bar else [])]
+    assert entries == ["mean of that size", "a new ensemble", *(["all members"] if has_bar else [])]
     words = {
         "accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": " ECE", "ace": "ACE", "auroc": "AUROC",
         "aupr": "AUPR", "adaptive_ece": "adaptive ECE", "mi_id": "mutual information, ID",

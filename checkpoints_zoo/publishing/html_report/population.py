@@ -12,7 +12,7 @@ from typing import Any
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import histogram_edges
-from checkpoints_zoo.evaluation.report import draw_member_accuracies, draw_member_values
+from checkpoints_zoo.evaluation.report_pictures import draw_member_accuracies, draw_member_values
 from checkpoints_zoo.formats.text import LARGEST_LISTED_COUNT, count_with_noun, format_bytes
 from checkpoints_zoo.publishing.cards import TRAINING_COLUMNS, Section
 from checkpoints_zoo.publishing.html_report.definitions import term

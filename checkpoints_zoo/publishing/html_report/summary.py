@@ -19,7 +19,8 @@ from checkpoints_zoo.evaluation.figures import (
 )
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.report import Report, draw_curve
+from checkpoints_zoo.evaluation.report import Report
+from checkpoints_zoo.evaluation.report_pictures import draw_curve
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
 from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, term
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
@@ -95,7 +96,7 @@ def build_part(measured: Measurements) -> Part:
     means_text = "of the mean of members, its 95 % bootstrap interval; " if measured.has_member_intervals else ""
     interval_texts = (
         term("interval", "[ ]"), f": {means_text}of an ensemble of fewer than all, ",
-        term("band", "where 95 % of fresh ensembles"),
+        term("band", "where 95 % of new ensembles"),
         " of that size fall; of all members, a 95 % jackknife interval. ",
     )  # fmt: skip
     caption = (
@@ -180,7 +181,7 @@ def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str],
     images_text = measured.images_ood if figures == OOD_FIGURES else measured.images
     limit_note = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
     band_texts = (
-        "; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; diamond: all members, with "
+        "; ", term("band", "band"), ": where 95 % of new ensembles of that size fall; diamond: all members, with "
         "their 95 % jackknife interval, where there is one",
     )  # fmt: skip
     caption = (
