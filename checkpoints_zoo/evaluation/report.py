@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, check_picture_path, save_figure
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, MEMBER_DIFFERENCES, TEMPERATURE, find_figure
-from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
+from checkpoints_zoo.evaluation.figures import (
+    CALIBRATION,
+    FIGURES,
+    KNOWN_FIGURES,
+    MEMBER_DIFFERENCES,
+    SENSITIVE_FIGURES,
+    TEMPERATURE,
+    find_figure,
+)
+from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
@@ -38,7 +46,6 @@ PANEL_COLUMNS = 3  # Number of columns of panels in a picture of curves.
 MOST_SIZES = 3  # Largest number of ensemble sizes in a text table.
 USUAL_LEGEND_ENTRIES = ("mean of that size", "a new ensemble", "all members")  # Legend entries of every curve.
 TITLE_PAD = 22  # Space in points between a panel and its title, for a legend.
-CALIBRATION_FIGURES = ("ece", "adaptive_ece", "ace")
 FEW_INPUTS = 10  # Bars of bins with fewer inputs than FEW_INPUTS are pale.
 Curve = Mapping[int, Mapping[str, Interval]]
 Bins = Mapping[str, Sequence[float]]
@@ -384,7 +391,7 @@ def _sentences_on_better_small_sizes(report: Report, figures: Sequence[str]) -> 
         scale = KNOWN_FIGURES[name].scale
         ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
         text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {count_with_noun(best_size, 'member')}, {ends[1]} for all)"
-        (calibration_texts if name in CALIBRATION_FIGURES else other_texts).append(text)
+        (calibration_texts if KNOWN_FIGURES[name].group == CALIBRATION else other_texts).append(text)
     if calibration_texts:
         yield (
             f"Worse for all members than for fewer: {', '.join(calibration_texts)}. The mean of more members is less "

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, OOD_FIGURES
+from checkpoints_zoo.evaluation.figures import (
+    CALIBRATION,
+    DIVERSITY,
+    FIGURES,
+    KNOWN_FIGURES,
+    LIKELIHOOD,
+    OOD_DETECTION,
+    OOD_FIGURES,
+)
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.report import Report, draw_curve
@@ -32,12 +40,7 @@ from checkpoints_zoo.publishing.html_report.page import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURE_GROUPS = {
-    "Accuracy and likelihood": ("accuracy", "nll", "brier", "aurc"),
-    "Calibration": ("ece", "adaptive_ece", "ace"),
-    "Diversity": ("mi_id", "disagreement"),
-    "Out-of-distribution detection": ("auroc", "aupr", "fpr95", "mi_ood"),
-}
+GROUPS = (LIKELIHOOD, CALIBRATION, DIVERSITY, OOD_DETECTION)
 CURVE_FIGURES = tuple(n for n in FIGURES if n not in OOD_FIGURES)
 LARGEST_SPREAD = 100  # largest relative spread of the distances from a limit
 NEAR_LIMIT_DISTANCE = "5%"  # distance from a figure's limit, as a share of the limit
@@ -72,10 +75,10 @@ def build_part(measured: Measurements) -> Part:
         *(f"ensemble of {size:,}" for size in shown_sizes),
     )
     rows: list[Sequence[str]] = []
-    for group_title, figure_names in FIGURE_GROUPS.items():
-        measured_figures = [name for name in figure_names if name in report.ensemble]
+    for group in GROUPS:
+        measured_figures = [name for name in report.ensemble if FIGURES[name].group == group]
         if measured_figures:
-            rows.append((group_title,))
+            rows.append((group,))
         for name in measured_figures:
             intervals = report.ensemble if has_one_member else report.member
             mean_cell = cell(intervals[name], scale_of(name)) if name in intervals else "–"
