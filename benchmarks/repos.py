@@ -34,7 +34,7 @@ from checkpoints_zoo.collection.collection import load
 from checkpoints_zoo.interop.ingest.model_repos import index_model_repos
 from checkpoints_zoo.publishing.revision_audit import audit_revisions
 from checkpoints_zoo.sources import fetching, pacing, revisions
-from checkpoints_zoo.sources.hub import cache_root
+from checkpoints_zoo.sources.hub_cache import cache_root
 from tests.hub import WRITER, Hub, Server
 from tests.support.model_repos import EMBEDDING, STEPS, neox, publish
 

@@ -54,6 +54,15 @@ settings.register_profile(
 settings.load_profile("zoo")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite on all cores, with a Hub for each process; files that the caller names run in this process,
+    unless the caller gives `-n`."""
+    option = config.option
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and getattr(option, "numprocesses", 0) is None:
+        option.numprocesses, option.dist = "logical", "worksteal"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine can't run: `live` tests without ZOO_LIVE=1, `gpu` tests without a GPU; slow ones first."""
     items[:] = spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

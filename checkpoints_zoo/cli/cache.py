@@ -10,7 +10,7 @@ from checkpoints_zoo.cli.main import Output, format_option, table
 from checkpoints_zoo.errors import SourceNotFound
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.hub import cache_root
+from checkpoints_zoo.sources.hub_cache import cache_root
 
 
 @click.command()

@@ -78,7 +78,7 @@ def _row(
 
 
 def _is_offline_address(place: str) -> bool:
-    from checkpoints_zoo.sources.hub import ADDRESS_SCHEME
+    from checkpoints_zoo.sources.hub_addresses import ADDRESS_SCHEME
 
     if not place.startswith(ADDRESS_SCHEME):
         return False

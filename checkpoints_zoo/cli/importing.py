@@ -18,7 +18,7 @@ from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.catalog import EPOCH_UNITS
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.interop.ingest import ImportPlan, NetSpec, ingest, user_columns
-from checkpoints_zoo.sources.hub import ADDRESS_SCHEME
+from checkpoints_zoo.sources.hub_addresses import ADDRESS_SCHEME
 
 
 @click.command()

@@ -26,7 +26,7 @@ from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.publishing.byte_checks import check_stored_members, check_stored_predictions
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_addresses
 from checkpoints_zoo.sources.finding import open_source, select_members
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _retrained_line(retrained: dict[str, Any]) -> str:
 
 def _is_address(argument: str) -> bool:
     # An address with "#" is a citation, which selects members.
-    return argument.startswith(hub.ADDRESS_SCHEME) and "#" not in argument
+    return argument.startswith(hub_addresses.ADDRESS_SCHEME) and "#" not in argument
 
 
 def _is_folder(argument: str) -> bool:

@@ -18,7 +18,7 @@ from checkpoints_zoo.formats.layout import Layout, compare_shapes
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_addresses
 from checkpoints_zoo.sources.finding import SelectedMembers
 from checkpoints_zoo.sources.source import Source
 
@@ -37,7 +37,7 @@ class JoinedSource(Source):
 
     root: Path
     label: str
-    repo: hub.Repo | None
+    repo: hub_addresses.Repo | None
     parts: tuple[SelectedMembers, ...]
 
     @property

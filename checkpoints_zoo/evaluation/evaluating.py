@@ -20,22 +20,18 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import arguments, metrics
 from checkpoints_zoo.evaluation.figures import (
+    CONSTANT_FIGURES,
     FIGURES,
     KNOWN_FIGURES,
     MEANS_OVER_MEMBERS,
     MEMBER_DIFFERENCES,
     OOD_FIGURES,
-)
-from checkpoints_zoo.evaluation.growth import (
-    CONSTANT_FIGURES,
     SENSITIVE_FIGURES,
-    Growth,
-    check_distance,
-    estimate_growth,
 )
+from checkpoints_zoo.evaluation.growth import Growth, check_distance, estimate_growth
 from checkpoints_zoo.evaluation.held_out import check_not_measured_on, check_not_trained_on, check_share, draw_held_out
 from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval, Plan
-from checkpoints_zoo.evaluation.report import CalibratedFigures, Report
+from checkpoints_zoo.evaluation.report import Report, ScaledFigures
 from checkpoints_zoo.evaluation.subsets import InMemory, InputSubset, Logits, Population
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput
@@ -132,7 +128,7 @@ def evaluate(
             scaled_figures = _summarise_figures(
                 population.scaled_names, figures_of_subsets[:, unscaled_count:], plan_by_size, seed
             )
-            calibrated_figures = CalibratedFigures(
+            calibrated_figures = ScaledFigures(
                 calibration.data, calibration.logits.shape[1], held_out_share, **scaled_figures
             )
         picture_values = population.picture_values(
@@ -141,6 +137,7 @@ def evaluate(
     has_members = not isinstance(members, PosteriorMean)
     names = [n for n in population.names if has_members or FIGURES[n].input_kind != MEMBER_DIFFERENCES]
     columns = [population.names.index(name) for name in names]
+    member_accuracies = figures_of_subsets[:count, population.names.index("accuracy")]
     report = Report(
         collection=members.facts.collection if isinstance(members, Predictions) else members.name,
         citation=members.citation,
@@ -149,7 +146,7 @@ def evaluate(
         inputs=test.logits.shape[1],
         ood_inputs=0 if ood_logits is None else ood_logits.logits.shape[1],
         members=count,
-        drawing={"member_accuracy": figures_of_subsets[:count, 0].tolist(), **picture_values},
+        drawing={"member_accuracy": member_accuracies.tolist(), **picture_values},
         within={} if within is None else dict(within),
         calibrated=calibrated_figures,
         has_members=has_members,

@@ -1,8 +1,7 @@
 """The table of a report's figures: how each is computed, its title, unit, direction, meaning and definition.
 
-A figure whose field `input_kind` is probabilities or scores is computed by the function of the same name in
-`evaluation.metrics`; a new metric needs such a function and a row in this table. This file does not import torch, so
-that the command line starts quickly.
+A new metric needs a function in `evaluation.metrics`, and a row of the same name in this table. This file does not
+import torch, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -17,17 +16,27 @@ from checkpoints_zoo.errors import UsageError
 if TYPE_CHECKING:
     from checkpoints_zoo.evaluation.metrics import Interval
 
-# Metrics that take probabilities are called as metric(probabilities (input, class), labels (input,)).
-PROBABILITIES = "probabilities"
-# Metrics that take log probabilities are called as metric(log probabilities (input, class), labels (input,)).
+# Kinds of input of a figure. For the first three kinds, the metric of the figure's name is called:
+PROBABILITIES = "probabilities"  # metric(probabilities (input, class), labels (input,), check=False)
+UNCERTAINTY = "uncertainty"  # metric(probabilities (input, class), labels (input,), uncertainty=(input,), check=False)
+SCORES = "scores"  # metric(uncertainties (input,), is_ood (input,), check=False)
+# Figures of the other kinds have code of their own in `subsets.Population`.
 LOG_PROBABILITIES = "log probabilities"
-# Metrics that take an uncertainty are called as metric(probabilities (input, class), labels (input,),
-# uncertainty=(input,)).
-UNCERTAINTY = "uncertainty"
-SCORES = "scores"  # Metrics that take scores are called as metric(scores (input,), is_ood (input,)).
 # Figures on differences between members: a single member has no such figure, and temperature scaling does not change
 # such figures.
 MEMBER_DIFFERENCES = "members"
+
+# Groups of figures, as pages list them.
+LIKELIHOOD = "Accuracy and likelihood"
+CALIBRATION = "Calibration"
+DIVERSITY = "Diversity"
+OOD_DETECTION = "Out-of-distribution detection"
+
+# How the mean figure of ensembles of k members depends on k.
+EXACT = "a + b/k"
+SMOOTH = "a + b/k + c/k² + …"  # Figures that are smooth functions of the mean probabilities.
+CONSTANT = "a"  # Figures that are means over pairs of members.
+ROUGH = ""  # Figures that sort or count: a smooth curve only for many inputs.
 
 
 @dataclass(frozen=True)
@@ -38,8 +47,10 @@ class Figure:
         unit: unit of the figure ("nats"), or its range ("0..1").
         better: which direction is better, "higher" or "lower"; "" for neither.
         meaning: meaning of the figure in one line.
-        input_kind: kind of input from which the figure is computed: `PROBABILITIES` or another constant of this file;
-            "" if no metric computes the figure.
+        input_kind: kind of input from which the figure is computed: `PROBABILITIES` or another kind of this file; "" if
+            no metric computes the figure.
+        group: group of figures that it belongs to: `CALIBRATION` or another group of this file.
+        growth: how the mean figure of ensembles depends on their size: `EXACT`, `SMOOTH`, `CONSTANT` or `ROUGH`.
         title: name of the figure in pictures and pages.
         definition: full definition of the figure, for pages.
         short_title: short title of the figure for axes and tables; "" to use the title.
@@ -50,6 +61,8 @@ class Figure:
     better: str
     meaning: str
     input_kind: str = ""
+    group: str = ""
+    growth: str = ROUGH
     title: str = ""
     definition: str = ""
     short_title: str = ""
@@ -95,6 +108,7 @@ FIGURES: dict[str, Figure] = {
         "higher",
         "share of inputs classified correctly",
         input_kind=PROBABILITIES,
+        group=LIKELIHOOD,
         title="accuracy",
         definition="Share of inputs whose most probable class is the label; in percent here. The probabilities of an "
         "ensemble are the mean of its members'.",
@@ -105,6 +119,8 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "mean negative log-likelihood of the label",
         input_kind=LOG_PROBABILITIES,
+        group=LIKELIHOOD,
+        growth=SMOOTH,
         title="NLL",
         definition="Negative log-likelihood of the label under the mean probabilities, nats, mean over inputs.",
     ),
@@ -113,6 +129,8 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "mean squared error of the probabilities, summed over classes",
         input_kind=PROBABILITIES,
+        group=LIKELIHOOD,
+        growth=EXACT,
         title="Brier score",
         definition="Squared error of the probabilities, summed over classes, mean over inputs, 0 to 2.",
         short_title="Brier",
@@ -122,6 +140,7 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "calibration error of the top label, 15 equal-width bins",
         input_kind=PROBABILITIES,
+        group=CALIBRATION,
         title="ECE",
         definition="Expected calibration error of the top label: 15 bins of equal width over the largest probability; "
         "the mean of |accuracy − mean confidence| over bins, each weighed by its inputs (L1).",
@@ -131,6 +150,7 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "calibration error of the top label, 15 equal-mass bins",
         input_kind=PROBABILITIES,
+        group=CALIBRATION,
         title="adaptive ECE",
         definition="As ECE, with 15 bins of equal mass, so that each holds as many inputs.",
     ),
@@ -139,6 +159,7 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "calibration error of each class, 15 equal-mass bins, mean over classes",
         input_kind=PROBABILITIES,
+        group=CALIBRATION,
         title="ACE",
         definition="Adaptive calibration error of each class: for each class 15 bins of equal mass over its "
         "probability; mean over classes.",
@@ -148,6 +169,7 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "area under the risk-coverage curve",
         input_kind=UNCERTAINTY,
+        group=LIKELIHOOD,
         title="AURC",
         definition="Area under the risk-coverage curve: the error rate of the inputs that are kept, mean over all "
         "coverages, the most confident first.",
@@ -157,6 +179,8 @@ FIGURES: dict[str, Figure] = {
         "",
         "mutual information of label and member, mean over the test inputs",
         input_kind=MEMBER_DIFFERENCES,
+        group=DIVERSITY,
+        growth=SMOOTH,
         title="mutual information, ID",
         definition="Mutual information of label and member, H(mean p) − mean H(p), nats, mean over the test inputs. 0 "
         "where all members say the same.",
@@ -166,6 +190,8 @@ FIGURES: dict[str, Figure] = {
         "",
         "share of inputs on which two members' classes differ, mean over pairs",
         input_kind=MEMBER_DIFFERENCES,
+        group=DIVERSITY,
+        growth=CONSTANT,
         title="disagreement",
         definition="Share of inputs on which two members' classes differ, mean over pairs of members.",
     ),
@@ -174,6 +200,8 @@ FIGURES: dict[str, Figure] = {
         "higher",
         "mutual information, mean over the out-of-distribution inputs",
         input_kind=MEMBER_DIFFERENCES,
+        group=OOD_DETECTION,
+        growth=SMOOTH,
         title="mutual information, OOD",
         definition="The same on the inputs out of distribution (OOD).",
     ),
@@ -182,6 +210,7 @@ FIGURES: dict[str, Figure] = {
         "higher",
         "area under the ROC curve, out-of-distribution inputs positive",
         input_kind=SCORES,
+        group=OOD_DETECTION,
         title="AUROC",
         definition="Area under the ROC curve, out-of-distribution inputs positive, by the score 1 − (largest mean "
         "probability). 1/2 is chance.",
@@ -191,6 +220,7 @@ FIGURES: dict[str, Figure] = {
         "higher",
         "area under the precision-recall curve, the same",
         input_kind=SCORES,
+        group=OOD_DETECTION,
         title="AUPR",
         definition="Area under the precision-recall curve (average precision) of the same. Chance is the share of "
         "out-of-distribution inputs.",
@@ -200,18 +230,20 @@ FIGURES: dict[str, Figure] = {
         "lower",
         "false positives where 95 % of the out-of-distribution inputs are found",
         input_kind=SCORES,
+        group=OOD_DETECTION,
         title="FPR95",
         definition="False positive rate: share of test inputs that are flagged at the highest threshold that finds "
         "95 % of the out-of-distribution inputs.",
     ),
 }
-OOD_FIGURES = (*(name for name, figure in FIGURES.items() if figure.input_kind == SCORES), "mi_ood")
+OOD_FIGURES = tuple(name for name, figure in FIGURES.items() if figure.group == OOD_DETECTION)
 TEMPERATURE = "temperature"
 SCALED_FIGURES: dict[str, Figure] = {
     TEMPERATURE: Figure(
         "0.05..20",  # The bounds of `metrics.temperature`.
         "",
         "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
+        growth=SMOOTH,
         title="temperature",
         definition="Mean probabilities p become softmax(log p / T), with the T of the least NLL on inputs that are in "
         "no figure; each random ensemble has its own. Above 1 the ensemble was too confident.",
@@ -225,3 +257,10 @@ SCALED_FIGURES: dict[str, Figure] = {
 """The figures after temperature scaling, which changes neither accuracy nor the differences between members."""
 KNOWN_FIGURES: dict[str, Figure] = {**FIGURES, **SCALED_FIGURES}
 MEANS_OVER_MEMBERS = tuple(name for name, figure in KNOWN_FIGURES.items() if figure.input_kind != MEMBER_DIFFERENCES)
+CONSTANT_FIGURES = tuple(name for name, figure in FIGURES.items() if figure.growth == CONSTANT)
+# Figures that a few members decide, if these few are much worse than all other members.
+SENSITIVE_FIGURES = tuple(name for name, figure in KNOWN_FIGURES.items() if figure.growth != ROUGH)
+# Figures that grow or fall with the ensemble size; calibration errors may do neither.
+MONOTONE_FIGURES = tuple(
+    name for name, figure in FIGURES.items() if figure.group != CALIBRATION and name not in CONSTANT_FIGURES
+)

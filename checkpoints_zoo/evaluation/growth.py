@@ -22,18 +22,13 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.evaluation.figures import CONSTANT_FIGURES, EXACT, KNOWN_FIGURES, ROUGH
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 
 # If half the width of an interval is this many times its value, larger ensembles gain nothing, and the interval says
 # nothing.
 _USELESS_SPREAD = 1e6
 _NORMAL_QUANTILE = 1.959964  # Quantile of the normal distribution for two-sided 95 % intervals.
-EXACT_FIGURES = ("brier",)  # Figures whose mean over ensembles of k members is exactly a + b/k.
-# Figures that are smooth functions of the mean probabilities.
-SMOOTH_FIGURES = ("nll", "brier", "mi_id", "mi_ood", "temperature")
-CONSTANT_FIGURES = ("disagreement",)  # Figures that are means over pairs: equal at all ensemble sizes.
-# Figures that a few members decide, if these few are much worse than all other members.
-SENSITIVE_FIGURES = (*SMOOTH_FIGURES, *CONSTANT_FIGURES)
 
 
 @dataclass(frozen=True)
@@ -243,7 +238,7 @@ def estimate_growth(
         1: float(single_figures.mean()),
         **{size: mean for size, (mean, _) in mean_and_residuals_by_size.items()},
     }
-    if figure in EXACT_FIGURES:
+    if KNOWN_FIGURES[figure].growth == EXACT:
         gain_to_limit = (mean_by_size[1] - float(figure_of_all)) * members / (members - 1)
         limit, noise = float(figure_of_all) - gain_to_limit / members, [0.0] * (1 + len(mean_by_size))
         distances = [gain_to_limit / size for size in (*mean_by_size, members)]
@@ -255,7 +250,7 @@ def estimate_growth(
         all_members_interval = plan.intervals(values[:, None])[0]
         error = (
             0.0
-            if all_members_interval.high is None or figure in SMOOTH_FIGURES
+            if all_members_interval.high is None or KNOWN_FIGURES[figure].growth != ROUGH
             else all_members_interval.high - all_members_interval.value
         )
         limit, noise = _fit_limit(mean_by_size, residuals_by_size, members, float(figure_of_all), error)

@@ -1,6 +1,7 @@
 """The result of an evaluation: figures with intervals, curves over sizes, before and after temperature scaling.
 
-This file also makes the tables and pictures of these figures; functions that need matplotlib or pandas import them.
+This is one file, because a report makes its own tables and pictures; functions that need matplotlib or pandas import
+them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from typing import TYPE_CHECKING, Any
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.evaluation import growth
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, PURPLE, RED, check_picture_path, save_figure
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, MEMBER_DIFFERENCES, TEMPERATURE, find_figure
-from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES, Growth, Needed
+from checkpoints_zoo.evaluation.figures import (
+    CALIBRATION,
+    FIGURES,
+    KNOWN_FIGURES,
+    MEMBER_DIFFERENCES,
+    SENSITIVE_FIGURES,
+    TEMPERATURE,
+    find_figure,
+)
+from checkpoints_zoo.evaluation.growth import Growth, Needed
 from checkpoints_zoo.evaluation.held_out import HELD_OUT_RULE
 from checkpoints_zoo.evaluation.metrics import FEWEST_MEMBERS_IF_SKEWED, Interval
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
@@ -35,16 +44,15 @@ NOTE_LETTERS_PER_INCH, NOTE_LINE_HEIGHT = 15.4, 0.14  # Letters an inch, and hei
 LONGEST_AXIS_LABEL = 20  # Largest number of letters in a line of an axis label.
 PANEL_COLUMNS = 3  # Number of columns of panels in a picture of curves.
 MOST_SIZES = 3  # Largest number of ensemble sizes in a text table.
-USUAL_LEGEND_ENTRIES = ("mean of that size", "a fresh ensemble", "all members")  # Legend entries of every curve.
+USUAL_LEGEND_ENTRIES = ("mean of that size", "a new ensemble", "all members")  # Legend entries of every curve.
 TITLE_PAD = 22  # Space in points between a panel and its title, for a legend.
-CALIBRATION_FIGURES = ("ece", "adaptive_ece", "ace")
 FEW_INPUTS = 10  # Bars of bins with fewer inputs than FEW_INPUTS are pale.
 Curve = Mapping[int, Mapping[str, Interval]]
 Bins = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class CalibratedFigures:
+class ScaledFigures:
     """The figures after temperature scaling; each ensemble's mean probabilities have their own temperature.
 
     Args:
@@ -106,7 +114,8 @@ class Report(PrintedResult):
         data, ood: names and fingerprints of the images ("digits/test 0123456789abcdef"); ood is "" if there are none.
         inputs, ood_inputs: number of test inputs, and number of inputs out of distribution.
         members: number of measured members.
-        ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife.
+        ensemble: figure -> value of the ensemble of all members; low and high are from a delete-d jackknife, which
+            leaves out half of the members (d = N/2).
         member: figure -> mean over the single members; low and high are from a bootstrap over members.
         curve: size -> figure -> mean over ensembles of that size; low and high bound the figure of a new ensemble of
             that size (for all members, low and high are the same as in `ensemble`).
@@ -132,7 +141,7 @@ class Report(PrintedResult):
     drawing: Mapping[str, Any] = field(repr=False, compare=False)
     growth: Mapping[str, Growth] = field(default_factory=dict, repr=False)
     within: Mapping[str, float | str] = field(default_factory=dict)
-    calibrated: CalibratedFigures | None = None
+    calibrated: ScaledFigures | None = None
     has_members: bool = True
 
     def __getitem__(self, figure: str) -> Interval:
@@ -192,7 +201,8 @@ class Report(PrintedResult):
         return _remarks_on(self, self.ensemble)
 
     def answers(self) -> Iterator[tuple[str, Needed]]:
-        """Yield ("" or "scaled", needed members) for each distance in `within`, before and after scaling."""
+        """Yield the needed members for each distance in `within`: ("", needed) before scaling, ("scaled", needed)
+        after."""
         for figure, within in self.within.items():
             yield "", self.needed(figure, within)
             if self.calibrated is not None and figure in self.calibrated.growth:
@@ -323,7 +333,7 @@ def _measurement_notes(report: Report) -> str:
     measured_on = f"{report.data.split(' ')[0]}, {report.inputs:,} inputs"
     if report.ood:
         measured_on += f"; OOD: {report.ood.split(' ')[0]}, {report.ood_inputs:,} inputs"
-    intervals = "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval."
+    intervals = "[ ]: the range of 95 % of new ensembles of that size; for all members, a 95 % jackknife interval."
     if report.calibrated is not None:
         measured_on += (
             f". Temperature fitted to {report.calibrated.inputs:,} inputs of {report.calibrated.held_out.split(' ')[0]}"
@@ -381,7 +391,7 @@ def _sentences_on_better_small_sizes(report: Report, figures: Sequence[str]) -> 
         scale = KNOWN_FIGURES[name].scale
         ends = f"{report.curve[best_size][name].value * scale:.3g}", f"{full_value.value * scale:.3g}"
         text = f"{KNOWN_FIGURES[name].title} ({ends[0]} for {count_with_noun(best_size, 'member')}, {ends[1]} for all)"
-        (calibration_texts if name in CALIBRATION_FIGURES else other_texts).append(text)
+        (calibration_texts if KNOWN_FIGURES[name].group == CALIBRATION else other_texts).append(text)
     if calibration_texts:
         yield (
             f"Worse for all members than for fewer: {', '.join(calibration_texts)}. The mean of more members is less "
@@ -545,7 +555,7 @@ def _points_of_filled_bins(bins: Bins) -> tuple[list[float], list[float]]:
     return [bins["confidence"][b] for b in filled_bins], [bins["accuracy"][b] for b in filled_bins]
 
 
-def draw_scaled_reliability(report: Report, scaled: CalibratedFigures, axes: Axes) -> None:
+def draw_scaled_reliability(report: Report, scaled: ScaledFigures, axes: Axes) -> None:
     """Draw accuracy over confidence after temperature scaling: one point a bin, over the unscaled bars."""
     label = f"scaled by T = {as_text(scaled.ensemble['temperature'])}"
     confidences_and_accuracies = _points_of_filled_bins(reliability_bins(report, scaled=True))
@@ -681,7 +691,7 @@ def _select_figures(report: Report, figures: Iterable[str] | None) -> list[str]:
 
 
 def draw_curve(report: Report, axes: Axes, figure: str) -> None:
-    """Draw a figure over the sizes of ensembles: a band for fresh ensembles, a bar for all members, the limit.
+    """Draw a figure over the sizes of ensembles: a band for new ensembles, a bar for all members, the limit.
 
     Args:
         report: the report to draw.
@@ -746,7 +756,7 @@ def _draw_size_curve(
             color=colour,
             alpha=0.18,
             linewidth=0,
-            label=None if legend_label else "a fresh ensemble",
+            label=None if legend_label else "a new ensemble",
         )
     all_members_interval = curve[member_count][figure]
     if all_members_interval.low is not None and all_members_interval.high is not None:
@@ -818,9 +828,7 @@ def picture_notes(report: Report, width: float, figures: Iterable[str] | None = 
     names = [*KNOWN_FIGURES] if figures is None else [*figures]
     text = ""
     if report.members >= 3:
-        text = (
-            "Bands: where 95 % of fresh ensembles of that size fall. Error bars and [ ]: 95 % intervals over members,"
-        )
+        text = "Bands: where 95 % of new ensembles of that size fall. Error bars and [ ]: 95 % intervals over members,"
         has_bootstrap = figures is None and report.member["accuracy"].low is not None
         text += f" by a delete-d jackknife{' (a bootstrap for the mean of members)' if has_bootstrap else ''}."
     if report.growth:

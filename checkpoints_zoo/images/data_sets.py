@@ -30,7 +30,7 @@ from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.classes import CLASSES
 from checkpoints_zoo.images.image_data import ImageData
 from checkpoints_zoo.images.reading import ImageBuffer, PixelFormat
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub, hub_addresses
 
 DIGITS_TEST_COUNT = 540
 
@@ -283,7 +283,7 @@ def read_from_hub(set_name: str, split: str) -> ImageData:
         FormatError: the repo has other content than expected.
     """
     hub_set = HUB_SETS[set_name]
-    repo = hub.resolve_address(f"{hub.ADDRESS_SCHEME}datasets/{hub_set.repo}")
+    repo = hub.resolve_address(f"{hub_addresses.ADDRESS_SCHEME}datasets/{hub_set.repo}")
     data_name = f"data set {set_name!r} of {repo.label}@{repo.commit[:8]}"
     paths = [hub.fetch_file(repo, path_in_repo) for path_in_repo in _split_files(repo, hub_set, split, data_name)]
     try:
@@ -302,7 +302,7 @@ def read_from_hub(set_name: str, split: str) -> ImageData:
     return ImageData(set_name, split, buffer.finish(), torch.from_numpy(label_numbers), hub_set.classes, repo.commit)
 
 
-def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) -> list[str]:
+def _split_files(repo: hub_addresses.Repo, hub_set: HubSet, split: str, data_name: str) -> list[str]:
     """Return the paths of all files of a split in the repo, in order."""
     from huggingface_hub import is_offline_mode
 
@@ -323,7 +323,7 @@ def _split_files(repo: hub.Repo, hub_set: HubSet, split: str, data_name: str) ->
     raise SourceNotFound(data_name, expected=expected, found=first_few(paths, 6) or "no such folder", do=REPO_CHANGED)
 
 
-def _class_names(repo: hub.Repo, hub_set: HubSet, parquet_path: Path, data_name: str) -> Sequence[str]:
+def _class_names(repo: hub_addresses.Repo, hub_set: HubSet, parquet_path: Path, data_name: str) -> Sequence[str]:
     """Return the class names in the order of the repo's labels, from the Parquet file or from the repo's card.
 
     The files of the oldest repos do not describe their columns.

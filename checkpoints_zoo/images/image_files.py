@@ -20,7 +20,7 @@ from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.images import parquet
 from checkpoints_zoo.images.data_sets import DATASETS
 from checkpoints_zoo.images.reading import SPLIT_NAMES, Columns, ImageBuffer, PixelFormat, RawImages, choose_split
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub, hub_addresses
 
 EXPECTED_PLACES = "a folder of images or of Parquet files, a Parquet file, or hf://datasets/ORG/NAME[@REVISION][/PATH]"
 
@@ -45,7 +45,7 @@ def parse_place(place_or_name: str | os.PathLike[str]) -> str | Path | None:
     """
     if not isinstance(place_or_name, str):
         return Path(place_or_name)
-    if place_or_name.startswith(hub.ADDRESS_SCHEME):
+    if place_or_name.startswith(hub_addresses.ADDRESS_SCHEME):
         return place_or_name
     if place_or_name.partition("/")[0] in DATASETS:
         return None
@@ -81,7 +81,7 @@ def read_place(
     """
     if isinstance(place, str):
         raw = _read_address(place, split, columns, pixel_format)
-        return raw, place.removeprefix(hub.ADDRESS_SCHEME).split("/")[2].partition("@")[0]
+        return raw, place.removeprefix(hub_addresses.ADDRESS_SCHEME).split("/")[2].partition("@")[0]
     path = place.expanduser()
     if not _is_existing_path(str(path)):
         names = ", ".join(DATASETS)
@@ -225,7 +225,7 @@ def _read_address(address: str, split: str | None, columns: Columns, pixel_forma
     """
     from huggingface_hub import is_offline_mode
 
-    place, path = hub.split_address(address, "images")
+    place, path = hub_addresses.split_address(address, "images")
     repo = hub.resolve_address(place)
     data_name = f"{repo.label}@{repo.commit[:8]}{'/' if path else ''}{path}"
     if path.lower().endswith(".parquet"):

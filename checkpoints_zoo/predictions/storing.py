@@ -34,7 +34,7 @@ from checkpoints_zoo.predictions.prediction_sets import (
 )
 from checkpoints_zoo.predictions.running import Members, group_size, logits_by_group
 from checkpoints_zoo.predictions.stored import Predictions, cite_weights, predictions_of, weights_mismatch
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_addresses
 from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
 from checkpoints_zoo.workers import Engine, InProcess, Job, choose_engine
 
@@ -176,7 +176,7 @@ def _describe_set(members: Members, data: ImageData, set_name: str, dtype: torch
 
 def _public_citation(members: Members, rows: object) -> str:
     """Return a citation of the members if their source is public and all rows have hashes; else return ""."""
-    is_public = members.source.label == EMBEDDED or members.source.label.startswith(hub.ADDRESS_SCHEME)
+    is_public = members.source.label == EMBEDDED or members.source.label.startswith(hub_addresses.ADDRESS_SCHEME)
     if not is_public or members.rows.column("sha256").null_count:
         return ""
     return cite_weights(members.source.label, members._commit, members.name, rows)

@@ -26,12 +26,12 @@ from checkpoints_zoo.formats.shard_files import guess_kind, header_length, parse
 from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub, hub_addresses, hub_errors
 from checkpoints_zoo.sources.archives.indexing import ARCHIVE_SUFFIXES
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_header, leads_out
 from checkpoints_zoo.sources.finding import open_source
 from checkpoints_zoo.sources.folder_source import FolderSource
-from checkpoints_zoo.sources.hub import translated_errors
+from checkpoints_zoo.sources.hub_errors import translated_errors
 from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.source import Source
 
@@ -111,7 +111,7 @@ def audit(address_or_folder: str | Path) -> Audit:
     """
     files: Files
     links_out: list[str] = []
-    if str(address_or_folder).startswith(hub.ADDRESS_SCHEME):
+    if str(address_or_folder).startswith(hub_addresses.ADDRESS_SCHEME):
         source = open_source(address_or_folder, "")
         files = files_on_hub(hub.resolve_address(source.display_name))
     else:
@@ -330,7 +330,7 @@ class File:
 Files = Mapping[str, File]
 
 
-def files_on_hub(repo: hub.Repo) -> dict[str, File]:
+def files_on_hub(repo: hub_addresses.Repo) -> dict[str, File]:
     """List the files of a repo at its commit; return path -> file.
 
     Raises:
@@ -340,7 +340,7 @@ def files_on_hub(repo: hub.Repo) -> dict[str, File]:
     from huggingface_hub.hf_api import RepoFile
 
     def list_files() -> list[RepoFile]:
-        with hub.malformed_answers(f"files of {repo}"):
+        with hub_errors.malformed_answers(f"files of {repo}"):
             tree_entries = HfApi(**hub.client_info()).list_repo_tree(
                 repo.id, recursive=True, revision=repo.commit, repo_type="dataset"
             )

@@ -49,7 +49,7 @@ from checkpoints_zoo.formats.text import (
     summarize_values,
 )
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
-from checkpoints_zoo.sources.hub import repo_label
+from checkpoints_zoo.sources.hub_addresses import repo_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -25,7 +25,7 @@ from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.predictions import prediction_sets
 from checkpoints_zoo.predictions.prediction_sets import PredictionSet
 from checkpoints_zoo.publishing.byte_checks import Verification
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_addresses
 from checkpoints_zoo.sources.finding import open_source
 from checkpoints_zoo.sources.source import Source
 
@@ -192,7 +192,7 @@ def read_folder(folder: str | Path) -> Folder:
         FormatError: a manifest breaks the format, or a row has no hash.
         DamagedError: a path leads out of the folder.
     """
-    if str(folder).startswith(hub.ADDRESS_SCHEME):
+    if str(folder).startswith(hub_addresses.ADDRESS_SCHEME):
         raise UsageError(f"source {folder}", expected="a folder on this machine", found="an address on the Hub")
     source = open_source(folder, "")
     names = sorted(path.stem for path in (source.root / "manifests").glob("*.parquet"))

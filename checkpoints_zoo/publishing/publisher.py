@@ -49,7 +49,9 @@ from checkpoints_zoo.publishing.remote import (
 )
 from checkpoints_zoo.sources import hub
 from checkpoints_zoo.sources.finding import open_source
-from checkpoints_zoo.sources.hub import TRY_AGAIN_ADVICE, Repo, fetch_file, retry_patiently
+from checkpoints_zoo.sources.hub import fetch_file, retry_patiently
+from checkpoints_zoo.sources.hub_addresses import Repo
+from checkpoints_zoo.sources.hub_errors import TRY_AGAIN_ADVICE
 
 # Size of a commit: an interrupted publication continues after its last commit; the Hub takes 128 commits an hour.
 LARGEST_COMMIT_NBYTES = 20_000_000_000

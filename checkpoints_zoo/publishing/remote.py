@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from checkpoints_zoo.errors import AccessError, FormatError, NetworkError, UsageError, ZooError
 from checkpoints_zoo.publishing.folder import File
-from checkpoints_zoo.sources.hub import (
-    ADDRESS_SCHEME,
+from checkpoints_zoo.sources.hub import RETRIED_STATUSES, client_info, retry_patiently
+from checkpoints_zoo.sources.hub_addresses import ADDRESS_SCHEME, Repo, host
+from checkpoints_zoo.sources.hub_errors import (
     LOGIN_ADVICE,
-    RETRIED_STATUSES,
     TRY_AGAIN_ADVICE,
-    Repo,
-    client_info,
-    host,
     malformed_answers,
-    retry_patiently,
     translate_error,
     translated_errors,
 )

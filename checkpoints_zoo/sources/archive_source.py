@@ -20,7 +20,7 @@ from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.selection import SnapshotKey
 from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.formats.text import first_few, one_line
-from checkpoints_zoo.sources import archives, fetching, hub
+from checkpoints_zoo.sources import archives, fetching, hub_addresses
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.folder_source import FolderSource
@@ -227,7 +227,9 @@ class ArchivedCollection:
         manifest.check_located(new_rows, self.description.name)
         return new_rows
 
-    def locations_or_requests(self, rows: pa.Table, repo: hub.Repo | None) -> list[Location | fetching.MemberRequest]:
+    def locations_or_requests(
+        self, rows: pa.Table, repo: hub_addresses.Repo | None
+    ) -> list[Location | fetching.MemberRequest]:
         """Return, for each member, its location if it is local, or a request for its bytes if it is in a repo on the
         Hub."""
         archive_of_path = {x.source_path: x for x in self.opened_archives}
@@ -239,7 +241,7 @@ class ArchivedCollection:
 
 
 def _locate_member(
-    archive: OpenedArchive, repo: hub.Repo | None, key: SnapshotKey, offset: int, layout: Layout
+    archive: OpenedArchive, repo: hub_addresses.Repo | None, key: SnapshotKey, offset: int, layout: Layout
 ) -> Location | fetching.MemberRequest:
     """Return the location of the member whose tensors begin at an offset of an archive; for an archive in a repo on the
     Hub, return a request for its bytes."""

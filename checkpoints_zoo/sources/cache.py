@@ -41,9 +41,9 @@ from pathlib import Path
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import shard_header
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_cache
 from checkpoints_zoo.sources.hash_records import HashRecord
-from checkpoints_zoo.sources.hub import cache_root
+from checkpoints_zoo.sources.hub_cache import cache_root
 
 STALE_SECONDS = 24 * 3600  # An older temporary file counts as left by a killed process.
 
@@ -61,7 +61,10 @@ class CachedRepoSummary:
 def cache_folders(repo: str) -> list[Path]:
     """Return a repo's folders in the cache, and in the temporary cache that replaces a cache which can't be written
     to."""
-    return [cache_root_folder / hub.folder_name(repo) for cache_root_folder in (cache_root(), *hub.fallback_folders())]
+    return [
+        cache_root_folder / hub_cache.folder_name(repo)
+        for cache_root_folder in (cache_root(), *hub_cache.fallback_folders())
+    ]
 
 
 def writable_folder(repo: str) -> Path:
@@ -70,7 +73,7 @@ def writable_folder(repo: str) -> Path:
     Raises:
         StorageError: the disk is full.
     """
-    cache_folder = cache_root() / hub.folder_name(repo)
+    cache_folder = cache_root() / hub_cache.folder_name(repo)
     try:
         (cache_folder / "members").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache_folder / "members"):
@@ -78,7 +81,7 @@ def writable_folder(repo: str) -> Path:
     except OSError as error:
         if error.errno in disk.DISK_FULL_ERRNOS:
             raise disk.disk_full_error(cache_folder, error) from error
-        cache_folder = hub.fallback_folder(cache_root(), error) / hub.folder_name(repo)
+        cache_folder = hub_cache.fallback_folder(cache_root(), error) / hub_cache.folder_name(repo)
     (cache_folder / "members").mkdir(parents=True, exist_ok=True)
     return cache_folder
 
@@ -301,7 +304,7 @@ def delete_members(repo: str | None = None) -> int:
     Files that are being fetched stay; files that a process has open stay readable to it.
     """
     freed_nbytes = 0
-    for repo_folder in _repo_folders() if repo is None else [cache_root() / hub.folder_name(repo)]:
+    for repo_folder in _repo_folders() if repo is None else [cache_root() / hub_cache.folder_name(repo)]:
         for path in (repo_folder / "members").glob("*.safetensors"):
             if path.name.startswith("."):
                 continue

@@ -29,9 +29,9 @@ from checkpoints_zoo.formats.member_parts import Part, parse_repo_file, parts_of
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
 from checkpoints_zoo.formats.text import count_with_noun, first_few
-from checkpoints_zoo.sources import cache, hub
+from checkpoints_zoo.sources import cache, hub, hub_cache
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
-from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.web import WebFile, WebFolder
 
@@ -413,11 +413,15 @@ def _find_local(
     whole_file_of_file = {
         file: path
         for file in files
-        if (path := hub.cached_file(*file)) is not None
-        and not ((file in files_without_hash or not hub.is_offline()) and hub.check_whole_file(file[0], path, check))
+        if (path := hub_cache.cached_file(*file)) is not None
+        and not (
+            (file in files_without_hash or not hub_cache.is_offline())
+            and hub_cache.check_whole_file(file[0], path, check)
+        )
     }
     hash_record_of_file = {
-        file: HashRecord(path, hub.whole_file_record(file[0], path), check) for file, path in whole_file_of_file.items()
+        file: HashRecord(path, hub_cache.whole_file_record(file[0], path), check)
+        for file, path in whole_file_of_file.items()
     }
     etags = _known_etags(requests)
     locations, irregular_paths = {}, set[str]()
@@ -466,7 +470,7 @@ def cached_location(
     if _is_intact(path, data_offset, request, cache_header, member_hash, ""):
         member_hash.save()
         return Location(request.key[0], "", path, data_offset, request.layout)
-    if not hub.is_offline():
+    if not hub_cache.is_offline():
         delete_file(path, cache.hash_record_path(path))
     return None
 
@@ -600,7 +604,7 @@ def _fetch_missing(
             file
             for file, remote in remote_of_file.items()
             if file not in touched_files
-            and hub.cached_file(*file) is None
+            and hub_cache.cached_file(*file) is None
             and sum(x.nbytes for x in ranges_of_file[file]) > _whole_file_share(file[0]) * remote.size
         }
         downloads, irregular_paths = [], set[str]()
@@ -769,7 +773,7 @@ def _offline_error(
     ids_text, etags = format_ids(keys), _known_etags(missing_requests)
     damaged_paths, damaged_keys = list[str](), list[SnapshotKey]()
     for request in missing_requests:  # A copy that is in a cache, but was not used, is damaged.
-        if len(request.ranges) == 1 and hub.cached_file(*request.first.repo_file) is not None:
+        if len(request.ranges) == 1 and hub_cache.cached_file(*request.first.repo_file) is not None:
             damaged_paths.append(request.path)
         elif _find_cached_member(request, etags, header_of_layout[id(request.layout)]) is not None:
             damaged_keys.append(request.key)

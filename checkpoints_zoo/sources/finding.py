@@ -18,7 +18,7 @@ from checkpoints_zoo.errors import CollectionNotFound, MemberNotFound, Selection
 from checkpoints_zoo.formats import catalog, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.text import first_few
-from checkpoints_zoo.sources import hub, revisions, web
+from checkpoints_zoo.sources import hub, hub_addresses, revisions, web
 from checkpoints_zoo.sources.archive_source import ArchiveSource
 from checkpoints_zoo.sources.draws_source import DrawsSource
 from checkpoints_zoo.sources.folder_source import EMBEDDED, EMBEDDED_ROOT, FolderSource
@@ -99,7 +99,7 @@ def _open_folder_or_repo(source: str | Path, collection: str = "") -> FolderSour
 
 def _open_address(address: str, collection: str) -> HubSource | WebSource:
     """Return the source at an address on the Hub or the web."""
-    if address.startswith(hub.ADDRESS_SCHEME):
+    if address.startswith(hub_addresses.ADDRESS_SCHEME):
         if revisions.parse_model_address(revisions.expand_braces(address)[0]):
             name = collection if collection in catalog.collections() else "NAME"
             command = f"zoo-cli import '{address}' --revisions 'step*' --collection {name} --out index/"
@@ -133,7 +133,7 @@ def _open_folder(path: str, collection: str) -> FolderSource:
         problem = str(error)
     if problem:
         is_repo_id = problem == "nothing there" and _REPO_ID.fullmatch(path)
-        hub_advice = f", or for a repo of the Hub {hub.ADDRESS_SCHEME}datasets/{path}" if is_repo_id else ""
+        hub_advice = f", or for a repo of the Hub {hub_addresses.ADDRESS_SCHEME}datasets/{path}" if is_repo_id else ""
         raise SourceNotFound(
             f"source {path}",
             expected="a folder with manifests/NAME.parquet in it",

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
 from checkpoints_zoo.formats.shard_files import guess_kind
-from checkpoints_zoo.sources import hub
-from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources import hub, hub_addresses, hub_errors
+from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.ranges import Cursor, RangedFile
 
 SNIFFED_BYTES = 512
@@ -57,7 +57,7 @@ class RemoteFile(RangedFile):
 
         error_subject = f"file {repo_path} of {repo.label}"
         url = hf_hub_url(repo.id, repo_path, repo_type=repo.kind, revision=repo.commit)
-        with hub.translated_errors(repo.label, error_subject):
+        with hub_errors.translated_errors(repo.label, error_subject):
             metadata = hub.retry_patiently(
                 lambda: get_hf_file_metadata(
                     url, timeout=constants.HF_HUB_ETAG_TIMEOUT, retry_on_errors=True, **hub.client_info()
@@ -126,7 +126,7 @@ class RemoteFile(RangedFile):
             httpx.InvalidURL,
             UnicodeError,
         ) as error:  # such as a wrong encoding, or a circle of links
-            raise hub.translate_error(error, self.repo.label, self.error_subject) from error
+            raise hub_errors.translate_error(error, self.repo.label, self.error_subject) from error
         return "a body cut short"
 
     def _read_unless_expired(self, link: str, cursor: Cursor) -> bool:
@@ -139,7 +139,9 @@ class RemoteFile(RangedFile):
             http_stream_backoff,
         )  # fmt: skip
 
-        link_is_on_hub = hub.is_hub_link(link)  # A token is sent only to the Hub, never to the storage behind the link.
+        link_is_on_hub = hub_addresses.is_hub_link(
+            link
+        )  # A token is sent only to the Hub, never to the storage behind the link.
         headers = build_hf_headers(token=None if link_is_on_hub else False, **hub.client_info())
         headers |= {"range": f"bytes={cursor.position}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
@@ -159,7 +161,7 @@ class RemoteFile(RangedFile):
                         raise self._wrong_range_error(cursor, "more bytes than that")
                     cursor.pass_on(piece)
         except HfHubHTTPError as error:
-            raise hub.translate_error(error, self.repo.label, self.error_subject) from error
+            raise hub_errors.translate_error(error, self.repo.label, self.error_subject) from error
         return True
 
     def _check_answer(self, status: int, headers: Mapping[str, str], cursor: Cursor, pieces: Iterator[bytes]) -> None:

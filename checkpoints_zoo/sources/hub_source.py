@@ -14,7 +14,7 @@ from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
 from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description
 from checkpoints_zoo.formats.shard_files import Location, file_stamp
-from checkpoints_zoo.sources import fetching, hub
+from checkpoints_zoo.sources import fetching, hub, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.parts import PartialFile
@@ -32,12 +32,12 @@ T = TypeVar("T")
 class HubSource(ManifestSource):
     """A source that is a Hub repo at one commit; its root is the commit's folder in the cache of the Hub's client."""
 
-    repo: hub.Repo
+    repo: hub_addresses.Repo
 
     @classmethod
-    def of(cls, repo: hub.Repo) -> HubSource:
+    def of(cls, repo: hub_addresses.Repo) -> HubSource:
         """Return the source of a repo at a commit."""
-        return cls(hub.snapshot(repo), repo.label, repo)
+        return cls(hub_cache.snapshot_folder(repo), repo.label, repo)
 
     @property
     def display_name(self) -> str:
@@ -85,11 +85,11 @@ class HubSource(ManifestSource):
         try:
             return read_collection_files(name, *paths)
         except (FormatError, DamagedError):
-            unchecked_paths = [path for path in paths if not hub.has_announced_hash(path)]
-            if not unchecked_paths or hub.is_offline():
+            unchecked_paths = [path for path in paths if not hub_cache.has_announced_hash(path)]
+            if not unchecked_paths or hub_cache.is_offline():
                 raise
         for path in unchecked_paths:
-            hub.drop_whole_file(self.repo, path)
+            hub_cache.drop_whole_file(self.repo, path)
         return super().read_collection(name)
 
     def open_collection(self, name: str) -> tuple[Description, selection.Rows]:
@@ -101,7 +101,7 @@ class HubSource(ManifestSource):
             description_path = self._fetch_path(source_path[:-8] + ".json", name)
             return _open_parts_once(name, parts, description_path, file_stamp(description_path))
         paths = self.collection_paths(name)
-        if all(hub.has_announced_hash(path) for path in paths):
+        if all(hub_cache.has_announced_hash(path) for path in paths):
             return open_collection_files(name, *paths)
         description, rows = self.read_collection(name)
         return description, selection.RowsInMemory(rows)

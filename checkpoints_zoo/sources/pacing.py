@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_addresses, hub_cache
 
 WINDOW_SECONDS = 300.0
 # Kind of requests -> how many the Hub answers in a window, without and with a login (its documentation, August 2026).
@@ -51,7 +51,7 @@ class Pace:
 
     @property
     def _path(self) -> Path:
-        return hub.cache_root() / "requests" / f"{hub.host().replace(':', '-')}-{self.kind}"
+        return hub_cache.cache_root() / "requests" / f"{hub_addresses.host().replace(':', '-')}-{self.kind}"
 
     def wait(self) -> None:
         """Wait until the window has room for one more request, and count it."""

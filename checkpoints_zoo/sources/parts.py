@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats import disk, limits
-from checkpoints_zoo.sources import cache, fetching, hub
-from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources import cache, fetching, hub, hub_cache
+from checkpoints_zoo.sources.hub_addresses import Repo
 
 # Largest gap between two ranges that is read along. It is smaller than between members, because a selection reads short
 # columns of many row groups.
@@ -50,7 +50,7 @@ class PartialFile:
             SourceNotFound, AccessError, NetworkError, DamagedError: for the same reasons as in `hub.fetch_file`.
             FormatError: the file is larger than the limit for manifests.
         """
-        if hub.cached_file(repo, repo_path) is not None:
+        if hub_cache.cached_file(repo, repo_path) is not None:
             return None
         record = cache.read_file_record(repo.cache_name, repo.commit, repo_path)
         if record is None:
@@ -74,7 +74,7 @@ class PartialFile:
 
     def open(self) -> BinaryIO:
         """Open the file, of which fetched ranges can be read."""
-        return (hub.cached_file(self.repo, self.repo_path) or self.path).open("rb")
+        return (hub_cache.cached_file(self.repo, self.repo_path) or self.path).open("rb")
 
     def fetch_footer(self) -> None:
         """Fetch the footer of a Parquet file, whose length stands in the last bytes of the file."""
@@ -94,9 +94,9 @@ class PartialFile:
             StorageError: the disk is full.
         """
         in_file = [(max(0, start), min(end, self.size)) for start, end in ranges]
-        if not _without(in_file, self._present()) or hub.cached_file(self.repo, self.repo_path) is not None:
+        if not _without(in_file, self._present()) or hub_cache.cached_file(self.repo, self.repo_path) is not None:
             return
-        if hub.is_offline():
+        if hub_cache.is_offline():
             raise NetworkError(
                 f"rows of {self.repo_path} of {self.repo}",
                 expected="them in the cache, since HF_HUB_OFFLINE is set",

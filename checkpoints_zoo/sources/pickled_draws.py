@@ -24,7 +24,7 @@ from checkpoints_zoo.formats.pickled_arrays import read_pickled_arrays
 from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.shard_files import Location, file_stamp, hash_members, shard_header, tensor_prefix
 from checkpoints_zoo.formats.text import format_bytes
-from checkpoints_zoo.sources import cache, haiku, hub
+from checkpoints_zoo.sources import cache, haiku, hub_cache
 from checkpoints_zoo.sources.archives import layout_key
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 
@@ -351,6 +351,6 @@ def _find_shard(folder: Folder, index: DrawIndex, path: str, check: bool = False
             record.add(chain, digest)
         record.save()
         return shard
-    if not hub.is_offline():
+    if not hub_cache.is_offline():
         delete_file(shard, cache.hash_record_path(shard))
     return None

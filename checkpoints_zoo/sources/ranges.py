@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from checkpoints_zoo.errors import NetworkError
-from checkpoints_zoo.sources import hub
+from checkpoints_zoo.sources import hub_errors
 
 LARGEST_TRY_COUNT = 5  # Largest number of tries in a row that bring no byte.
 
@@ -83,7 +83,7 @@ class RangedFile(ABC):
             if failure_count > LARGEST_TRY_COUNT:
                 raise NetworkError(
                     f"bytes {cursor.position:,} to {end:,} of {self.error_subject}", expected="all of them",
-                    found=f"{reason}, {failure_count} times", do=hub.TRY_AGAIN_ADVICE, path=self.error_path,
+                    found=f"{reason}, {failure_count} times", do=hub_errors.TRY_AGAIN_ADVICE, path=self.error_path,
                 )  # fmt: skip
             time.sleep(min(2 ** (failure_count - 1), 8))
 

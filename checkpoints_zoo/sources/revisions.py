@@ -24,8 +24,8 @@ from checkpoints_zoo.formats.member_parts import is_etag
 from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.shard_files import Header, guess_kind, header_length, parse_header
 from checkpoints_zoo.formats.text import first_few
-from checkpoints_zoo.sources import cache, hub
-from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources import cache, hub, hub_addresses, hub_errors
+from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.hub_files import RemoteFile
 from checkpoints_zoo.sources.pacing import Pace
 
@@ -126,7 +126,7 @@ def parse_model_address(address: str) -> tuple[str, str] | None:
     from huggingface_hub.errors import HfUriError, HFValidationError
     from huggingface_hub.utils import parse_hf_uri, validate_repo_id  # type: ignore[attr-defined]
 
-    if not address.startswith(hub.ADDRESS_SCHEME):
+    if not address.startswith(hub_addresses.ADDRESS_SCHEME):
         return None
     try:
         uri = parse_hf_uri(address)
@@ -148,10 +148,10 @@ def list_refs(repo_id: str, patterns: Sequence[str]) -> dict[str, str]:
     """
     from huggingface_hub import HfApi
 
-    label = hub.repo_label(repo_id, "model")
+    label = hub_addresses.repo_label(repo_id, "model")
     subject = f"branches of {label}"
     API.wait()
-    with hub.translated_errors(label, subject), hub.malformed_answers(subject):
+    with hub_errors.translated_errors(label, subject), hub_errors.malformed_answers(subject):
         refs = hub.retry_patiently(
             lambda: HfApi(**hub.client_info()).list_repo_refs(repo_id, repo_type="model"), hub.RETRIED_STATUSES
         )
@@ -251,7 +251,7 @@ def list_revision(name: str, repo: Repo) -> Revision:
     rows = _load(repo, "trees", repo.commit)
     if rows is None:
         subject = f"files of {repo}"
-        with hub.translated_errors(repo.label, subject), hub.malformed_answers(subject):
+        with hub_errors.translated_errors(repo.label, subject), hub_errors.malformed_answers(subject):
             entries = hub.retry_patiently(
                 lambda: list(
                     HfApi(**hub.client_info()).list_repo_tree(repo.id, revision=repo.commit, repo_type="model")

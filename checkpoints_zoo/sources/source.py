@@ -28,7 +28,7 @@ from checkpoints_zoo.errors import FormatError, SourceNotFound, ZooError
 from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import Location, file_stamp
-from checkpoints_zoo.sources import fetching, hub
+from checkpoints_zoo.sources import fetching, hub, hub_addresses
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Source(ABC):
 
     root: Path
     label: str
-    repo: hub.Repo | None
+    repo: hub_addresses.Repo | None
     check: bool = field(default=False, kw_only=True)
 
     @property
@@ -88,7 +88,7 @@ class Source(ABC):
         description, rows = self.read_collection(name)
         return description, selection.RowsInMemory(rows)
 
-    def repo_of_bytes(self, described: manifest.DescriptionWithLayouts) -> hub.Repo | None:
+    def repo_of_bytes(self, described: manifest.DescriptionWithLayouts) -> hub_addresses.Repo | None:
         """Return the repo that holds the bytes of rows without parts; None if they are files of a folder."""
         return hub.resolve_address(described.base) if described.base else self.repo
 

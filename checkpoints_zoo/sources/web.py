@@ -25,7 +25,7 @@ from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, Sour
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import format_bytes
-from checkpoints_zoo.sources import hosts, hub
+from checkpoints_zoo.sources import hosts, hub, hub_cache, hub_errors
 from checkpoints_zoo.sources.ranges import Cursor, RangedFile, Sink
 
 GS_SCHEME = "gs://"
@@ -283,7 +283,7 @@ def _patiently(error_subject: str, request: Callable[[], T]) -> T:
         except _Broken as error:
             reason = str(error)
         time.sleep(wait_seconds)
-    raise NetworkError(error_subject, expected="an answer", found=reason, do=hub.TRY_AGAIN_ADVICE)
+    raise NetworkError(error_subject, expected="an answer", found=reason, do=hub_errors.TRY_AGAIN_ADVICE)
 
 
 def _request(
@@ -309,7 +309,7 @@ def _request(
     """
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-    if hub.is_offline():
+    if hub_cache.is_offline():
         raise NetworkError(
             error_subject,
             expected="it in the cache, since HF_HUB_OFFLINE is set",
@@ -376,7 +376,7 @@ def _check_status(status: int, headers: Mapping[str, str], error_subject: str, l
     if status in hub.RETRIED_STATUSES:
         raise _Broken(f"{text} from {host}")
     if status not in (200, 206, 412, 416):
-        raise NetworkError(error_subject, expected=f"its bytes from {host}", found=text, do=hub.TRY_AGAIN_ADVICE)
+        raise NetworkError(error_subject, expected=f"its bytes from {host}", found=text, do=hub_errors.TRY_AGAIN_ADVICE)
 
 
 def _version_text(etag: str, size: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from checkpoints_zoo.errors import NetworkError
 from checkpoints_zoo.formats import disk, limits
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.sources import cache, fetching, hub
+from checkpoints_zoo.sources import cache, fetching, hub_cache
 from checkpoints_zoo.sources.fetching import Download, MemberRequest
 from checkpoints_zoo.sources.web import WebFile, WebFolder
 
@@ -28,7 +28,7 @@ def fetch_file(folder: WebFolder, path: str) -> Path:
         StorageError: the disk is full.
     """
     known_version = cache.read_file_record(folder.cache_name, _PINS, path)
-    if hub.is_offline() and known_version is not None and (cached := _find_file(folder, path, *known_version)):
+    if hub_cache.is_offline() and known_version is not None and (cached := _find_file(folder, path, *known_version)):
         return cached
     file = folder.file(path)
     if cached := _find_file(folder, path, file.etag, file.size):
@@ -88,7 +88,7 @@ def fetch_members(
     missing = [request for request, location in locations.items() if location is None]
     if not missing:
         return [location for location in map(locations.get, requests) if location is not None]
-    if hub.is_offline():
+    if hub_cache.is_offline():
         raise NetworkError(
             f"{len(missing)} of {len(requests)} members of {collection}",
             expected="members in the cache, since HF_HUB_OFFLINE is set",

@@ -12,7 +12,7 @@ import pyarrow as pa
 from checkpoints_zoo.errors import CollectionNotFound, SourceNotFound
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.shard_files import Location
-from checkpoints_zoo.sources import fetching, hub, web_members
+from checkpoints_zoo.sources import fetching, hub_addresses, hub_cache, web_members
 from checkpoints_zoo.sources.source import ManifestSource
 from checkpoints_zoo.sources.web import WebFolder
 
@@ -30,7 +30,7 @@ class WebSource(ManifestSource):
     @classmethod
     def of(cls, folder: WebFolder) -> WebSource:
         """Return the source in a folder on the web."""
-        return cls(hub.cache_root() / hub.folder_name(folder.cache_name), folder.label, None, folder)
+        return cls(hub_cache.cache_root() / hub_cache.folder_name(folder.cache_name), folder.label, None, folder)
 
     @property
     def uses_cache(self) -> bool:
@@ -108,5 +108,5 @@ def _split_by_place(
     """Return the requests for bytes on the Hub, and those for bytes in a folder on the web."""
     on_hub, on_web = list[fetching.MemberRequest](), list[fetching.MemberRequest]()
     for request in requests:
-        (on_hub if isinstance(request.first.file[0], hub.Repo) else on_web).append(request)
+        (on_hub if isinstance(request.first.file[0], hub_addresses.Repo) else on_web).append(request)
     return on_hub, on_web

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
+from checkpoints_zoo.evaluation.figures import MONOTONE_FIGURES
 from checkpoints_zoo.methods.comparing.comparison import (
     COLUMN_NAMES,
     MODE_TITLES,
@@ -16,7 +17,6 @@ from checkpoints_zoo.methods.comparing.comparison import (
     Row,
     format_estimate,
 )
-from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES
 from checkpoints_zoo.methods.comparing.estimates import COLUMN_TITLES
 
 Table = Mapping[tuple[str, str], Mapping[str, float]]

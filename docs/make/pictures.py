@@ -78,7 +78,7 @@ def _draw_population(figure: Figure, few: zoo.Collection, report: zoo.Report) ->
 
 
 def _draw_curve(axes: Axes, report: zoo.Report, name: str, colour: str) -> None:
-    """Draw a figure against the number of members, with the range of 95 % of fresh ensembles."""
+    """Draw a figure against the number of members, with the range of 95 % of new ensembles."""
     sizes = sorted(report.curve)[:-1]
     figures = [report.curve[size][name] for size in sizes]
     low, high = ([getattr(f, end) for f in figures] for end in ("low", "high"))
@@ -90,7 +90,7 @@ def _draw_curve(axes: Axes, report: zoo.Report, name: str, colour: str) -> None:
 
 
 def _draw_intervals(figure: Figure, report: zoo.Report) -> None:
-    """Draw the three kinds of intervals: of the mean member, of fresh ensembles, of all members."""
+    """Draw the three kinds of intervals: of the mean member, of new ensembles, of all members."""
     figure.set_size_inches(7.5, 3.2)
     axes = figure.subplots()
     _draw_curve(axes, report, "nll", BLUE)

@@ -166,7 +166,7 @@ def test_demo_says_what_it_does_and_writes_one_picture(
         "ensemble of", "accuracy (%)", "NLL (nats)", "Brier (0..2)", "ECE (0..1)", "mutual information, ID (nats)",
         "mutual information, OOD (nats)", "AUROC (0..1)", "FPR95 (0..1)", "",
         "Measured now on digits/test, 540 inputs; OOD: photos/test, 2,000 inputs.",
-        "[ ]: the range of 95 % of fresh ensembles of that size; for all members, a 95 % jackknife interval.",
+        "[ ]: the range of 95 % of new ensembles of that size; for all members, a 95 % jackknife interval.",
     ]  # fmt: skip
     assert result.stdout.splitlines()[0].split() == ["ensemble", "of", "1", "8", "64"]
     first, last = population.rows[0], population.rows[63]

@@ -254,7 +254,7 @@ def test_pictures_of_curves_hold_their_text_and_speak_of_their_figures(
     # A bar of all members is drawn for figures that have an interval for 12 members.
     entries = [text.get_text() for text in figure.legends[0].get_texts()]
     has_bar = any(report[name].low is not None for name in names)
-    assert entries == ["mean of that size", "a fresh ensemble", *(["all members"] if has_bar else [])]
+    assert entries == ["mean of that size", "a new ensemble", *(["all members"] if has_bar else [])]
     words = {
         "accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": " ECE", "ace": "ACE", "auroc": "AUROC",
         "aupr": "AUPR", "adaptive_ece": "adaptive ECE", "mi_id": "mutual information, ID",

@@ -76,7 +76,7 @@ def bounds(intervals: list[Interval]) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 8, 24])
 def test_band_covers_a_fresh_ensemble_at_its_rate(world: tuple[Tensor, Tensor], size: int) -> None:
-    """Three fresh ensembles for each of 300 populations: 0.04 is three standard errors of a share of 300.
+    """Three new ensembles for each of 300 populations: 0.04 is three standard errors of a share of 300.
 
     The accuracy of an ensemble jumps: subsets of more than N/2 exaggerate that, and its band is too wide.
     """

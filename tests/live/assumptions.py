@@ -15,7 +15,7 @@ from checkpoints_zoo.evaluation import metrics
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images.data_sets import HUB_SETS
-from checkpoints_zoo.sources import archives, fetching, hub
+from checkpoints_zoo.sources import archives, fetching, hub, hub_addresses
 from checkpoints_zoo.sources.archives import Index, indexing
 from checkpoints_zoo.sources.hub_files import RemoteFile
 
@@ -106,7 +106,7 @@ def lines(traffic: Traffic) -> Iterator[Line]:
 
 
 def _of_archives(
-    repo: hub.Repo, name: str, count: int, size: float, raw: bool, looked: Looked, traffic: Traffic
+    repo: hub_addresses.Repo, name: str, count: int, size: float, raw: bool, looked: Looked, traffic: Traffic
 ) -> Iterator[tuple[str, Check]]:
     """Yield what is assumed of a collection's archives, and how to find out; checks use what those before found."""
 
@@ -131,7 +131,7 @@ def _of_archives(
 
     def signed() -> tuple[bool, object]:
         link = remote().link
-        return not hub.is_hub_link(link), f"bytes come from {urlsplit(link).netloc}"
+        return not hub_addresses.is_hub_link(link), f"bytes come from {urlsplit(link).netloc}"
 
     def tagged() -> tuple[bool, object]:
         etag = remote().etag

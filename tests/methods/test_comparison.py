@@ -14,11 +14,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.evaluation.figures import FIGURES
+from checkpoints_zoo.evaluation.figures import FIGURES, MONOTONE_FIGURES
 from checkpoints_zoo.formats.text import escape_latex
 from checkpoints_zoo.methods.comparing import comparison
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row, format_estimate
-from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
+from checkpoints_zoo.methods.comparing.equivalent_size import EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import MMD_FIGURES, Estimate
 from tests.support.few_draws import DRAWS, PERMUTATIONS, RUNS
 

@@ -22,7 +22,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import ZooError
 from checkpoints_zoo.sources import fetching, hash_records
 from checkpoints_zoo.sources import hub as hub_client
-from checkpoints_zoo.sources.hub import cache_root
+from checkpoints_zoo.sources.hub_cache import cache_root
 from tests.hub import Hub
 from tests.support.archives import local_tar
 from tests.support.remote import ADDRESS, REPO

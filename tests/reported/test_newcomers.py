@@ -22,7 +22,7 @@ from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.images import DATASETS, ImageData
 from checkpoints_zoo.publishing import cards
-from checkpoints_zoo.sources import hub as hub_room
+from checkpoints_zoo.sources import hub_errors
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.optimizers import first_adam_state, scaled_step
 from checkpoints_zoo.training.population import Progress, StackTrainer, train_stack
@@ -165,7 +165,7 @@ def test_without_a_network_the_error_comes_at_once(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # else a warning says that it was changed too late
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", no_wait)
-    monkeypatch.setattr(hub_room, "_reached_addresses", set())
+    monkeypatch.setattr(hub_errors, "_reached_addresses", set())
     with logged() as records:
         result = run(*(word.format(folder=tmp_path) for word in arguments))
     assert result.exit_code == 5, result.stderr

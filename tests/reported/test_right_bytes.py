@@ -12,7 +12,7 @@ from safetensors.torch import save
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, NetworkError
 from checkpoints_zoo.formats.layout import content_hash
-from checkpoints_zoo.sources import fetching, hash_records
+from checkpoints_zoo.sources import fetching, hash_records, hub_cache
 from checkpoints_zoo.sources import hub as hub_client
 from tests.hub import Hub
 from tests.sources.test_archived_collections import forget, optunet
@@ -56,7 +56,7 @@ def test_a_cached_member_that_has_changed(hub: Hub, tiny: Built, members: str, c
     path = locations[0].path
     size = path.stat().st_size
     if change == "folder":
-        if not path.is_relative_to(hub_client.cache_root()):
+        if not path.is_relative_to(hub_cache.cache_root()):
             pytest.skip("the client's cache is the client's")
         path.unlink()
         path.mkdir()
@@ -87,7 +87,7 @@ def test_an_unchanged_member_is_not_read_again(hub: Hub, tiny: Built, monkeypatc
     assert hashed == []
     zoo.load("tiny", members="1,12", source=ADDRESS, check=True).stack()
     assert len(hashed) == 2
-    shutil.rmtree(hub_client.cache_root() / "datasets--alice--zoo" / "records")
+    shutil.rmtree(hub_cache.cache_root() / "datasets--alice--zoo" / "records")
     hash_records._known_records.clear()
     hashed.clear()
     for _ in range(2):

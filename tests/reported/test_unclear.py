@@ -206,7 +206,7 @@ def test_settings_that_come_too_late(hub: Hub, monkeypatch: pytest.MonkeyPatch, 
     """Case 26: the client reads its settings when it is imported; a warning says so, once."""
     published(hub)
     late = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:1"}
-    monkeypatch.setattr(hub_room, "_late_settings", set())
+    monkeypatch.setattr(hub_room, "_reported_settings", set())
     monkeypatch.setenv(name, late.get(name, str(tmp_path / "other")))
     with pytest.warns(UserWarning, match=f"^{name}.* was set after huggingface_hub was imported, so it has no effect"):
         zoo.load("tiny", n=1, source=ADDRESS)

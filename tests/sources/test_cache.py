@@ -19,10 +19,10 @@ from safetensors import safe_open
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.sources import cache, fetching
-from checkpoints_zoo.sources import hub as spares
+from checkpoints_zoo.sources import cache, fetching, hub_cache
 from checkpoints_zoo.sources.finding import select_members
-from checkpoints_zoo.sources.hub import Repo, cache_root
+from checkpoints_zoo.sources.hub_addresses import Repo
+from checkpoints_zoo.sources.hub_cache import cache_root
 from tests.hub import Hub
 from tests.support.remote import ADDRESS, REPO, SHARDS, published
 from tests.support.scenarios import Built, file_bytes, load
@@ -40,7 +40,7 @@ def tiny(hub: Hub) -> Built:
 @pytest.fixture(autouse=True)
 def nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the folder that stands in for a read-only cache."""
-    monkeypatch.setattr(spares, "_fallback_folders", [])
+    monkeypatch.setattr(hub_cache, "_fallback_folders", [])
 
 
 def stacked(members: str) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from checkpoints_zoo.errors import AccessError
-from checkpoints_zoo.sources import hosts, hub
+from checkpoints_zoo.sources import hosts, hub_errors
 
 PRIVATE = [
     "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1",
@@ -62,10 +62,10 @@ def test_the_client_follows_no_redirect_of_a_public_host_to_a_private_address():
         headers={"location": "/other"}, has_redirect_location=True, status_code=302,
         request=SimpleNamespace(url="https://public.org/a", method="GET"),
     )  # fmt: skip
-    hub._check_answer(answer)
+    hub_errors._check_answer(answer)
     answer.headers = {"location": "http://169.254.169.254/latest"}
     with pytest.raises(AccessError, match=r"answer of public\.org: expected a link of public\.org to a public address"):
-        hub._check_answer(answer)
+        hub_errors._check_answer(answer)
 
 
 def test_a_manifest_names_no_new_host():

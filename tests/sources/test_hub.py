@@ -13,7 +13,8 @@ import torch
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, NetworkError, NotCompared, SourceNotFound
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.sources.hub import cache_root, resolve_address
+from checkpoints_zoo.sources.hub import resolve_address
+from checkpoints_zoo.sources.hub_cache import cache_root
 from tests.hub import WRITER, Hub, joined, noise
 from tests.support.commands import run
 from tests.support.remote import ADDRESS, REPO, SHARDS, published

@@ -12,7 +12,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.cli import main
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, ZooError
 from checkpoints_zoo.sources import fetching
-from checkpoints_zoo.sources.hub import cache_root
+from checkpoints_zoo.sources.hub_cache import cache_root
 from tests.hub import READER, WRITER, Hub
 from tests.hub.faults import HTML
 from tests.support.lasting_faults import BYTES, FAULTS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, NetworkError, SelectionError, ZooError
-from checkpoints_zoo.sources import cache, fetching, parts
+from checkpoints_zoo.sources import cache, fetching, hub_cache, parts
 from checkpoints_zoo.sources import hub as sources_hub
 from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.sources.hub_source import HubSource
@@ -100,7 +100,7 @@ def test_offline_the_same_selection_works_and_another_says_what_to_do(
 def test_a_whole_file_is_read_where_it_is_cached_or_most_of_it_is_needed(remote: Hub, built: Built) -> None:
     assert from_hub() == pairs(usable(built))  # all rows, hence most bytes
     assert (
-        sources_hub.cached_file(zoo.load("tiny", source=ADDRESS, n=1).source.repo, "manifests/tiny.parquet") is not None
+        hub_cache.cached_file(zoo.load("tiny", source=ADDRESS, n=1).source.repo, "manifests/tiny.parquet") is not None
     )
     before = remote.log.bytes(MANIFEST)
     assert from_hub(members="19998,4") == [(19_998, 40), (4, 40)]

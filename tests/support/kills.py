@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from checkpoints_zoo import workers
+from checkpoints_zoo.workers import Processes, engine_choice
 from tests.hub import WRITER, Hub
 from tests.hub.log import Exchange
 from tests.support.tiny import PRELOADED
@@ -64,7 +64,7 @@ def forks() -> Any:
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the workers that `workers=2` asks for from the server of `forks`; started anew, each imports for seconds."""
     forks()
-    monkeypatch.setattr(workers, "Processes", partial(workers.Processes, start="forkserver"))
+    monkeypatch.setattr(engine_choice, "Processes", partial(Processes, start="forkserver"))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.formats import catalog
+from checkpoints_zoo.training.loop import initial_state, measure_accuracies, train_epochs
 from checkpoints_zoo.training.packing import layout_of
 from checkpoints_zoo.training.recipes import RECIPES
 from checkpoints_zoo.training.retrain import retrain
@@ -106,8 +107,19 @@ def test_vision_transformers_are_small() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "members"), [("convnet-digits-varied", [0, 30]), ("vit-digits", [0])])
-def test_members_are_trained_again(name: str, members: list[int]) -> None:
+def test_members_are_trained_again() -> None:
     """Bit for bit where they were trained, on one thread; by accuracy elsewhere."""
-    results = retrain(zoo.load(name), len(members))
-    assert [(result.member, result.same) for result in results] == [(member, True) for member in members]
+    results = retrain(zoo.load("convnet-digits-varied"), 2)
+    assert [(result.member, result.same) for result in results] == [(0, True), (30, True)]
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_begins_as_the_one_that_ships() -> None:
+    """Loss and accuracy after the first epochs, written down in a training that ended with the bytes of member 0."""
+    recipe = RECIPES["vit-digits"]()
+    state, train, test = initial_state(recipe, [0]), recipe.split("train"), recipe.split("test")
+    epochs = train_epochs(recipe, [0], state, train)
+    for loss, accuracy in ((2.342251, 69), (2.134803, 151), (1.738541, 277)):
+        next(epochs)
+        assert float(state.loss) == pytest.approx(loss, abs=1e-4)
+        assert float(measure_accuracies(recipe, state, train, test)) * len(test) == pytest.approx(accuracy, abs=2.01)

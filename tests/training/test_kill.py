@@ -16,13 +16,12 @@ import pytest
 import torch
 
 import checkpoints_zoo as zoo
-from checkpoints_zoo import workers
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipes import RECIPES, Recipe
-from checkpoints_zoo.workers import InProcess, Processes
+from checkpoints_zoo.workers import InProcess, Processes, processes
 from tests.support.kills import Contract, OnFiles, forks
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +47,7 @@ def two_a_shard() -> None:
 def train_all(name: str, out: str, count: int) -> None:
     """What each child does: train what is missing, as the command does."""
     two_a_shard()
-    workers.SECONDS_BEFORE_KILL = 0.05  # forked ones hold both ends of their connections, and see neither close
+    processes.SECONDS_BEFORE_KILL = 0.05  # forked ones hold both ends of their connections, and see neither close
     engine = InProcess() if count == 1 else Processes(count, start="fork")  # of what is loaded
     train_into(short(name), MEMBERS, Path(out), engine)
 

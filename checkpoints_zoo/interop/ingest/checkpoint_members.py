@@ -26,7 +26,7 @@ from typing import IO, Any
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.interop.ingest.origin import Origin, Say, number_files
-from checkpoints_zoo.sources import archives, fetching, hub
+from checkpoints_zoo.sources import archives, fetching, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import Entry, IdentifyNet, Index, MemberGroup, MemberHeader, MemberRange, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, TarHeader
@@ -133,7 +133,7 @@ def _local_size_and_reader(path: Path) -> tuple[int, ReadRange]:
     return path.stat().st_size, read_range
 
 
-def _remote_size_and_reader(repo: hub.Repo, repo_path: str) -> tuple[int, ReadRange]:
+def _remote_size_and_reader(repo: hub_addresses.Repo, repo_path: str) -> tuple[int, ReadRange]:
     """Read the first bytes of a repo's file, enough for most headers; return its size and its range reader."""
     remote_file = fetching.remote_file(repo, repo_path)
     first_bytes = remote_file.bytes_at(0, min(remote_file.size, archives.walking.FIRST_READ_BYTES))
@@ -280,7 +280,7 @@ def staging_folder_name(origin: Origin, archive_path: str) -> str:
 def _open_archive(origin: Origin, archive_path: str) -> IO[bytes]:
     if origin.repo is None:
         return (origin.root / archive_path).open("rb")
-    if cached_path := hub.cached_file(origin.repo, archive_path):
+    if cached_path := hub_cache.cached_file(origin.repo, archive_path):
         return cached_path.open("rb")
     return BufferedReader(_RemoteFile(fetching.remote_file(origin.repo, archive_path)), RANGE_BYTES)
 

@@ -13,7 +13,7 @@ from checkpoints_zoo.formats.layout import content_hash, tensors_not_finite
 from checkpoints_zoo.formats.shard_files import REPEATING_METHODS, Location
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.interop.ingest.origin import Say
-from checkpoints_zoo.sources import cache, fetching, hub
+from checkpoints_zoo.sources import cache, fetching, hub, hub_addresses
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hash_records import delete_file
 
@@ -120,7 +120,7 @@ def _local_locations(source: FolderSource, description: Description, rows: Seque
 
 
 @contextmanager
-def borrow_members(repo: hub.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
+def borrow_members(repo: hub_addresses.Repo, description: Description, rows: Sequence[Row]) -> Iterator[list[Location]]:
     """Fetch a repo's members for a `with` block, then delete members that the member cache did not have before.
 
     Args:

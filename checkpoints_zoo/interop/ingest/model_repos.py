@@ -30,7 +30,7 @@ from checkpoints_zoo.interop.ingest.user_facts import make_description
 from checkpoints_zoo.networks.architectures import from_config_name
 from checkpoints_zoo.sources import cache, pacing, revisions
 from checkpoints_zoo.sources.folder_source import FolderSource
-from checkpoints_zoo.sources.hub import Repo
+from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.revisions import Revision, WeightFile
 
 # Names that a tied output layer has; its weights are those of the input embedding.

@@ -15,7 +15,7 @@ from pathlib import Path
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.formats.shard_files import guess_kind
-from checkpoints_zoo.sources import fetching, hub
+from checkpoints_zoo.sources import fetching, hub, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import indexing, numbers_in
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, is_header
 
@@ -46,7 +46,7 @@ class Origin:
 
     label: str
     root: Path
-    repo: hub.Repo | None = None
+    repo: hub_addresses.Repo | None = None
     archives: tuple[str, ...] = ()
     gzips: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def find_origin(
     """
     if not sources:
         raise UsageError("import", expected="a file, a folder or a place on the Hub", found="none")
-    if any(str(source).startswith(hub.ADDRESS_SCHEME) for source in sources):
+    if any(str(source).startswith(hub_addresses.ADDRESS_SCHEME) for source in sources):
         if len(sources) > 1:
             raise UsageError("import", expected="one place on the Hub alone", found=f"{len(sources)} sources")
         return _origin_on_hub(str(sources[0]), collection, say)
@@ -314,7 +314,7 @@ def _file_kind(first_bytes: bytes, file_label: str) -> str:
 
 def _origin_on_hub(address: str, collection: str, say: Say) -> Origin:
     """Find archives or safetensors files in a repo; return them as an origin."""
-    repo_address, path = hub.split_address(address, "source")
+    repo_address, path = hub_addresses.split_address(address, "source")
     repo = hub.resolve_address(repo_address)
     label = f"{repo}/{path}" if path else str(repo)
     listing = catalog.collections().get(collection)
@@ -346,7 +346,14 @@ def _origin_on_hub(address: str, collection: str, say: Say) -> Origin:
     first = {p: fetching.remote_file(repo, p).bytes_at(0, FIRST_READ_NBYTES) for p in archives}
     kinds = {p: _file_kind(head, f"{p} of {repo.label}") for p, head in first.items()}
     gzips = frozenset(p for p, kind in kinds.items() if kind == "gzip")
-    return Origin(label, hub.snapshot(repo), repo, tuple(archives), gzips, tuple(sorted(files, key=_numeric_sort_key)))
+    return Origin(
+        label,
+        hub_cache.snapshot_folder(repo),
+        repo,
+        tuple(archives),
+        gzips,
+        tuple(sorted(files, key=_numeric_sort_key)),
+    )
 
 
 def number_files(paths: Sequence[str]) -> list[int]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, check_picture_path, save_figure
-from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES
+from checkpoints_zoo.evaluation.figures import KNOWN_FIGURES, MONOTONE_FIGURES
 from checkpoints_zoo.evaluation.tables import write_frame, write_text
 from checkpoints_zoo.formats.printing import PrintedResult
 from checkpoints_zoo.formats.text import align_columns, escape_latex
-from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES, EquivalentSize
+from checkpoints_zoo.methods.comparing.equivalent_size import EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES, Estimate
 from checkpoints_zoo.populations.kernels import ALL_TENSORS
 

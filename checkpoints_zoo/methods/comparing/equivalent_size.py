@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from checkpoints_zoo.evaluation.figures import MONOTONE_FIGURES
 from checkpoints_zoo.methods.comparing.estimates import Estimate
-
-# Figures that grow or fall with the ensemble size; calibration errors may do neither.
-MONOTONE_FIGURES = ("accuracy", "nll", "brier", "aurc", "auroc", "aupr", "fpr95", "mi_id", "mi_ood")
 
 
 @dataclass(frozen=True)

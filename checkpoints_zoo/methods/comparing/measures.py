@@ -15,7 +15,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.evaluation import arguments
 from checkpoints_zoo.evaluation.evaluating import evaluate
-from checkpoints_zoo.evaluation.growth import SENSITIVE_FIGURES
+from checkpoints_zoo.evaluation.figures import SENSITIVE_FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval, Plan
 from checkpoints_zoo.evaluation.subsets import InMemory, Population
 from checkpoints_zoo.images import ImageData, ImageInput, in_order

@@ -17,7 +17,7 @@ TERMS = {
     ),
     "band": (
         "band",
-        "Of an ensemble of k of N members: where the figure of 95 % of fresh ensembles of that size falls. Mean "
+        "Of an ensemble of k of N members: where the figure of 95 % of new ensembles of that size falls. Mean "
         "over random subsets of k without replacement ± t·s·√((1 + k/N)/(1 − k/N)), s the subsets' standard "
         "deviation and t Student's quantile of N − 1 degrees of freedom.",
     ),

@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from checkpoints_zoo.evaluation.figures import MONOTONE_FIGURES
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.formats.text import count_with_noun
 from checkpoints_zoo.methods.comparing import Comparison
 from checkpoints_zoo.methods.comparing.comparison import COLUMN_NAMES, MODE_TITLES, REFERENCE, Row, explain_comparison
-from checkpoints_zoo.methods.comparing.equivalent_size import MONOTONE_FIGURES
 from checkpoints_zoo.methods.comparing.estimates import ALL_FIGURES, COLUMN_TITLES
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
 from checkpoints_zoo.publishing.html_report.origin import page_day

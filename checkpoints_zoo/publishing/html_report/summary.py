@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from checkpoints_zoo.evaluation.figures import FIGURES, KNOWN_FIGURES, OOD_FIGURES
+from checkpoints_zoo.evaluation.figures import (
+    CALIBRATION,
+    DIVERSITY,
+    FIGURES,
+    KNOWN_FIGURES,
+    LIKELIHOOD,
+    OOD_DETECTION,
+    OOD_FIGURES,
+)
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.report import Report, draw_curve
@@ -32,12 +40,7 @@ from checkpoints_zoo.publishing.html_report.page import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURE_GROUPS = {
-    "Accuracy and likelihood": ("accuracy", "nll", "brier", "aurc"),
-    "Calibration": ("ece", "adaptive_ece", "ace"),
-    "Diversity": ("mi_id", "disagreement"),
-    "Out-of-distribution detection": ("auroc", "aupr", "fpr95", "mi_ood"),
-}
+GROUPS = (LIKELIHOOD, CALIBRATION, DIVERSITY, OOD_DETECTION)
 CURVE_FIGURES = tuple(n for n in FIGURES if n not in OOD_FIGURES)
 LARGEST_SPREAD = 100  # largest relative spread of the distances from a limit
 NEAR_LIMIT_DISTANCE = "5%"  # distance from a figure's limit, as a share of the limit
@@ -72,10 +75,10 @@ def build_part(measured: Measurements) -> Part:
         *(f"ensemble of {size:,}" for size in shown_sizes),
     )
     rows: list[Sequence[str]] = []
-    for group_title, figure_names in FIGURE_GROUPS.items():
-        measured_figures = [name for name in figure_names if name in report.ensemble]
+    for group in GROUPS:
+        measured_figures = [name for name in report.ensemble if FIGURES[name].group == group]
         if measured_figures:
-            rows.append((group_title,))
+            rows.append((group,))
         for name in measured_figures:
             intervals = report.ensemble if has_one_member else report.member
             mean_cell = cell(intervals[name], scale_of(name)) if name in intervals else "–"
@@ -92,7 +95,7 @@ def build_part(measured: Measurements) -> Part:
     means_text = "of the mean of members, its 95 % bootstrap interval; " if measured.has_member_intervals else ""
     interval_texts = (
         term("interval", "[ ]"), f": {means_text}of an ensemble of fewer than all, ",
-        term("band", "where 95 % of fresh ensembles"),
+        term("band", "where 95 % of new ensembles"),
         " of that size fall; of all members, a 95 % jackknife interval. ",
     )  # fmt: skip
     caption = (
@@ -177,7 +180,7 @@ def draw_curves(measured: Measurements, element_id: str, figures: Sequence[str],
     images_text = measured.images_ood if figures == OOD_FIGURES else measured.images
     limit_note = " Dashed: the limit." if any(figure in report.growth for figure in figures) else ""
     band_texts = (
-        "; ", term("band", "band"), ": where 95 % of fresh ensembles of that size fall; diamond: all members, with "
+        "; ", term("band", "band"), ": where 95 % of new ensembles of that size fall; diamond: all members, with "
         "their 95 % jackknife interval, where there is one",
     )  # fmt: skip
     caption = (

@@ -15,7 +15,7 @@ from checkpoints_zoo.formats import catalog, disk, manifest
 from checkpoints_zoo.formats.catalog import Archives
 from checkpoints_zoo.formats.shard_files import file_stamp
 from checkpoints_zoo.sources import archives as archive
-from checkpoints_zoo.sources import cache, fetching, hub
+from checkpoints_zoo.sources import cache, fetching, hub, hub_addresses
 from checkpoints_zoo.sources.archives import Index, streams
 
 ARCHIVE_SUFFIXES = (".tgz", ".tar", ".tar.gz")
@@ -50,7 +50,7 @@ def archives_in(file_paths: Iterable[str], archives: Archives) -> list[str]:
     return sorted(archive_paths, key=lambda p: ([int(n) for n in archive.numbers_in(p)], p))
 
 
-def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
+def list_on_hub(repo: hub_addresses.Repo, archives: Archives) -> list[str]:
     """List the archives of a collection in a repo, by one request for each commit; return their paths.
 
     Raises:
@@ -65,7 +65,7 @@ def list_on_hub(repo: hub.Repo, archives: Archives) -> list[str]:
     return archives_in(paths, archives)
 
 
-def open_remote(repo: hub.Repo, archive_paths: Sequence[str], check: bool = False) -> list[OpenedArchive]:
+def open_remote(repo: hub_addresses.Repo, archive_paths: Sequence[str], check: bool = False) -> list[OpenedArchive]:
     """Index archives of a repo; an archive without a stored index is indexed by a few range reads. Return the opened
     archives.
 
@@ -83,7 +83,7 @@ def open_remote(repo: hub.Repo, archive_paths: Sequence[str], check: bool = Fals
         return list(pool.map(lambda p: _open_remote(repo, p, archive.index_archive, check=check), archive_paths))
 
 
-def walk_remote(repo: hub.Repo, source_path: str) -> None:
+def walk_remote(repo: hub_addresses.Repo, source_path: str) -> None:
     """Read all headers of an archive in a repo, and store the resulting index in place of the predicted index."""
     record = cache.read_file_record(repo.cache_name, repo.commit, source_path)
     index = _load_index(repo.cache_name, _index_path(record[0]), record[1]) if record else None
@@ -94,7 +94,7 @@ def walk_remote(repo: hub.Repo, source_path: str) -> None:
 
 
 def _open_remote(
-    repo: hub.Repo,
+    repo: hub_addresses.Repo,
     source_path: str,
     build_index: Callable[..., Index],
     ignores_stored_index: bool = False,
@@ -127,7 +127,7 @@ def _open_remote(
     return opened
 
 
-def _unpack_if_gzipped(repo: hub.Repo, source_path: str, index: Index, check: bool) -> OpenedArchive:
+def _unpack_if_gzipped(repo: hub_addresses.Repo, source_path: str, index: Index, check: bool) -> OpenedArchive:
     """Unpack an archive if it is gzipped; return the opened archive."""
     if index.kind != "gzip":
         return OpenedArchive(source_path, index, None)

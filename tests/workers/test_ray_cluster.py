@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from checkpoints_zoo import workers
 from checkpoints_zoo.errors import MemberNotFound, UsageError
 from checkpoints_zoo.training.export import train_into
-from checkpoints_zoo.workers import Job, RayCluster, choose_engine
+from checkpoints_zoo.workers import Job, RayCluster, choose_engine, ray_cluster
 from tests.conftest import CI, import_oracle
 from tests.support import works
 from tests.support.tiny import MEMBERS, TINY, contents
@@ -38,7 +37,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     """Give a cluster and its second node; this process is connected to it."""
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # Ray looks at it when it is imported
     import_oracle("ray", required=CI)
-    ray = workers._import_ray()
+    ray = ray_cluster.import_ray()
     from ray.cluster_utils import Cluster
 
     short = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))  # sockets' paths may have 107 characters

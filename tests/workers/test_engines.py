@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoints_zoo import workers as module
 from checkpoints_zoo.errors import MemberNotFound, NetworkError, UsageError, WorkerError
-from checkpoints_zoo.workers import Engine, InProcess, Job, Processes, RayCluster, choose_engine
+from checkpoints_zoo.workers import Engine, InProcess, Job, Processes, RayCluster, choose_engine, processes, ray_cluster
 from tests.support import works
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +110,7 @@ def test_a_job_that_kills_its_worker_again_and_again_is_an_error(tmp_path: Path)
 
 
 def test_a_worker_that_goes_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS_BEFORE_KILL", 0.1)
+    monkeypatch.setattr(processes, "SECONDS_BEFORE_KILL", 0.1)
     before = multiprocessing.active_children()
     with pytest.raises(WorkerError, match=r"1 workers that died, the last one by signal 9\."):
         list(Processes(2, tries=1).run(works.silent, jobs([1])))
@@ -210,7 +209,7 @@ def test_workers_end_with_their_parent(how: signal.Signals, tmp_path: Path) -> N
 @pytest.mark.parametrize(("wanted", "threads"), [("", 3), ("1", 1)])
 def test_cores_are_divided(wanted: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    monkeypatch.setattr(module, "usable_cores", lambda: 6)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 6)
     assert [value for _, value in Processes(2).run(works.Threads(torch.float32), jobs([1]))] == [threads]
 
 
@@ -257,7 +256,7 @@ def test_no_cluster_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
         def init(self, address: str, **options: object) -> None:
             raise ConnectionError(f"Could not find any running Ray instance at {address}.\nMore.")
 
-    monkeypatch.setattr(module, "_import_ray", Absent)
+    monkeypatch.setattr(ray_cluster, "import_ray", Absent)
     with pytest.raises(NetworkError) as error:
         list(RayCluster("10.0.0.1:6379").run(works.squared, jobs([1])))
     assert str(error.value) == (
