@@ -14,7 +14,7 @@ from scipy import stats
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, DrawsSource
+from checkpoints_zoo.methods.comparing.compact_comparison import CompactComparison, MethodDraws
 from checkpoints_zoo.methods.comparing.comparison import Comparison, Row
 from checkpoints_zoo.methods.comparing.equivalent_size import EquivalentSize
 from checkpoints_zoo.methods.comparing.estimates import Estimate
@@ -62,7 +62,7 @@ def compact() -> CompactComparison:
         for (method, column), value in zip(columns, values, strict=True):
             if value != "-":
                 table.setdefault(method, {}).setdefault(column, {})[row] = Interval(float(value) / scale, None, None)
-    sources = {name: DrawsSource(name, 10, 1000) for name in table}
+    sources = {name: MethodDraws(name, 10, 1000) for name in table}
     halves = {"sample": {"agreement": Interval(0.9, 0.8, 1.0), "total_variation": Interval(0.1, 0.0, 0.2)}}
     return CompactComparison(sources, "the first", "digits/test 00", 540, 100, 20, 0, "", table, halves)
 

@@ -13,11 +13,12 @@ import torch
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import metrics, report_pictures
+from checkpoints_zoo.evaluation import metrics
+from checkpoints_zoo.evaluation import report as reports
 from checkpoints_zoo.evaluation.evaluating import Report
 from checkpoints_zoo.evaluation.growth import Growth, estimate_growth
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.report_pictures import draw_curves, draw_report
+from checkpoints_zoo.evaluation.report import draw_curves, draw_report
 from checkpoints_zoo.evaluation.subsets import Population
 from tests.support.commands import run, values
 
@@ -234,7 +235,7 @@ def test_pictures_of_curves_hold_their_text_and_speak_of_their_figures(
 ) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(
-        report_pictures, "draw_curves", lambda report, names: figures.append(draw_curves(report, names)) or figures[0]
+        reports, "draw_curves", lambda report, names: figures.append(draw_curves(report, names)) or figures[0]
     )
     report.plot_curves(tmp_path / "c.png", names)
     figure = figures[0]

@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation import report_pictures
+from checkpoints_zoo.evaluation import report as reports
 from checkpoints_zoo.evaluation.tables import as_text
 from tests.support.reports import Bounds, Drawn
 
@@ -34,7 +34,7 @@ def sketched(members: int, ood: bool = True) -> tuple[Drawn, dict[str, Any]]:
 
 
 def axes_of(report: Drawn) -> dict[str, Any]:
-    return {axes.get_label(): axes for axes in report_pictures.draw_report(report).axes}
+    return {axes.get_label(): axes for axes in reports.draw_report(report).axes}
 
 
 @pytest.mark.slow
@@ -157,11 +157,11 @@ def test_one_member_has_no_information() -> None:
 
 def test_the_note_names_the_members_without_the_folder() -> None:
     report = Drawn(5)
-    foot = str(report_pictures.draw_report(report).get_supxlabel())
+    foot = str(reports.draw_report(report).get_supxlabel())
     assert foot.endswith("\nMembers: convnet-digits#0-4")
     assert "home" not in foot
     report.citation = f"embedded@{'4' * 40}/convnet-digits#{','.join(map(str, range(0, 900, 2)))}~01234567"
-    foot = str(report_pictures.draw_report(report).get_supxlabel())
+    foot = str(reports.draw_report(report).get_supxlabel())
     assert "…" in foot
     assert foot.endswith(",898")
     assert "4444" not in foot
@@ -178,10 +178,8 @@ def inked(text: Text) -> Bbox:
 @pytest.mark.parametrize(("members", "ood"), [(1, True), (2, False), (5, True), (65, True)])
 def test_no_text_covers_another(members: int, ood: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     figures = []
-    draw_report = report_pictures.draw_report
-    monkeypatch.setattr(
-        report_pictures, "draw_report", lambda report: figures.append(draw_report(report)) or figures[0]
-    )
+    draw_report = reports.draw_report
+    monkeypatch.setattr(reports, "draw_report", lambda report: figures.append(draw_report(report)) or figures[0])
     drawn(members, ood).plot(tmp_path / "r.png")
     figure = figures[0]
     page = figure.bbox

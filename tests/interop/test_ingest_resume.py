@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import pytest
 
 import checkpoints_zoo as zoo
+from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.formats import shard_files
 from checkpoints_zoo.interop.ingest import ingest, measuring
 from tests.support.kills import Contract, OnFiles, forks
-from tests.support.originals import KINDS, gzipped, hashes, imported, rows_of, states, tar
+from tests.support.originals import KINDS, files, gzipped, hashes, imported, rows_of, states, tar
 
 COUNT = 12
 
@@ -82,6 +85,24 @@ def test_copying_goes_on(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         names = sorted(p.name for p in (whole / path).iterdir())
         assert names == sorted(p.name for p in (out / path).iterdir())
         assert all((whole / path / n).read_bytes() == (out / path / n).read_bytes() for n in names)
+
+
+def test_an_import_that_version_0_1_began_goes_on(tmp_path: Path) -> None:
+    folder, out = files(tmp_path / "in", states(3)), tmp_path / "out"
+    imported([folder], "nets", reshard=out)
+    before = contents(out)
+    stats = {p.relative_to(folder).as_posix(): p.stat() for p in sorted(folder.rglob("*.safetensors"))}
+    stamps = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats.items()]
+    options = {"architecture": None, "arguments": {}, "own": None, "prefix": "", "key": ""}
+    digest = hashlib.sha256(json.dumps(["", stamps, options], sort_keys=True).encode()).hexdigest()
+    record = out / ".import" / "nets.json"
+    record.write_text(json.dumps({"import": digest}))
+    imported([folder], "nets", reshard=out)
+    assert contents(out) == before
+    assert json.loads(record.read_text())["import"] == digest
+    record.write_text(json.dumps({"import": "0" * 64}))
+    with pytest.raises(UsageError, match="found one of other files"):
+        ingest([folder], "nets", reshard=out)
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,27 @@ def test_a_second_run_measures_nothing_and_a_damaged_cell_alone_is_measured_anew
     other = prepare_comparison(members[:8], out=folder, **(few | {"ood": few_images()[1]})).remaining_work()
     assert {name.split(" ")[2] for name in other.cells} == {"uncertainty"}
     assert other.found == len(before) - len(other.cells)
+
+
+@pytest.mark.slow
+def test_cells_of_version_0_1_are_used_where_their_figures_are_defined_as_today(
+    found: Comparison, members: zoo.Collection, few: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cells").mkdir()
+    for path in (folder / "cells").iterdir():
+        content = json.loads(path.read_text())
+        key = {name: value for name, value in content["key"].items() if name not in ("exchanged", "figures")}
+        digest, checksum = (
+            hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+            for values in (key, [key, content["values"]])
+        )
+        old_path = tmp_path / "cells" / f"{key['method']}-{key['mode']}-{key['measured']}-{digest[:12]}.json"
+        old_path.write_text(json.dumps({"key": key, "values": content["values"], "sha256": checksum}))
+    work = prepare_comparison(members[:8], out=tmp_path, **few).remaining_work()
+    # 0.1 exchanged single draws of a method, and had other intervals.
+    assert {name.split(" ")[2] for name in work.cells if name.startswith("reference")} == {"uncertainty"}
+    assert {name.split(" ")[2] for name in work.cells} == {"closeness", "corollary", "uncertainty"}
+    assert work.found == len(cells_of(folder)) - len(work.cells)
 
 
 @pytest.mark.slow

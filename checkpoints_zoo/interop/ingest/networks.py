@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import LayoutError, UsageError
@@ -35,6 +35,12 @@ class NetSpec:
     custom_name: str | None = None
     prefix: str = ""
     key: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON values, under the names of version 0.1: their hash identifies an import."""
+        values = asdict(self)
+        values["own"] = values.pop("custom_name")
+        return values
 
 
 Build = Callable[[], "nn.Module"]

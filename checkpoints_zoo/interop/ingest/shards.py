@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +262,7 @@ class ImportRecord:
         """Return the record of an import."""
         repo = str(origin.repo) if origin.repo else ""
         stamps = {p: [] if origin.repo else _file_stamp(origin.root / p) for p in origin.paths}
-        spec = [asdict(net), *([] if build is None else [tensor_shapes(net, build)])]
+        spec = [net.to_json(), *([] if build is None else [tensor_shapes(net, build)])]
         fingerprint = _json_hash([repo, [[path, *stamp] for path, stamp in stamps.items()], *spec])
         return cls(fingerprint, _json_hash(spec), {} if origin.repo or origin.archives else stamps)
 

@@ -3,7 +3,8 @@
 HMC, an ensemble, VI, and Gaussians fitted to the draws of HMC and the ensemble are all compared with HMC. Each method
 is measured with all its runs and with random halves of its runs, which give the intervals.
 
-This is one file, because the ways to measure a column say what the figures of the table mean.
+This is one file, because `zoo.compact` and the result that it returns stand together; compact_measuring.py measures the
+columns.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
-from torch import Tensor
 
-from checkpoints_zoo import predictions
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import FormatError, UsageError
 from checkpoints_zoo.evaluation import arguments
-from checkpoints_zoo.evaluation.metrics import Interval, Plan, agreement, jackknife_plan, total_variation
+from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.evaluation.tables import as_text, write_frame, write_text
 from checkpoints_zoo.formats import disk
 from checkpoints_zoo.formats.text import align_columns, escape_latex, whole_number
 from checkpoints_zoo.images import ImageInput
+from checkpoints_zoo.methods.comparing.compact_measuring import (
+    MethodPredictives,
+    compare_halves,
+    measure_draws,
+    measure_gaussians,
+    table_column,
+)
 from checkpoints_zoo.methods.comparing.draw_ensembles import ONE_MODE, DrawEnsemble, portable_citation
 from checkpoints_zoo.methods.comparing.draws import MethodFits, fit_all
 from checkpoints_zoo.methods.deep_ensemble import DeepEnsemble
@@ -34,18 +40,9 @@ from checkpoints_zoo.methods.fitting import DEFAULT_DRAWS, DEFAULT_RUNS
 from checkpoints_zoo.methods.hmc import Hmc
 from checkpoints_zoo.methods.vi import MeanField
 from checkpoints_zoo.networks.device import SMALL_MEMBER_BYTES, one_thread
-from checkpoints_zoo.populations.compact_posterior import (
-    DEFAULT_LEVELS,
-    MOST_SAMPLES,
-    Compact,
-    evaluate_gaussian,
-    fit_compact_posterior,
-    fit_gaussians,
-)
-from checkpoints_zoo.populations.gaussian import Gaussian
+from checkpoints_zoo.populations.compact_posterior import DEFAULT_LEVELS, MOST_SAMPLES, Compact, fit_compact_posterior
 from checkpoints_zoo.populations.independent_units import INDEPENDENT_METHOD
-from checkpoints_zoo.populations.predictives import join_intervals
-from checkpoints_zoo.populations.untrained_networks import Evaluator, make_evaluator
+from checkpoints_zoo.populations.untrained_networks import make_evaluator
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.workers import usable_cores
 
@@ -70,14 +67,13 @@ DEFAULT_HMC, DEFAULT_VI, DEFAULT_ENSEMBLE = (
     MeanField(temperature=1.0),
     DeepEnsemble(),
 )
-DISTANCE_ROWS = ("agreement", "total_variation")  # Rows of the table that compare predictions.
 _SMALLEST_OPTION_VALUES = {"samples": 1, "splits": 2}
 
 Figures = Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
-class DrawsSource:
+class MethodDraws:
     """The draws of one method in the table.
 
     Args:
@@ -106,15 +102,16 @@ class CompactComparison:
         splits: number of random halves of the runs.
         seed: seed of samples and splits.
         statistics: name and fingerprint of the images that running statistics were estimated on; "" if there are none.
-        table: method ("hmc", "ensemble" or "vi") -> column ("sample", "q_d" or "q_r"; "q" for "vi") -> row of
-            `ROW_TITLES_AND_SCALES` -> Interval. Agreement and total variation compare a prediction with the mean
-            prediction of all draws of HMC. The column "sample" has no accuracy of the mean. Intervals are delete-half
-            jackknifes over chains, members and fits of VI, joined.
+        table: method ("hmc", "ensemble" or "vi") -> column -> row of `ROW_TITLES_AND_SCALES` -> Interval. The columns
+            are "sample" (the draws themselves), "q_d" (the Gaussian fitted to the draws before alignment) and "q_r"
+            (the Gaussian fitted to the aligned draws); "vi" has "q" alone, the fitted posterior. Agreement and total
+            variation compare a prediction with the mean prediction of all draws of HMC. The column "sample" has no
+            accuracy of the mean. Intervals are delete-half jackknifes over chains, members and fits of VI, joined.
         halves: column of "hmc" -> "agreement" and "total_variation" between one half of the chains and the draws of the
             other half of the chains (mean over the splits, and range of 95 % of the splits).
     """
 
-    sources: Mapping[str, DrawsSource]
+    sources: Mapping[str, MethodDraws]
     to: str
     data: str
     inputs: int
@@ -184,7 +181,7 @@ class CompactComparison:
                 for m, columns in values.pop("table").items()
             }
             halves = {c: _intervals_from_json(f) for c, f in values.pop("halves").items()}
-            sources = {n: DrawsSource(**source) for n, source in values.pop("sources").items()}
+            sources = {n: MethodDraws(**source) for n, source in values.pop("sources").items()}
             return cls(sources=sources, table=table, halves=halves, **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, FormatError):
@@ -289,7 +286,7 @@ def explain_table(comparison: CompactComparison) -> list[str]:
     return lines
 
 
-def _count_draws_text(source: DrawsSource | None, run_noun: str) -> str:
+def _count_draws_text(source: MethodDraws | None, run_noun: str) -> str:
     if source is None:
         return ""
     return f"{source.draws:,} draws of {source.runs:,} {run_noun}{'s' if source.runs != 1 else ''}"
@@ -348,10 +345,10 @@ def compact(
     """Fit diagonal Gaussians to members before and after alignment, and compare the Gaussians with the ensemble or with
     HMC; return all figures.
 
-    Without `against` the Gaussians are compared with the ensemble of the members: a `Compact`. With `against`, draws
-    of HMC, the members, the draws and the Gaussians fitted to both are compared with HMC, as in the table of Xiao, Liu
-    and Bamler 2023: a `CompactComparison`. Members keep their stored running statistics; the running statistics of
-    every other network are estimated anew.
+    Without `against` the Gaussians are compared with the ensemble of the members, and the result is a `Compact`. If
+    `against` gives draws of HMC, then HMC is the reference: the members, the draws, and the Gaussians fitted to each
+    are compared with it, as in the table of Xiao, Liu and Bamler 2023, and the result is a `CompactComparison`. Members
+    keep their stored running statistics; the running statistics of every other network are estimated anew.
 
     Args:
         members: two members or more, not aligned yet.
@@ -436,7 +433,7 @@ def compare_with_hmc(
             measured["vi"] = measure_gaussians(ensembles["vi"], evaluator, splits, seed)
     return CompactComparison(
         sources={
-            n: DrawsSource(portable_citation(draws[n]), len(group.runs), len(group.members))
+            n: MethodDraws(portable_citation(draws[n]), len(group.runs), len(group.members))
             for n, group in ensembles.items()
         },
         to="the first" if to is None else "the mean",
@@ -546,223 +543,3 @@ def _sort_by_run(method_name: str, members: Collection) -> DrawEnsemble:
     ends = list(accumulate(map(len, positions_of_runs)))
     new_positions = tuple(tuple(range(end - len(run), end)) for run, end in zip(positions_of_runs, ends, strict=True))
     return DrawEnsemble(ONE_MODE, members.take([at for run in positions_of_runs for at in run]), new_positions)
-
-
-@dataclass(frozen=True)
-class ColumnPredictives:
-    """Predictive distributions of some networks on the test images, and the networks' accuracies.
-
-    Args:
-        probs: mean probabilities of the networks, (predictive, input, class).
-        sample_accuracy: mean accuracy of the networks, (predictive,).
-        mean_accuracy: accuracy of the network with the mean weights, (predictive,); None for columns without such a
-            network.
-    """
-
-    probs: Tensor
-    sample_accuracy: Tensor
-    mean_accuracy: Tensor | None = None
-
-    def distances_to(self, target_probs: Tensor) -> dict[str, Tensor]:
-        """Compare each predictive distribution with a target distribution; return figure -> values, (predictive,).
-
-        Args:
-            target_probs: probabilities (input, class) of the target, or one tensor (input, class) for each predictive
-                distribution.
-        """
-        pairs = list(zip(self.probs, target_probs.expand_as(self.probs), strict=True))
-        return {
-            "agreement": torch.stack([agreement(p, q, check=False) for p, q in pairs]),
-            "total_variation": torch.stack([total_variation(p, q, check=False) for p, q in pairs]),
-        }
-
-    @property
-    def accuracies(self) -> dict[str, Tensor]:
-        values = {"sample_accuracy": self.sample_accuracy}
-        return values if self.mean_accuracy is None else {**values, "mean_accuracy": self.mean_accuracy}
-
-
-@dataclass(frozen=True)
-class MethodPredictives:
-    """Predictive distributions of a method's draws, and of the Gaussians fitted to the draws, for all runs and for
-    halves of the runs.
-
-    Args:
-        plan: halves of the method's runs (chains, or independent members); the first entry has all runs.
-        weights: weight of each predictive distribution in a figure of a half, (half, predictive).
-        columns: names of the columns: "sample", "q_d" and "q_r"; "q" if the draws come from a Gaussian.
-        other_half_probs: mean probabilities of the runs that are not in a half, (half - 1, input, class).
-    """
-
-    plan: Plan
-    weights: Tensor
-    columns: Mapping[str, ColumnPredictives]
-    other_half_probs: Tensor
-
-    def average_halves(self, predictive_values: Tensor) -> Tensor:
-        """Average a figure of the predictive distributions, (predictive,), over each half; return (half,)."""
-        return self.weights @ predictive_values
-
-    def interval(self, predictive_values: Tensor) -> Interval:
-        """Compute the interval of a figure over the runs; return the interval.
-
-        Args:
-            predictive_values: figure of each predictive distribution, (predictive,).
-        """
-        return _cut_at_0_and_1(self.plan.intervals(self.average_halves(predictive_values)[:, None])[0])
-
-
-def measure_draws(
-    draws: DrawEnsemble, to: int | str, evaluator: Evaluator, splits: int, samples: int, seed: int
-) -> MethodPredictives:
-    """Measure draws, and Gaussians fitted to the draws before (q_d) and after (q_r) alignment; return the predictive
-    distributions of draws and Gaussians.
-
-    Each half of the runs gets its own Gaussians and its own noise; q_d and q_r get the same noise.
-
-    Args:
-        draws: draws and the runs that they belong to.
-        to: reference that the draws are aligned to: any reference that `Collection.align` takes.
-        evaluator: evaluator of networks on the test images.
-        splits: number of random halves of the runs.
-        samples: number of networks drawn from each Gaussian.
-        seed: seed of halves and noise.
-    """
-    plan = jackknife_plan(len(draws.runs), seed, splits)
-    positions_of_subsets = [_positions_of_runs(draws, runs) for runs in plan.chosen]
-    probs = _compute_probabilities(draws, evaluator)
-    columns = {"sample": _predictives_of_draws(probs, evaluator, positions_of_subsets)}
-    for name, view in (("q_d", draws.members), ("q_r", draws.members.align(to=to))):
-        columns[name] = _predictives_of_gaussians(
-            fit_gaussians(view, evaluator, positions_of_subsets), evaluator, samples, seed
-        )
-    mean_probs_of_others = [
-        probs[_mask_of_other_positions(len(probs), half)].mean(0) for half in positions_of_subsets[1:]
-    ]
-    other_half_probs = (
-        torch.stack(mean_probs_of_others) if mean_probs_of_others else probs.new_zeros((0, *probs.shape[1:]))
-    )
-    return MethodPredictives(plan, torch.eye(len(positions_of_subsets), dtype=torch.float64), columns, other_half_probs)
-
-
-def measure_gaussians(draws: DrawEnsemble, evaluator: Evaluator, splits: int, seed: int) -> MethodPredictives:
-    """Measure runs whose draws come from a Gaussian, such as runs of VI; return the figures of the runs.
-
-    Each run of the method has one predictive distribution. The mean weights of a run's draws make the network that
-    stands for the Gaussian's mean.
-
-    Args:
-        draws: draws and the runs that they belong to.
-        evaluator: evaluator of networks on the test images.
-        splits: number of random halves of the runs.
-        seed: seed of the halves.
-    """
-    plan = jackknife_plan(len(draws.runs), seed, splits)
-    positions_of_runs = [torch.tensor(run) for run in draws.runs]
-    weights = torch.zeros(len(plan.chosen), len(positions_of_runs), dtype=torch.float64)
-    for predictive_weights, chosen_runs in zip(weights, plan.chosen, strict=True):
-        predictive_weights[chosen_runs] = 1 / len(chosen_runs)
-    probs = _compute_probabilities(draws, evaluator)
-    sample_predictives = _predictives_of_draws(probs, evaluator, positions_of_runs)
-    accuracies_of_means = [
-        evaluator.accuracies(evaluator.log_probs(q.center))
-        for q in fit_gaussians(draws.members, evaluator, positions_of_runs)
-    ]
-    columns = {
-        "q": ColumnPredictives(
-            sample_predictives.probs, sample_predictives.sample_accuracy, torch.cat(accuracies_of_means)
-        )
-    }
-    return MethodPredictives(plan, weights, columns, probs.new_zeros((0, *probs.shape[1:])))
-
-
-def table_column(method: MethodPredictives, column_name: str, against: MethodPredictives) -> dict[str, Interval]:
-    """Return a column of the table: figure -> value and interval, over the runs of both methods.
-
-    Args:
-        method: method that has the column.
-        column_name: name of the column.
-        against: method to compare with; if `against` is `method` itself, each half of the runs is compared with the
-            draws of that half.
-    """
-    predictives, target_probs = method.columns[column_name], against.columns["sample"].probs
-    interval_by_row = {}
-    if method is against:
-        interval_by_row = {
-            name: method.interval(values) for name, values in predictives.distances_to(target_probs).items()
-        }
-    else:
-        distances = predictives.distances_to(target_probs[0])
-        # `distance_intervals` compares all runs of the method with each half of the other method's runs.
-        distance_intervals = [
-            method.average_halves(torch.stack([n[row] for n in map(predictives.distances_to, target_probs)]).T)[0]
-            for row in DISTANCE_ROWS
-        ]
-        for name, values in zip(DISTANCE_ROWS, distance_intervals, strict=True):
-            reference_interval = against.plan.intervals(values[:, None])[0]
-            interval_by_row[name] = join_intervals(
-                [method.plan.intervals(method.average_halves(distances[name])[:, None])[0], reference_interval]
-            )
-    return interval_by_row | {name: method.interval(values) for name, values in predictives.accuracies.items()}
-
-
-def compare_halves(method: MethodPredictives, column_name: str) -> dict[str, Interval]:
-    """Compare one half of a method's runs, or the Gaussian fitted to this half, with the draws of the other half;
-    return figure -> mean.
-
-    Low and high are the range of 95 % of the halves. The result is empty if there are fewer than three runs.
-    """
-    if not len(method.other_half_probs):
-        return {}
-    half_predictives = ColumnPredictives(
-        method.columns[column_name].probs[1:], method.columns[column_name].sample_accuracy[1:]
-    )
-    interval_by_row = {}
-    for name, values in half_predictives.distances_to(method.other_half_probs).items():
-        low, high = torch.quantile(values, values.new_tensor([0.025, 0.975])).tolist()
-        interval_by_row[name] = Interval(float(values.mean()), low, high)
-    return interval_by_row
-
-
-def _cut_at_0_and_1(interval: Interval) -> Interval:
-    """Return an interval cut at 0 and 1."""
-    if interval.low is None or interval.high is None:
-        return interval
-    return Interval(interval.value, max(0.0, interval.low), min(1.0, interval.high))
-
-
-def _compute_probabilities(draws: DrawEnsemble, evaluator: Evaluator) -> Tensor:
-    logits = predictions.logits(draws.members, evaluator.test.data, evaluator.device, batch=evaluator.test.batch)
-    return logits.double().softmax(-1)
-
-
-def _predictives_of_draws(
-    probs: Tensor, evaluator: Evaluator, positions_of_subsets: Sequence[Tensor]
-) -> ColumnPredictives:
-    accuracies_of_draws = evaluator.accuracies(probs)
-    return ColumnPredictives(
-        torch.stack([probs[positions].mean(0) for positions in positions_of_subsets]),
-        torch.stack([accuracies_of_draws[positions].mean() for positions in positions_of_subsets]),
-    )
-
-
-def _predictives_of_gaussians(
-    gaussians: Sequence[Gaussian], evaluator: Evaluator, sample_count: int, seed: int
-) -> ColumnPredictives:
-    noise_generator = torch.Generator().manual_seed(seed)
-    evaluated_gaussians = [evaluate_gaussian(evaluator, q, sample_count, noise_generator) for q in gaussians]
-    return ColumnPredictives(
-        torch.stack([x.probs for x in evaluated_gaussians]),
-        torch.stack([x.accuracies.mean() for x in evaluated_gaussians]),
-        torch.tensor([x.mean_accuracy for x in evaluated_gaussians], dtype=torch.float64),
-    )
-
-
-def _positions_of_runs(draws: DrawEnsemble, runs: Tensor) -> Tensor:
-    return torch.tensor([at for run in runs.tolist() for at in draws.runs[run]])
-
-
-def _mask_of_other_positions(draw_count: int, positions: Tensor) -> Tensor:
-    is_outside = torch.ones(draw_count, dtype=torch.bool)
-    is_outside[positions] = False
-    return is_outside

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from checkpoints_zoo.evaluation.report_pictures import (
+from checkpoints_zoo.evaluation.report import (
     Bins,
     draw_confidences,
     draw_reliability,

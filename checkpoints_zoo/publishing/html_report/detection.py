@@ -8,7 +8,7 @@ import numpy as np
 
 from checkpoints_zoo.evaluation.drawing import BLUE, GREY, RED
 from checkpoints_zoo.evaluation.figures import OOD_FIGURES
-from checkpoints_zoo.evaluation.report_pictures import draw_information
+from checkpoints_zoo.evaluation.report import draw_information
 from checkpoints_zoo.evaluation.tables import as_text
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold

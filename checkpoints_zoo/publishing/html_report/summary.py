@@ -19,8 +19,7 @@ from checkpoints_zoo.evaluation.figures import (
 )
 from checkpoints_zoo.evaluation.growth import Needed
 from checkpoints_zoo.evaluation.metrics import Interval
-from checkpoints_zoo.evaluation.report import Report
-from checkpoints_zoo.evaluation.report_pictures import draw_curve
+from checkpoints_zoo.evaluation.report import Report, draw_curve
 from checkpoints_zoo.evaluation.tables import ROUNDING_ERROR, as_text
 from checkpoints_zoo.publishing.html_report.definitions import TERMS, better, term
 from checkpoints_zoo.publishing.html_report.markup import bold, markup
