@@ -26,7 +26,7 @@ def table(files: Mapping[str, str]) -> str:
     """Lay out the files of a way: each with the function that runs first, and the file's own first sentence."""
     lines = ["| | file | first call | what it is |", "|---|---|---|---|"]
     lines += [
-        f"| {at} | `{file}` | `{function.replace('.<locals>', '')}` | {first_sentence(ROOT / PACKAGE / file).replace('|', '\\|')} |"
+        f"| {at} | `{file}` | `{function.replace('.<locals>', '')}` | {first_sentence(ROOT / PACKAGE / file)} |"
         for at, (file, function) in enumerate(files.items(), 1)
     ]
     return "\n".join(lines)
