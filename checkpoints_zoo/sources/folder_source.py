@@ -18,6 +18,7 @@ from checkpoints_zoo.formats.shard_files import Location, check_hashes, tensor_p
 from checkpoints_zoo.sources import fetching
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
+from checkpoints_zoo.sources.member_requests import MemberRequest, requests_of_rows
 from checkpoints_zoo.sources.source import ManifestSource
 
 EMBEDDED = "embedded"
@@ -81,7 +82,7 @@ class FolderSource(ManifestSource):
         description's `base`, or the parts of a row) are fetched."""
         if not described.base and PARTS_COLUMN not in rows.column_names:  # All bytes lie in the folder.
             return self._locate_files(described, rows)
-        requests = fetching.requests_of_rows(self.repo_of_bytes(described), described, rows)
+        requests = requests_of_rows(self.repo_of_bytes(described), described, rows)
         fetched = iter(self._fetch(described.name, requests))
         local_rows = manifest.take_rows(rows, [i for i, request in enumerate(requests) if request is None])
         local = iter(self._locate_files(described, local_rows) if local_rows.num_rows else [])
@@ -92,13 +93,13 @@ class FolderSource(ManifestSource):
     ) -> dict[str, list[Location]]:
         """Find the bytes of some tensors of manifest rows; of rows whose bytes lie in repos on the Hub, fetch those of
         these tensors only. Return for each name the locations of the tensor, or of its member."""
-        requests = fetching.requests_of_rows(self.repo_of_bytes(described), described, rows)
+        requests = requests_of_rows(self.repo_of_bytes(described), described, rows)
         fetched_requests = [request for request in requests if request is not None]
         if len(fetched_requests) < len(requests):
             return super().locate_tensors(described, rows, names)
         return fetching.fetch_tensors(self.display_name, described.name, fetched_requests, names, self.check)
 
-    def _fetch(self, collection: str, requests: Iterable[fetching.MemberRequest | None]) -> list[Location]:
+    def _fetch(self, collection: str, requests: Iterable[MemberRequest | None]) -> list[Location]:
         fetched_requests = [request for request in requests if request is not None]
         if not fetched_requests:
             return []

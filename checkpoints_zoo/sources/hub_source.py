@@ -17,6 +17,7 @@ from checkpoints_zoo.formats.shard_files import Location, file_stamp
 from checkpoints_zoo.sources import fetching, hub, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
+from checkpoints_zoo.sources.member_requests import requests_of_rows
 from checkpoints_zoo.sources.parts import PartialFile
 from checkpoints_zoo.sources.source import (
     ManifestSource,
@@ -133,7 +134,7 @@ class HubSource(ManifestSource):
         """Fetch the missing bytes of some tensors of manifest rows together; return for each name the locations of the
         tensor."""
         repo = self.repo_of_bytes(described) or self.repo
-        requests = [r for r in fetching.requests_of_rows(repo, described, rows) if r is not None]
+        requests = [r for r in requests_of_rows(repo, described, rows) if r is not None]
         return fetching.fetch_tensors(str(repo), described.name, requests, names, self.check)
 
     def list_files(self, folder: str) -> list[str]:

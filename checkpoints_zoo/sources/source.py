@@ -29,6 +29,7 @@ from checkpoints_zoo.formats import catalog, manifest, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import Location, file_stamp
 from checkpoints_zoo.sources import fetching, hub, hub_addresses
+from checkpoints_zoo.sources.member_requests import requests_of_rows
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Source(ABC):
 
     def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
-        requests = fetching.requests_of_rows(self.repo_of_bytes(described), described, rows)
+        requests = requests_of_rows(self.repo_of_bytes(described), described, rows)
         fetched = [request for request in requests if request is not None]
         return len(requests) - len(fetched) + fetching.count_cached(fetched)
 

@@ -13,6 +13,7 @@ from checkpoints_zoo.errors import CollectionNotFound, SourceNotFound
 from checkpoints_zoo.formats import catalog, manifest
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.sources import fetching, hub_addresses, hub_cache, web_members
+from checkpoints_zoo.sources.member_requests import MemberRequest, requests_of_rows
 from checkpoints_zoo.sources.source import ManifestSource
 from checkpoints_zoo.sources.web import WebFolder
 
@@ -84,9 +85,9 @@ class WebSource(ManifestSource):
             return super().locate_tensors(described, rows, names)
         return fetching.fetch_tensors(self.label, described.name, on_hub, names, self.check)
 
-    def _requests(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[fetching.MemberRequest]:
+    def _requests(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[MemberRequest]:
         place = self.repo_of_bytes(described) or self.folder
-        return [request for request in fetching.requests_of_rows(place, described, rows) if request is not None]
+        return [request for request in requests_of_rows(place, described, rows) if request is not None]
 
     def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
@@ -103,10 +104,10 @@ class WebSource(ManifestSource):
 
 
 def _split_by_place(
-    requests: Iterable[fetching.MemberRequest],
-) -> tuple[list[fetching.MemberRequest], list[fetching.MemberRequest]]:
+    requests: Iterable[MemberRequest],
+) -> tuple[list[MemberRequest], list[MemberRequest]]:
     """Return the requests for bytes on the Hub, and those for bytes in a folder on the web."""
-    on_hub, on_web = list[fetching.MemberRequest](), list[fetching.MemberRequest]()
+    on_hub, on_web = list[MemberRequest](), list[MemberRequest]()
     for request in requests:
         (on_hub if isinstance(request.first.file[0], hub_addresses.Repo) else on_web).append(request)
     return on_hub, on_web

@@ -23,8 +23,8 @@ from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, index_model_repos, number_members
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.sources import cache, fetching, pacing, revisions
-from checkpoints_zoo.sources.fetching import FileRange, MemberRequest
 from checkpoints_zoo.sources.hub_addresses import Repo
+from checkpoints_zoo.sources.member_requests import FileRange, MemberRequest
 from checkpoints_zoo.sources.revisions import epoch_of_name
 from tests.hub.hub import Hub
 from tests.support.commands import run, values
