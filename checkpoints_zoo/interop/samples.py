@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.images import ImageInput
@@ -155,7 +155,7 @@ def from_samples(
                 raise UsageError("samples", expected="one draw or more", found="none")
             writer.finish(user_columns.columns_of_members(checked_columns, range(len(writer.rows))))
             table = manifest.build_manifest(writer.rows)
-            manifest.check_rows(table, description, target.manifest_path(name))
+            row_checks.check_rows(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
             manifest.write_manifest(table, target.manifest_path(name))
         finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_parts import parse_repo_file
@@ -66,7 +66,7 @@ class Section:
     @property
     def nbytes(self) -> int:
         """Size of all stored weights in bytes, snapshots included."""
-        return manifest.sum_of(self.rows, "nbytes")
+        return arrow_tables.sum_of(self.rows, "nbytes")
 
     @property
     def base(self) -> str:

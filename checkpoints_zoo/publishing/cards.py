@@ -27,7 +27,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import arrow_tables, catalog
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
 from checkpoints_zoo.formats.member_parts import parse_repo_file
@@ -180,7 +180,7 @@ def _marker_of(digest: str) -> str:
 def source_texts(sections: list[Section], repo: str, revision: str | None) -> dict[str, str]:
     """Return the texts on the whole source, name in the template -> text; a text is "" if its facts are missing."""
     known_columns = [
-        column for column in COLUMNS if any(not manifest.is_null(section.rows, column.name) for section in sections)
+        column for column in COLUMNS if any(not arrow_tables.is_null(section.rows, column.name) for section in sections)
     ]
     title = sections[0].description.title if len(sections) == 1 else repo.partition("/")[2]
     title = title if markdown_text(title) else sections[0].name

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables, layout, manifest, row_checks
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
@@ -83,7 +83,7 @@ class ArchiveSource(Source):
         collection = self._archived_collection()
         return collection.description, collection.rows
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find members in the archives, and fetch the missing ones; return their locations."""
         # Descriptions with another name are of stored predictions, which are ordinary files beside the archives.
         if described.name != self.listing.name:
@@ -102,7 +102,7 @@ class ArchiveSource(Source):
             for source_path in irregular_paths:
                 indexing.walk_remote(self.repo, source_path)
 
-    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+    def count_local(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         if self.repo is None or described.name != self.listing.name:
             return self.base_source.count_local(described, rows)
@@ -193,7 +193,7 @@ class ArchivedCollection:
             archive_facts.citation,
         )  # fmt: skip
         manifest_table = manifest.build_manifest(rows)
-        manifest.check_rows(manifest_table, description, Path(f"of {listing.name} in {label}"))
+        row_checks.check_rows(manifest_table, description, Path(f"of {listing.name} in {label}"))
         paths_and_offsets = zip(
             manifest_table.column("path").to_pylist(), manifest_table.column("offset").to_pylist(), strict=True
         )
@@ -224,8 +224,8 @@ class ArchivedCollection:
                 expected="its file in the archive, as the regular names suggest", do="Load the collection again",
                 member=lost_keys[0][0],
             )  # fmt: skip
-        new_rows = manifest.take_rows(self.rows, [position_of_key[key] for key in keys])
-        manifest.check_located(new_rows, self.description.name)
+        new_rows = arrow_tables.take_rows(self.rows, [position_of_key[key] for key in keys])
+        row_checks.check_located(new_rows, self.description.name)
         return new_rows
 
     def locations_or_requests(self, rows: pa.Table, repo: hub_addresses.Repo | None) -> list[Location | MemberRequest]:

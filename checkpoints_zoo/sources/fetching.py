@@ -25,7 +25,7 @@ from typing import cast
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, NotCompared
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import layout
 from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
 from checkpoints_zoo.formats.shard_files import Location, check_own_header
@@ -113,7 +113,7 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
 
 def fetch_rows(
     repo: Repo,
-    described: manifest.DescriptionWithLayouts,
+    described: layout.DescriptionWithLayouts,
     rows: pa.Table,
     allow_whole_files: bool = True,
     check: bool = False,

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest, selection
+from checkpoints_zoo.formats import catalog, layout, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description
 from checkpoints_zoo.formats.shard_files import Location, file_stamp
 from checkpoints_zoo.sources import fetching, hub, hub_addresses, hub_cache
@@ -123,13 +123,13 @@ class HubSource(ManifestSource):
                 raise
             raise self.missing_file_error(self.root / source_path, collection) from error
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
         repo = self.repo_of_bytes(described) or self.repo
         return fetching.fetch_rows(repo, described, rows, check=self.check)
 
     def locate_tensors(
-        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+        self, described: layout.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
     ) -> dict[str, list[Location]]:
         """Fetch the missing bytes of some tensors of manifest rows together; return for each name the locations of the
         tensor."""
@@ -153,4 +153,4 @@ def _open_parts_once(
     """Read a description, and the footer of a large manifest on the Hub; return the description and the manifest."""
     description = read_description(name, description_path)
     parts.fetch_footer()
-    return description, manifest.ManifestFile(parts.open, parts.path, description=description, parts=parts)
+    return description, manifest.ManifestFile(parts.open, parts.path, description=description, sparse_file=parts)

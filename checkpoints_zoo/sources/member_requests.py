@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import layout
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.member_parts import Part, parse_repo_file, parts_of_rows
@@ -151,7 +151,7 @@ def tensor_layout(layout: Layout, name: str) -> tuple[Layout, int]:
 
 
 def requests_of_rows(
-    place: Repo | WebFolder | None, described: manifest.DescriptionWithLayouts, rows: pa.Table
+    place: Repo | WebFolder | None, described: layout.DescriptionWithLayouts, rows: pa.Table
 ) -> list[MemberRequest | None]:
     """Return the requests for the bytes of a manifest's rows.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError, ZooError
-from checkpoints_zoo.formats import catalog, disk, manifest
+from checkpoints_zoo.formats import catalog, disk, source_paths
 from checkpoints_zoo.formats.member_parts import is_etag
 from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.shard_files import Header, guess_kind, header_length, parse_header
@@ -272,7 +272,7 @@ def _check_files(rows: Any, subject: str) -> None:
     for path, size, etag in rows:
         if not (type(path) is type(etag) is str and type(size) is int and size >= 0 and is_etag(etag)):
             raise DamagedError(subject, expected="a path, a size and a hash of each file", found=repr(path)[:80])
-        if problem := manifest.path_problem(path):
+        if problem := source_paths.path_refusal(path):
             raise DamagedError(f"path {path[:200]!r} of {subject}", expected="a file inside the repo", found=problem)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, UsageError, ZooError
-from checkpoints_zoo.formats import catalog, disk, manifest
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks
 from checkpoints_zoo.formats.catalog import EPOCH_UNITS, Description
 from checkpoints_zoo.formats.layout import Layout, compare_shapes
 from checkpoints_zoo.formats.member_parts import Part, join_parts
@@ -363,6 +363,6 @@ def _write(target: FolderSource, description: Description, rows: Sequence[Mappin
         description = Description.from_json(
             json.loads(json.dumps(description.to_json())), target.description_path(name)
         )
-        manifest.check_rows(table, description, target.manifest_path(name))
+        row_checks.check_rows(table, description, target.manifest_path(name))
         catalog.write_json(description.to_json(), target.description_path(name))
         manifest.write_manifest(table, target.manifest_path(name))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
@@ -179,7 +179,7 @@ def _write_manifest(rows: list[Row], description: Description, target: FolderSou
     measuring.mark_duplicates(rows)
     table = manifest.build_manifest(rows)
     path = target.manifest_path(description.name)
-    manifest.check_rows(table, description, path)
+    row_checks.check_rows(table, description, path)
     manifest.write_manifest(table, path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import catalog, manifest, row_checks
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.interop.ingest import checkpoint_members, measuring, pickles
 from checkpoints_zoo.interop.ingest.measuring import Row, batch_rows
@@ -191,7 +191,7 @@ class Survey:
         current, name = self.with_existing_manifest(target), self.description.name
         path = target.manifest_path(name)
         is_changed = not path.is_file() or not target.read_collection(name)[1].equals(current.rows)
-        manifest.check_rows(current.rows, current.description, target.manifest_path(name))
+        row_checks.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
         if is_changed:
             manifest.write_manifest(current.rows, target.manifest_path(name))

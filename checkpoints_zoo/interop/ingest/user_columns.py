@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
-from checkpoints_zoo.formats.manifest import LOCATION_COLUMNS
+from checkpoints_zoo.formats.row_checks import LOCATION_COLUMNS
 from checkpoints_zoo.formats.text import did_you_mean, first_few
 from checkpoints_zoo.interop.ingest.measuring import FIGURES
 from checkpoints_zoo.sources.folder_source import FolderSource
