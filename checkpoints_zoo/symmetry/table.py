@@ -28,6 +28,8 @@ class Table:
         signs: name -> sign, in topological order.
         matrices: name -> group of matrices, in topological order; networks with attention have them.
         shifts: name -> shift; networks with attention have them.
+        unconfirmed: why the table of a network with attention was not confirmed by running the network; "" if it was,
+            and for other networks.
     """
 
     network: str
@@ -37,6 +39,7 @@ class Table:
     signs: Mapping[str, Sign] = field(default_factory=dict)
     matrices: Mapping[str, Matrix] = field(default_factory=dict)
     shifts: Mapping[str, Shift] = field(default_factory=dict)
+    unconfirmed: str = ""
 
     def log10_permutations(self, streams: bool = True) -> float:
         """Return log10 of the number of permutations.
@@ -462,6 +465,8 @@ def _summary(table: Table) -> list[str]:
         matrices = sum(matrix.dimension for matrix in table.matrices.values())
         shifts = sum(shift.dimension for shift in table.shifts.values())
         lines.append(f"{table.dimension} continuous dimensions: {matrices} of matrices, {shifts} of shifts, and scales")
+    if table.unconfirmed:
+        lines.append(f"not confirmed by running the network: {table.unconfirmed}")
     return lines
 
 

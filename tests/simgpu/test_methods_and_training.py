@@ -19,7 +19,7 @@ from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.loop import initial_state, measure_accuracies, train_epochs
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipes import convnet_digits, resnet8_digits
-from checkpoints_zoo.workers import choose_engine
+from checkpoints_zoo.workers import Engine, InProcess, Processes
 from tests.methods.test_fitting import BRIEF
 from tests.support.few_digits import noise, some
 
@@ -80,11 +80,12 @@ def test_two_cards_predict_what_one_card_predicts(tmp_path: Path, monkeypatch: p
     assert (both - one).abs().max() <= one.abs().max() / 1024
 
 
-def test_workers_on_two_cards_train_what_one_card_trains(tmp_path: Path) -> None:
+def test_a_worker_on_one_card_trains_what_another_trains(tmp_path: Path) -> None:
     sources = []
-    for devices in (DEVICES, DEVICES[:1]):
-        folder = tmp_path / str(len(devices))
-        assert train_into(OF_NOISE, [0, 1, 2, 3], folder, choose_engine(devices=devices)) == 4
+    engines: list[Engine] = [Processes(1, DEVICES[1:]), InProcess(DEVICES[0])]
+    for engine in engines:
+        folder = tmp_path / engine.device.replace(":", "-")
+        assert train_into(OF_NOISE, [0, 1, 2, 3], folder, engine) == 4
         sources.append(zoo.load("brief", source=folder).stack())
     assert all(torch.equal(t, sources[1][name]) for name, t in sources[0].items())
 

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.symmetry.applying import apply
-from checkpoints_zoo.symmetry.canonical.matching import solve_assignment
-from checkpoints_zoo.symmetry.canonical.matrices import (
+from checkpoints_zoo.symmetry.canonical.head_balancing import (
     as_matrices,
     balance_matrices,
     is_stream,
     keeps_other_axes,
     rows_of_turns,
 )
+from checkpoints_zoo.symmetry.canonical.matching import solve_assignment
 from checkpoints_zoo.symmetry.canonical.scaling import unit_norm
 from checkpoints_zoo.symmetry.canonical.shifts import remove_shifts
 from checkpoints_zoo.symmetry.canonical.signs import fix_signs
