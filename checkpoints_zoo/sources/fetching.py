@@ -33,7 +33,7 @@ from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.sources import cache, hub, hub_cache
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub_addresses import Repo
-from checkpoints_zoo.sources.hub_files import RemoteFile
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
 from checkpoints_zoo.sources.member_requests import (
     FetchedFile,
     FileRange,

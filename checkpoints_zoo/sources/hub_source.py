@@ -18,13 +18,13 @@ from checkpoints_zoo.sources import fetching, hub, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.member_requests import requests_of_rows
-from checkpoints_zoo.sources.parts import PartialFile
 from checkpoints_zoo.sources.source import (
     ManifestSource,
     open_collection_files,
     read_collection_files,
     read_description,
 )
+from checkpoints_zoo.sources.sparse_files import SparseHubFile
 
 T = TypeVar("T")
 
@@ -97,10 +97,10 @@ class HubSource(ManifestSource):
         """Fetch a collection's description, and the manifest if it is small; return the description, and the manifest's
         rows to select from."""
         source_path = f"manifests/{catalog.check_name(name)}.parquet"
-        parts = self._found(source_path, name, lambda path: PartialFile.of(self.repo, path))
-        if parts is not None:
+        sparse_file = self._found(source_path, name, lambda path: SparseHubFile.of(self.repo, path))
+        if sparse_file is not None:
             description_path = self._fetch_path(source_path[:-8] + ".json", name)
-            return _open_parts_once(name, parts, description_path, file_stamp(description_path))
+            return _open_large_manifest_once(name, sparse_file, description_path, file_stamp(description_path))
         paths = self.collection_paths(name)
         if all(hub_cache.has_announced_hash(path) for path in paths):
             return open_collection_files(name, *paths)
@@ -147,10 +147,12 @@ class HubSource(ManifestSource):
 
 
 @lru_cache(maxsize=32)
-def _open_parts_once(
-    name: str, parts: PartialFile, description_path: Path, stamp: tuple[int, ...]
+def _open_large_manifest_once(
+    name: str, sparse_file: SparseHubFile, description_path: Path, stamp: tuple[int, ...]
 ) -> tuple[Description, manifest.ManifestFile]:
     """Read a description, and the footer of a large manifest on the Hub; return the description and the manifest."""
     description = read_description(name, description_path)
-    parts.fetch_footer()
-    return description, manifest.ManifestFile(parts.open, parts.path, description=description, sparse_file=parts)
+    sparse_file.fetch_footer()
+    return description, manifest.ManifestFile(
+        sparse_file.open, sparse_file.path, description=description, sparse_file=sparse_file
+    )

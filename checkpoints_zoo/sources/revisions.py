@@ -26,8 +26,8 @@ from checkpoints_zoo.formats.shard_files import Header, guess_kind, header_lengt
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.sources import cache, hub, hub_addresses, hub_errors
 from checkpoints_zoo.sources.hub_addresses import Repo
-from checkpoints_zoo.sources.hub_files import RemoteFile
-from checkpoints_zoo.sources.pacing import Pace
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
+from checkpoints_zoo.sources.rate_limits import Pace
 
 FIRST_HEADER_NBYTES = 64 * 2**10  # Number of bytes that are read of a repo's first header.
 THREADS = 8

@@ -17,7 +17,7 @@ from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.networks import modules
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.optimizers import learning_rate
+from checkpoints_zoo.training.learning_rates import learning_rate
 from checkpoints_zoo.training.packing import layout_of
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, recipe_by_name, resnet8_digits
 

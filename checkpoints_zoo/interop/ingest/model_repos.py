@@ -28,7 +28,7 @@ from checkpoints_zoo.interop.ingest.origin import PICKLE_SUFFIXES, Say
 from checkpoints_zoo.interop.ingest.survey import status_counts
 from checkpoints_zoo.interop.ingest.user_facts import make_description
 from checkpoints_zoo.networks.architectures import from_config_name
-from checkpoints_zoo.sources import cache, pacing, revisions
+from checkpoints_zoo.sources import cache, rate_limits, revisions
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.revisions import Revision, WeightFile
@@ -181,7 +181,7 @@ def _plan(commits: Mapping[tuple[str, str], str], name: str, target: str) -> Ind
     # A content is read once; how many a revision has is known after its listing.
     known = {file.file.etag for file in files if file.is_known()}
     headers = len({file.file.etag for file in files} - known) + listings
-    waits = pacing.expected_seconds(listings, "api") + pacing.expected_seconds(headers, "resolvers")
+    waits = rate_limits.expected_seconds(listings, "api") + rate_limits.expected_seconds(headers, "resolvers")
     seconds = waits + (listings + 2 * headers) * LATENCY_SECONDS
     return IndexPlan(name, target, len(repos), len(commits), listings, headers, round(seconds / 60, 3))
 
