@@ -30,7 +30,7 @@ import checkpoints_zoo as zoo
 from checkpoints_zoo.networks.ensemble import Ensemble
 from checkpoints_zoo.symmetry import apply, random_element, symmetries
 from checkpoints_zoo.symmetry.canonical.alignment import match_weights
-from checkpoints_zoo.symmetry.canonical.matrices import balance_matrices
+from checkpoints_zoo.symmetry.canonical.head_balancing import balance_matrices
 from checkpoints_zoo.symmetry.canonical.shifts import remove_shifts
 
 

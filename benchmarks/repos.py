@@ -33,7 +33,7 @@ from pathlib import Path
 from checkpoints_zoo.collection.collection import load
 from checkpoints_zoo.interop.ingest.model_repos import index_model_repos
 from checkpoints_zoo.publishing.revision_audit import audit_revisions
-from checkpoints_zoo.sources import fetching, pacing, revisions
+from checkpoints_zoo.sources import fetching, rate_limits, revisions
 from checkpoints_zoo.sources.hub_cache import cache_root
 from tests.hub import WRITER, Hub, Server
 from tests.support.model_repos import EMBEDDING, STEPS, neox, publish
@@ -66,14 +66,14 @@ def forget() -> None:
 def largest_window(moments: list[float]) -> int:
     """Return the largest number of moments in a window of the Hub."""
     ordered = sorted(moments)
-    return max(i + 1 - bisect_left(ordered, moment - pacing.WINDOW_SECONDS) for i, moment in enumerate(ordered))
+    return max(i + 1 - bisect_left(ordered, moment - rate_limits.WINDOW_SECONDS) for i, moment in enumerate(ordered))
 
 
 def measure(hub: Hub, repos: int, steps: list[int], out: Path) -> dict[str, float]:
     """Measure everything on a Hub; return the figures by name."""
     clock, listings = PacedClock(), list[float]()
-    revisions.API = pacing.Pace("api", clock.time, clock.sleep)
-    revisions.RESOLVERS = pacing.Pace("resolvers", clock.time, clock.sleep)
+    revisions.API = rate_limits.Pace("api", clock.time, clock.sleep)
+    revisions.RESOLVERS = rate_limits.Pace("resolvers", clock.time, clock.sleep)
     hub.on_request = lambda exchange: listings.append(clock.time()) if exchange.path.startswith("/api/") else None
     start, addresses = time.perf_counter(), [f"hf://org/net-seed{{2..{repos}}}"]
     figures: dict[str, float] = {}

@@ -36,7 +36,7 @@ from markdown_it import MarkdownIt
 import checkpoints_zoo as zoo
 from checkpoints_zoo.cli.main import BUG, main
 from checkpoints_zoo.formats.manifest import read_manifest
-from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing import card_pictures, cards
 from tests.fuzz import (
     ARCHIVE,
     ASKS_THE_NETWORK,
@@ -321,7 +321,7 @@ def quiet(*arguments: str | Path) -> tuple[int, str]:
 
 def write_card(source: Path, out: Path) -> tuple[int, str]:
     """Write the card that `zoo-cli publish` uploads, whose picture has few pixels."""
-    cards.DPI = 20  # type: ignore[attr-defined]
+    card_pictures.DPI = 20  # type: ignore[attr-defined]
     members = zoo.load(NAME, source=source)
     rows = read_manifest(source / "manifests" / f"{NAME}.parquet")
     for path, content in cards.card_files({NAME: (members.description, rows)}, "org/name").items():

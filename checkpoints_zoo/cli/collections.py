@@ -51,7 +51,7 @@ def _catalog_rows() -> Iterator[dict[str, Any]]:
 def _source_rows(place: str, errors: list[ZooError]) -> Iterator[dict[str, Any]]:
     """Yield a row for each collection of a source, and append the errors of damaged collections."""
     # Imported here, since the catalog is listed without them.
-    from checkpoints_zoo.formats import manifest
+    from checkpoints_zoo.formats import arrow_tables
     from checkpoints_zoo.sources.finding import collection_source, open_source
 
     source = open_source(place, "")
@@ -62,7 +62,7 @@ def _source_rows(place: str, errors: list[ZooError]) -> Iterator[dict[str, Any]]
             errors.append(error)
             continue
         member_count = len(set(manifest_rows.column("member").to_pylist()))
-        nbytes = manifest.sum_of(manifest_rows, "nbytes")
+        nbytes = arrow_tables.sum_of(manifest_rows, "nbytes")
         yield _row(
             name, member_count, description.architecture, description.dataset, nbytes, description.licence, source.label
         )

@@ -9,7 +9,7 @@ import click
 
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option
 from checkpoints_zoo.cli.options import OutputFolder, Selection, selection_options
-from checkpoints_zoo.formats.manifest import check_located
+from checkpoints_zoo.formats.row_checks import check_located
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import copying
 from checkpoints_zoo.sources.finding import SelectedMembers

@@ -10,8 +10,8 @@ import click
 from checkpoints_zoo.cli.main import Output, fact_lines, format_option, percent, table
 from checkpoints_zoo.cli.options import Selection, selection_options
 from checkpoints_zoo.errors import UsageError
+from checkpoints_zoo.formats.arrow_tables import is_null, sum_of
 from checkpoints_zoo.formats.catalog import EPOCH_UNITS
-from checkpoints_zoo.formats.manifest import is_null, sum_of
 from checkpoints_zoo.formats.text import did_you_mean, format_bytes
 from checkpoints_zoo.sources.finding import SelectedMembers
 

@@ -171,6 +171,14 @@ def _table_output(symmetry_table: Table, list_tensors: bool) -> tuple[dict[str, 
         "approximate_scaling_freedom": symmetry_table.approximate_scaling_freedom,
         "groups": [asdict(group) for group in symmetry_table.groups.values()],
         "scales": [asdict(scale) for scale in symmetry_table.scales.values()],
+        "dimension": symmetry_table.dimension,
+        "signs": [asdict(sign) for sign in symmetry_table.signs.values()],
+        "matrices": [asdict(matrix) | {"dimension": matrix.dimension} for matrix in symmetry_table.matrices.values()],
+        "shifts": [
+            {key: getattr(x, key) for key in ("name", "kind", "size", "dimension")}
+            for x in symmetry_table.shifts.values()
+        ],
+        "unconfirmed": symmetry_table.unconfirmed or None,
         "tensors": {name: asdict(tensor_axes) for name, tensor_axes in symmetry_table.tensors.items()},
     }
     return values, [format_table(symmetry_table, tensors=list_tensors)]

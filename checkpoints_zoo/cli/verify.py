@@ -20,7 +20,7 @@ from checkpoints_zoo.errors import (
     ZooError,
     explain_missing_packages,
 )
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import arrow_tables, catalog
 from checkpoints_zoo.formats.shard_files import Problem
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
@@ -157,7 +157,7 @@ def verify_command(
             problems += prediction_problems
             row = {"collection": f"{collection}/{set_name}", "members": prediction_rows.num_rows}
             checked_rows.append(
-                {**row, "bytes": manifest.sum_of(prediction_rows, "nbytes"), "problems": len(prediction_problems)}
+                {**row, "bytes": arrow_tables.sum_of(prediction_rows, "nbytes"), "problems": len(prediction_problems)}
             )
     table_rows = [
         {key: row[key] for key in ("collection", "members", "bytes", "problems")}

@@ -21,7 +21,7 @@ from checkpoints_zoo.collection.joining import JoinedSource, join
 from checkpoints_zoo.collection.reading import LocatedTensors
 from checkpoints_zoo.collection.views import Aligned, AlignedToMean, Canonical, Step, Transformed, View
 from checkpoints_zoo.errors import FormatError, MemberNotFound, SelectionError, UsageError
-from checkpoints_zoo.formats import catalog, disk, manifest, selection
+from checkpoints_zoo.formats import arrow_tables, catalog, disk, manifest, row_checks, selection
 from checkpoints_zoo.formats.printing import LONGEST_REPR, html_text
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.formats.text import count_with_noun, first_few, format_bytes, one_line, whole_number
@@ -191,7 +191,7 @@ class Collection:
     @property
     def nbytes(self) -> int:
         """Number of bytes of the selected members as they are stored."""
-        return manifest.sum_of(self.rows, "nbytes")
+        return arrow_tables.sum_of(self.rows, "nbytes")
 
     @overload
     def __getitem__(self, position: int) -> Member: ...
@@ -248,7 +248,7 @@ class Collection:
 
     def _select(self, positions: list[int], view: View | None = None) -> Collection:
         """Return the members at the given positions as a collection, with this view or another view."""
-        rows = self.rows if positions == list(range(len(self))) else manifest.take_rows(self.rows, positions)
+        rows = self.rows if positions == list(range(len(self))) else arrow_tables.take_rows(self.rows, positions)
         view = self._view if view is None else view
         selected = Collection(
             self.source, self._commit, self.description, rows, self._architecture, self._skeletons, view
@@ -293,7 +293,7 @@ class Collection:
             NetworkError, AccessError, StorageError: bytes on the Hub can't be read, or can't be stored on this machine.
         """
         self._check_not_empty()
-        manifest.check_located(self.rows, self.name)
+        row_checks.check_located(self.rows, self.name)
         return self.source.locate(self.description, self.rows)
 
     def _located(self, names: Iterable[str] | None) -> list[LocatedTensors]:
@@ -310,7 +310,7 @@ class Collection:
         if name_list is None or self._view.steps:
             return [LocatedTensors(name_list, self._locations())]
         self._check_not_empty()
-        manifest.check_located(self.rows, self.name)
+        row_checks.check_located(self.rows, self.name)
         return LocatedTensors.group(self.source.locate_tensors(self.description, self.rows, name_list))
 
     def _skeleton(self) -> nn.Module:
@@ -321,7 +321,7 @@ class Collection:
             UsageError, LayoutError: no architecture has this name, or its tensors differ from the stored ones.
         """
         self._check_not_empty()
-        manifest.check_located(self.rows, self.name)
+        row_checks.check_located(self.rows, self.name)
         key = min(self.rows.column("layout").to_pylist())
         if key not in self._skeletons:
             description = self.description
@@ -888,7 +888,7 @@ def _join(collections: Sequence[Collection]) -> Collection:
         raise UsageError("collections to join", expected="one or more", found="none")
     for part in collections:
         part._check_not_empty()
-        manifest.check_located(part.rows, part.name)
+        row_checks.check_located(part.rows, part.name)
     joined_members = join(
         [
             SelectedMembers(collection.source, collection._commit, collection.description, collection.rows)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables, layout, manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, compare_shapes
 from checkpoints_zoo.formats.shard_files import Location
@@ -52,7 +52,7 @@ class JoinedSource(Source):
             range(len(joined_layout_keys)), key=lambda i: int(joined_layout_keys[i].partition("/")[0])
         ):
             part = self.parts[part_number]
-            run_rows = manifest.take_rows(rows, list(run_positions))
+            run_rows = arrow_tables.take_rows(rows, list(run_positions))
             part_ids = run_rows.column(MEMBER_COLUMN).cast(part.rows.schema.field("member").type)
             part_layout_keys = pa.array(
                 [key.partition("/")[2] for key in run_rows.column("layout").to_pylist()], pa.string()
@@ -62,7 +62,7 @@ class JoinedSource(Source):
             )
             yield replace(part, rows=run_rows)
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         joined_ids = rows.column("member").to_pylist()
         locations = [
             location for part in self.split(rows) for location in part.source.locate(part.description, part.rows)
@@ -70,7 +70,7 @@ class JoinedSource(Source):
         return [replace(location, member=joined_id) for location, joined_id in zip(locations, joined_ids, strict=True)]
 
     def locate_tensors(
-        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+        self, described: layout.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
     ) -> dict[str, list[Location]]:
         joined_ids, name_list = rows.column("member").to_pylist(), list(names)
         parts = [part.source.locate_tensors(part.description, part.rows, name_list) for part in self.split(rows)]

@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -338,3 +338,21 @@ def tensors_not_finite(layout: Layout, member_bytes: bytes | bytearray | memoryv
         if not np.isfinite(values).all():
             infinite_names.append(t.name)
     return infinite_names
+
+
+class DescriptionWithLayouts(Protocol):
+    """The description of a table whose rows have layouts: of a collection's manifest, or of a set of stored
+    predictions."""
+
+    @property
+    def name(self) -> str:
+        """The name of the collection or prediction set in error texts."""
+
+    @property
+    def layouts(self) -> Mapping[str, Layout]:
+        """Key of a layout -> the layout."""
+
+    @property
+    def base(self) -> str:
+        """Address of the Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
+        bytes."""

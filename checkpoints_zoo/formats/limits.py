@@ -8,6 +8,7 @@ from typing import Any
 
 from checkpoints_zoo.errors import FormatError
 
+# Suffix of a file -> largest number of bytes of the file: descriptions are JSON, manifests Parquet.
 LARGEST_FILE_NBYTES = {".json": 64 * 2**20, ".parquet": 2**30}
 LONGEST_TEXT = 2**20  # Largest number of characters that one text in a description may have.
 LONGEST_LIST = 2**20

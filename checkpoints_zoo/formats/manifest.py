@@ -4,7 +4,7 @@ bytes.
 Manifests and descriptions that are larger than the limits below are refused before they are read into memory. This
 module imports neither torch nor pandas (`pyarrow.parquet.read_table` and `pyarrow.array` would import pandas).
 
-This is one file, because reading, writing and checking share the schema.
+This is one file, because reading and writing share the schema.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,44 +21,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from checkpoints_zoo.errors import DamagedError, FormatError, SelectionError, ZooError
+from checkpoints_zoo.errors import FormatError, ZooError
+from checkpoints_zoo.formats.arrow_tables import is_null, numpy_values, take_rows
 from checkpoints_zoo.formats.columns import PARTS, SCHEMA, SCHEMA_WITH_PARTS
 from checkpoints_zoo.formats.disk import replace_file
-from checkpoints_zoo.formats.layout import Layout
+from checkpoints_zoo.formats.layout import DescriptionWithLayouts
 from checkpoints_zoo.formats.limits import check_file, limit_error
-from checkpoints_zoo.formats.member_parts import PARTS_COLUMN, is_etag, parse_repo_file
+from checkpoints_zoo.formats.member_parts import PARTS_COLUMN
+from checkpoints_zoo.formats.row_checks import check_rows
 
 ROWS_PER_GROUP = 4096
 LARGE_ROW_COUNT = 16_384  # A selection reads manifests with fewer rows whole, and checks all their rows.
-REQUIRED_COLUMNS = ("member", "epoch", "final", "status")
-LOCATION_COLUMNS = ("path", "offset", "nbytes", "layout", "dtype")
 
-# Suffix of a file -> largest number of bytes of the file: descriptions are JSON, manifests Parquet.
 LARGEST_UNPACKED_NBYTES = 2**32  # Largest number of bytes that a manifest's columns may have after unpacking.
 LARGEST_ROW_COUNT = 2**24
-LONGEST_PATH = 1024  # characters
-_NUMPY_NAME_OF_TYPE = {"double": "float64", "float": "float32", "halffloat": "float16"}  # of Arrow; others are the same
 
 
-class DescriptionWithLayouts(Protocol):
-    """The description of a table whose rows have layouts: of a collection's manifest, or of a set of stored
-    predictions."""
-
-    @property
-    def name(self) -> str:
-        """The name of the collection or prediction set in error texts."""
-
-    @property
-    def layouts(self) -> Mapping[str, Layout]:
-        """Key of a layout -> the layout."""
-
-    @property
-    def base(self) -> str:
-        """Address of the Hub repo, at a commit, that holds the members' bytes; "" if the source itself holds the
-        bytes."""
-
-
-class Parts(Protocol):
+class SparseFile(Protocol):
     """A file of which byte ranges are brought to this machine when they are needed."""
 
     @property
@@ -160,7 +139,7 @@ class ManifestFile:
         path: path of the file.
         schema: Arrow schema that tables should have; the same argument as in `read_manifest`.
         description: the description beside the manifest, against which `take` checks rows; None to leave this out.
-        parts: the file of which only the footer is on this machine; None if the whole file is.
+        sparse_file: the file of which only the footer is on this machine; None if the whole file is.
 
     Raises:
         FormatError: for the same reasons as in `read_manifest`.
@@ -172,10 +151,10 @@ class ManifestFile:
         path: Path,
         schema: pa.Schema = SCHEMA,
         description: DescriptionWithLayouts | None = None,
-        parts: Parts | None = None,
+        sparse_file: SparseFile | None = None,
     ) -> None:
-        self.open_content, self.path, self.description, self.parts = open_content, path, description, parts
-        with _reading_errors(path, parts):
+        self.open_content, self.path, self.description, self.sparse_file = open_content, path, description, sparse_file
+        with _reading_errors(path, sparse_file):
             with open_content() as content:
                 self.footer = pq.read_metadata(content)
             smallest_widths = {
@@ -203,11 +182,11 @@ class ManifestFile:
     def fetch(self, names: Sequence[str], groups: Iterable[int]) -> None:
         """Bring the bytes of columns in some row groups to this machine; the whole file if the footer does not say
         where they are. Columns that the file lacks are left out."""
-        if self.parts is not None:
-            chunks, whole_file = self._chunks, [(0, self.parts.size)]
+        if self.sparse_file is not None:
+            chunks, whole_file = self._chunks, [(0, self.sparse_file.size)]
             present_names = [name for name in names if name in self.column_names]
             keys = [(group, name) for group in groups for name in present_names]
-            self.parts.fetch([chunk for key in keys for chunk in chunks.get(key, whole_file)])
+            self.sparse_file.fetch([chunk for key in keys for chunk in chunks.get(key, whole_file)])
 
     def read(self, names: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> pa.Table:
         """Read columns; return a table of them, with nulls for columns that the file lacks.
@@ -219,7 +198,7 @@ class ManifestFile:
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         present_names = [name for name in schema.names if name in self.column_names]
         self.fetch(present_names, range(len(self.row_group_starts) - 1) if groups is None else groups)
-        with _reading_errors(self.path, self.parts), self._open(schema) as file:
+        with _reading_errors(self.path, self.sparse_file), self._open(schema) as file:
             if groups is None:
                 table = file.read(columns=present_names, use_threads=False)
             else:
@@ -237,7 +216,7 @@ class ManifestFile:
         present_names = [name for name in self.schema.names if name in self.column_names]
         row_groups = np.unique(np.searchsorted(self.row_group_starts, ordered_positions, side="right") - 1).tolist()
         self.fetch(present_names, row_groups)
-        with _reading_errors(self.path, self.parts), self._open(self.schema) as file:
+        with _reading_errors(self.path, self.sparse_file), self._open(self.schema) as file:
             for group in row_groups:
                 batch_start, group_end = self.row_group_starts[group : group + 2]
                 # The rows of a group are read in batches, because other programs write groups of a million rows.
@@ -383,20 +362,20 @@ def _quote(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _reading_errors(path: Path, parts: Parts | None = None) -> Iterator[None]:
-    """Raise a FormatError for the errors of pyarrow at a damaged file, and delete the fetched parts of the file."""
+def _reading_errors(path: Path, sparse_file: SparseFile | None = None) -> Iterator[None]:
+    """Raise a FormatError for the errors of pyarrow at a damaged file, and delete the fetched ranges of the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeError) as error:  # UnicodeError: a column's name is not UTF-8.
         if isinstance(error, FileNotFoundError | ZooError):
             raise
-        if parts is not None:
-            parts.drop()
+        if sparse_file is not None:
+            sparse_file.drop()
         raise FormatError(
             f"manifest {path}",
             expected="a Parquet file with the manifest's columns",
             found=str(error)[:300],
-            do="" if parts is None else "Load it again: it is then fetched anew",
+            do="" if sparse_file is None else "Load it again: it is then fetched anew",
             path=path,
         ) from error
 
@@ -436,249 +415,9 @@ def _check_version(metadata: Mapping[bytes, bytes], newest_version: int, path: P
     return int(version_text)
 
 
-def check_rows(
-    rows: pa.Table, description: DescriptionWithLayouts, path: Path, positions: Sequence[int] | None = None
-) -> None:
-    """Check rows of a manifest against the description, since anyone may have written the two files.
-
-    Args:
-        rows: the manifest, as `read_manifest` returns it, or some of its rows.
-        description: the description beside the manifest.
-        path: the manifest's name in error texts.
-        positions: position in the manifest of each row; None for the whole manifest.
-
-    Raises:
-        FormatError: a required value is null, a row occurs twice, or a layout is unknown.
-        DamagedError: a path leads out of the source, or an offset or size is impossible.
-    """
-    if not rows.num_rows:
-        return
-
-    def row_error(
-        error_class: type[FormatError] | type[DamagedError], position: int, expected: str, found: str
-    ) -> Exception:
-        member = rows.column("member")[position].as_py()
-        subject = f"row {position if positions is None else positions[position]} (member {member}) of manifest {path}"
-        return error_class(
-            subject, expected=expected, found=found, collection=description.name, member=member, path=path
-        )
-
-    is_null_in = {n: ~numpy_values(rows.column(n).is_valid()) for n in (*REQUIRED_COLUMNS, *LOCATION_COLUMNS)}
-    for name in REQUIRED_COLUMNS:
-        if (position := _first_true_position(is_null_in[name])) is not None:
-            raise row_error(FormatError, position, f"a value for {name}", "null")
-    status_codes, statuses = text_codes(rows.column("status"))
-    is_ok = np.array([status == "ok" for status in statuses], bool)[status_codes]
-    location_is_null = np.stack([is_null_in[name] for name in LOCATION_COLUMNS])
-    lacks_value = location_is_null.any(0) & (is_ok | ~location_is_null.all(0))
-    if (position := _first_true_position(lacks_value)) is not None:
-        name = LOCATION_COLUMNS[int(np.argmax(location_is_null[:, position]))]
-        raise row_error(FormatError, position, f"a value for {name}", "null")
-    member_ids, epochs = (numpy_values(rows.column(name)).astype(np.int64) for name in ("member", "epoch"))
-    is_negative = (member_ids < 0) | (epochs < 0)
-    final_positions = np.flatnonzero(numpy_values(rows.column("final")))
-    is_repeated = _repeats_earlier((member_ids << 32) + epochs)
-    is_repeated[final_positions[_repeats_earlier(member_ids[final_positions])]] = True
-    if (position := _first_true_position(is_negative | is_repeated)) is not None:
-        if is_negative[position]:
-            found = f"member {member_ids[position]}, epoch {epochs[position]}"
-            raise row_error(FormatError, position, "member and epoch not negative", found)
-        raise row_error(FormatError, position, "each (member, epoch) once and one final row a member", "a second one")
-    for code, status in enumerate(statuses):
-        if status not in ("ok", "failed", "excluded"):
-            position = int(np.argmax(status_codes == code))
-            raise row_error(FormatError, position, "status ok, failed or excluded", repr(status))
-    path_codes, paths = text_codes(rows.column("path"))
-    has_parts = np.zeros(rows.num_rows, bool)
-    if PARTS_COLUMN in rows.column_names:
-        has_parts = numpy_values(rows.column(PARTS_COLUMN).is_valid())
-    for code, path_in_source in enumerate(paths):
-        if problem := path_problem(path_in_source):
-            position = int(np.argmax((path_codes == code) & ~has_parts))
-            if not has_parts[position] and path_codes[position] == code:
-                raise row_error(DamagedError, position, "a path inside the source", problem)
-    if (wrong_part := _wrong_part(rows, has_parts)) is not None:
-        raise row_error(DamagedError, *wrong_part)
-    positions_with_path = np.flatnonzero(path_codes >= 0)
-    layout_codes, layout_keys = text_codes(rows.column("layout"))
-    dtype_codes, dtypes = text_codes(rows.column("dtype"))
-    layouts = [description.layouts.get(key) for key in layout_keys]
-    layout_codes, dtype_codes = layout_codes[positions_with_path], dtype_codes[positions_with_path]
-    offsets, row_nbytes = (numpy_values(rows.column(name))[positions_with_path] for name in ("offset", "nbytes"))
-    # (layout, dtype) -> whether the layout has the dtype; no layout has the size -1.
-    has_dtype = np.array([[layout is not None and layout.dtype == dtype for dtype in dtypes] for layout in layouts])
-    layout_nbytes = np.array([-1 if layout is None else layout.nbytes for layout in layouts], np.int64)
-    if len(positions_with_path):
-        is_wrong = (offsets < 0) | (row_nbytes != layout_nbytes[layout_codes]) | ~has_dtype[layout_codes, dtype_codes]
-        if (place := _first_true_position(is_wrong)) is not None:
-            position, key = int(positions_with_path[place]), layout_keys[layout_codes[place]]
-            layout = description.layouts.get(key)
-            if layout is None:
-                raise row_error(FormatError, position, f"a layout among {', '.join(description.layouts)}", repr(key))
-            expected = f"an offset from 0, {layout.nbytes:,} bytes of {layout.dtype} for layout {key!r}"
-            found = f"offset {offsets[place]}, {row_nbytes[place]:,} bytes of {dtypes[dtype_codes[place]]}"
-            raise row_error(DamagedError, position, expected, found)
-    if (position := _first_true_position(~_are_hashes(rows.column("sha256")))) is not None:
-        digest = rows.column("sha256")[position].as_py()
-        raise row_error(FormatError, position, "sha256 of 64 lower-case hex digits", repr(digest[:80]))
-
-
-def _wrong_part(rows: pa.Table, has_parts: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, str, str] | None:
-    """Check the parts of rows; return the position of the first wrong row, what was expected and what was found; None
-    if all are right."""
-    if not has_parts.any():
-        return None
-    parts_column = rows.column(PARTS_COLUMN).combine_chunks()
-    parts = parts_column.flatten()
-    lengths = np.where(has_parts, numpy_values(pa.chunked_array([pc.list_value_length(parts_column)])), 0)
-    row_of_part = np.repeat(np.arange(rows.num_rows), lengths)
-    fields = dict(zip(("path", "offset", "nbytes", "etag"), parts.flatten(), strict=True))
-    columns = {name: pa.chunked_array([array]) for name, array in fields.items()}
-    if (position := _first_true_position(has_parts & (lengths == 0))) is not None:
-        return position, "one part or more", "none"
-    is_null_part = ~np.logical_and.reduce([numpy_values(columns[n].is_valid()) for n in ("path", "offset", "nbytes")])
-    if (place := _first_true_position(is_null_part)) is not None:
-        return int(row_of_part[place]), "a path, an offset and nbytes in each part", "null"
-    offsets, nbytes = numpy_values(columns["offset"]), numpy_values(columns["nbytes"])
-    if (place := _first_true_position((offsets < 0) | (nbytes < 0))) is not None:
-        found = f"offset {offsets[place]}, {nbytes[place]:,} bytes"
-        return int(row_of_part[place]), "offset and nbytes of each part not negative", found
-    path_codes, paths = text_codes(columns["path"])
-    for code, address in enumerate(paths):
-        file = parse_repo_file(address)
-        problem = f"{address[:200]!r}" if file is None else path_problem(file.path)
-        if problem:
-            place = int(np.argmax(path_codes == code))
-            return int(row_of_part[place]), "parts at hf://[datasets/]ORG/NAME@COMMIT/FILE", problem
-    etag_codes, etags = text_codes(columns["etag"])
-    for code, etag in enumerate(etags):
-        if not is_etag(etag):
-            place = int(np.argmax(etag_codes == code))
-            return int(row_of_part[place]), "an etag of letters and digits", repr(etag[:80])
-    first_places = np.cumsum(lengths) - lengths
-    totals = np.bincount(row_of_part, nbytes.astype(np.float64), rows.num_rows)
-    row_codes, row_paths = text_codes(rows.column("path"))
-    row_offsets, row_nbytes = (numpy_values(rows.column(name)) for name in ("offset", "nbytes"))
-    for position in np.flatnonzero(has_parts).tolist():
-        place = first_places[position]
-        first = paths[path_codes[place]], int(offsets[place]), int(totals[position])
-        row_path = row_paths[row_codes[position]] if row_codes[position] >= 0 else None
-        row = row_path, int(row_offsets[position]), int(row_nbytes[position])
-        if first != row:
-            expected = f"path, offset and nbytes of its parts ({first[0]}, {first[1]}, {first[2]})"
-            return position, expected, f"{row[0]}, {row[1]}, {row[2]}"
-    return None
-
-
-def _first_true_position(is_wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
-    """Return the position of the first true value, None if there is none."""
-    return int(np.argmax(is_wrong)) if is_wrong.any() else None
-
-
-def _repeats_earlier(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Say for each value whether an earlier value equals it."""
-    value_order = np.argsort(values, kind="stable")
-    is_repeated = np.zeros(len(values), bool)
-    is_repeated[value_order[1:]] = np.diff(values[value_order]) == 0
-    return is_repeated
-
-
-def _are_hashes(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Say for each text of a column whether it is null, or has 64 lower-case hex digits."""
-    is_digit = np.zeros(256, bool)
-    is_digit[list(b"0123456789abcdef")] = True
-    parts = [np.zeros(0, bool)]
-    for chunk in column.chunks:
-        _, offset_buffer, text_buffer = chunk.buffers()
-        ends = np.frombuffer(offset_buffer or b"", np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-        is_hash = np.diff(ends) == 64
-        text = np.frombuffer(text_buffer or b"", np.uint8)
-        if len(is_hash) and not is_digit[text[ends[0] : ends[-1]]].all():
-            wrong_offsets = np.flatnonzero(~is_digit[text[ends[0] : ends[-1]]]) + ends[0]
-            is_hash[np.searchsorted(ends, wrong_offsets, side="right") - 1] = False
-        parts.append(is_hash | ~numpy_values(pa.chunked_array([chunk.is_valid()])))
-    return np.concatenate(parts)
-
-
-def path_problem(path_in_source: str) -> str:
-    """Return the reason why a path from a manifest is refused; "" if the path stays inside its source."""
-    parts = PurePosixPath(path_in_source).parts
-    path_text = repr(path_in_source if len(path_in_source) <= 200 else f"{path_in_source[:200]}…")
-    if not path_in_source or "\0" in path_in_source or "\\" in path_in_source or ":" in path_in_source:
-        return f"{path_text}, which is empty or has a NUL, a backslash or a colon"
-    # Some systems drop dots and spaces at the end of a name, so that "... " becomes "..".
-    if path_in_source.startswith("/") or any(not part.strip(". ") for part in parts):
-        return f"{path_text}, which leads out of it"
-    if any(len(part.encode(errors="replace")) > 255 for part in parts) or len(path_in_source) > LONGEST_PATH:
-        return f"{path_text}, which is longer than a file system takes"
-    return "" if "/".join(parts) == path_in_source else f"{path_text}, which is no plain path"
-
-
-def check_located(rows: pa.Table, collection: str) -> None:
-    """Check that every selected row has weights: rows whose status is not "ok" may have none.
-
-    Args:
-        rows: the selected rows of a manifest.
-        collection: name of the collection, for error texts.
-
-    Raises:
-        SelectionError: a row has no weights; the error names the first such member.
-    """
-    if not rows.column("path").null_count:
-        return
-    member = rows.column("member").to_pylist()[rows.column("path").to_pylist().index(None)]
-    raise SelectionError(
-        f"member {member} of {collection}",
-        expected="weights",
-        found="a row without weights (its status is not ok)",
-        do="Select with where=\"status = 'ok'\"",
-        collection=collection,
-        member=member,
-    )
-
-
 def without_parts(rows: pa.Table) -> pa.Table:
     """Return the rows whose bytes lie in files of the source itself, or that have no bytes."""
     return rows.filter(rows.column(PARTS_COLUMN).is_null()) if PARTS_COLUMN in rows.column_names else rows
-
-
-def is_null(rows: pa.Table, column: str) -> bool:
-    """Say whether a column is null in every row."""
-    return bool(rows.column(column).null_count == rows.num_rows)
-
-
-def take_rows(rows: pa.Table, positions: Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    """Return the rows of a table at some positions, in the order of the positions."""
-    # `pa.array` would import pandas; an Arrow buffer of int64 values does not.
-    position_array = np.ascontiguousarray(positions, dtype=np.int64)
-    return rows.take(pa.Array.from_buffers(pa.int64(), len(position_array), [None, pa.py_buffer(position_array)]))
-
-
-def numpy_values(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[Any]]:
-    """Return the values of a column of numbers, or of true and false; values at nulls are arbitrary."""
-    # `ChunkedArray.to_numpy`, old `to_pandas_dtype` and `pyarrow.compute` with Python values would import
-    # pandas.
-    if pa.types.is_boolean(column.type):
-        return numpy_values(column.cast(pa.uint8())).astype(bool)
-    combined_array = column.combine_chunks()
-    type_name = str(combined_array.type)
-    dtype = np.dtype(_NUMPY_NAME_OF_TYPE.get(type_name, type_name))
-    values: np.ndarray[tuple[int], Any] = np.frombuffer(combined_array.buffers()[1] or b"", dtype)
-    return values[combined_array.offset : combined_array.offset + len(combined_array)]
-
-
-def text_codes(column: pa.ChunkedArray) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
-    """Number the distinct texts of a column; return the number of each value, -1 for null, and the texts in the order
-    of their first rows."""
-    # Comparing in `pyarrow.compute` would import pandas.
-    encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    codes = numpy_values(pa.chunked_array([encoded.indices]))
-    return np.where(numpy_values(column.is_valid()), codes, -1), encoded.dictionary.to_pylist()
-
-
-def sum_of(rows: pa.Table, column: str) -> int:
-    """Return the sum of an integer column; 0 if there are no rows."""
-    return int(pc.sum(rows.column(column)).as_py() or 0)
 
 
 def check_columns(metadata: pq.FileMetaData, nbytes_of_column: Mapping[str, int], path: Path) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables, manifest
 from checkpoints_zoo.formats.member_parts import parts_of_rows
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.formats.where import Condition
@@ -94,7 +94,7 @@ class RowsInMemory:
         return self.table.select(list(names))
 
     def take(self, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-        return manifest.take_rows(self.table, positions)
+        return arrow_tables.take_rows(self.table, positions)
 
     def row_groups_with(
         self, name: str, lows: np.ndarray[tuple[int], Any], highs: np.ndarray[tuple[int], Any]
@@ -161,7 +161,7 @@ def select_rows(
     if seed is None:
         raise SelectionError(f"sample of {collection}", expected="a whole number as seed", found=repr(sample))
     key_table = rows.read(("member", "epoch"))
-    member_ids, row_epochs = (manifest.numpy_values(key_table.column(c))[positions] for c in ("member", "epoch"))
+    member_ids, row_epochs = (arrow_tables.numpy_values(key_table.column(c))[positions] for c in ("member", "epoch"))
     hashed_positions = (
         (hashlib.sha256(f"sample|{seed}|{member}|{epoch}".encode()).digest(), position)
         for member, epoch, position in zip(member_ids.tolist(), row_epochs.tolist(), positions.tolist(), strict=True)
@@ -190,13 +190,13 @@ def _matching_positions(
         if "status" not in used_columns:
             is_candidate &= _equals(table.column("status"), "ok")
         if not (snapshots or "epoch" in used_columns or "final" in used_columns):
-            is_candidate &= manifest.numpy_values(table.column("final"))
+            is_candidate &= arrow_tables.numpy_values(table.column("final"))
         row_starts, row_ends = rows.row_group_starts[:-1][row_groups], rows.row_group_starts[1:][row_groups]
         positions = np.concatenate(
             [np.zeros(0, np.int64), *(np.arange(start, end) for start, end in zip(row_starts, row_ends, strict=True))]
         )
         positions_in_table = np.flatnonzero(is_candidate)
-        return positions[positions_in_table], manifest.take_rows(table, positions_in_table)
+        return positions[positions_in_table], arrow_tables.take_rows(table, positions_in_table)
 
     def find_met(row_groups: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the positions of the rows of some row groups that can be selected and meet the condition."""
@@ -261,7 +261,7 @@ def _search_row_groups(
 
 def _equals(column: pa.ChunkedArray, text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say for each value of a column of texts whether it equals a text."""
-    codes, distinct_texts = manifest.text_codes(column)
+    codes, distinct_texts = arrow_tables.text_codes(column)
     is_equal: np.ndarray[tuple[int], np.dtype[np.bool_]] = codes == (
         distinct_texts.index(text) if text in distinct_texts else -2
     )
@@ -279,7 +279,7 @@ def _find_positions(
     requested_ids = np.unique(requested_codes[requested_codes >= 0] >> 32)
     row_groups = rows.row_groups_with("member", requested_ids, requested_ids).tolist()
     table = rows.read(("member", "epoch", "final", "status", "reason"), row_groups)
-    member_ids, epochs, is_final = (manifest.numpy_values(table.column(c)) for c in ("member", "epoch", "final"))
+    member_ids, epochs, is_final = (arrow_tables.numpy_values(table.column(c)) for c in ("member", "epoch", "final"))
     id_codes = member_ids.astype(np.int64) << 32
     snapshot_codes = np.concatenate([id_codes + epochs + 1, id_codes[is_final]])
     row_of_code = np.concatenate([np.arange(table.num_rows), np.flatnonzero(is_final)])
@@ -336,7 +336,7 @@ def _fits_columns(member: int, epoch: int | None) -> bool:
 
 def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | None = None) -> MemberNotFound:
     """Return the error for an id that no row has."""
-    ids_of_rows = manifest.numpy_values(rows.column("member"))
+    ids_of_rows = arrow_tables.numpy_values(rows.column("member"))
     present_ids = np.sort(ids_of_rows)  # An id may occur several times; np.unique would take seconds for a million.
     range_starts = np.flatnonzero(np.append(True, np.diff(present_ids) > 1)[: len(present_ids)])
     range_ends = np.append(range_starts[1:], len(present_ids))[: len(range_starts)] - 1
@@ -345,7 +345,7 @@ def member_not_found(rows: pa.Table, collection: str, member: Any, epoch: int | 
     expected = f"an id among {_shorten_list(','.join(id_ranges) or 'none', ',')}"
     found = repr(member)
     if epoch is not None and member in present_ids:
-        epochs = manifest.numpy_values(rows.column("epoch"))[ids_of_rows == member].tolist()
+        epochs = arrow_tables.numpy_values(rows.column("epoch"))[ids_of_rows == member].tolist()
         expected = f"an epoch among {_shorten_list(', '.join(map(str, epochs)), ', ')}"
         found = str(epoch)
     return MemberNotFound(

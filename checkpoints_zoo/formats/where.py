@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoints_zoo.errors import SelectionError
-from checkpoints_zoo.formats.manifest import numpy_values
+from checkpoints_zoo.formats.arrow_tables import numpy_values
 from checkpoints_zoo.formats.text import did_you_mean
 
 if TYPE_CHECKING:

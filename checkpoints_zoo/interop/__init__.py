@@ -1,4 +1,5 @@
-"""Members of a collection as objects of neighbouring packages. Each file of this folder serves one package.
+"""Members as objects of neighbouring packages, and members made of checkpoints, samples and model repos. A file that is
+named after a package serves that package.
 
 The neighbouring packages are optional: each is imported only when a function needs it.
 """

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.collection.collection import Collection, load
 from checkpoints_zoo.errors import LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.layout import Layout, Shape, compare_shapes, is_counter
 from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
 from checkpoints_zoo.images import ImageInput
@@ -33,7 +33,7 @@ from checkpoints_zoo.interop.checkpoints import (
     net_from_argument,
     warn_of_left_out,
 )
-from checkpoints_zoo.interop.ingest import importing, measuring, pickles, shards, user_columns, user_facts
+from checkpoints_zoo.interop.ingest import importing, measuring, shards, torch_files, user_columns, user_facts
 from checkpoints_zoo.interop.ingest.origin import Say
 from checkpoints_zoo.networks.device import check_device
 from checkpoints_zoo.networks.modules import Build, first_names
@@ -138,7 +138,7 @@ def from_samples(
                 state = reader(draw, index)
                 if writer.head is None:
                     writer.begin(
-                        pickles.header_of_state_dict(state),
+                        torch_files.header_of_state_dict(state),
                         reader.counters,
                         chosen_net.architecture or str(chosen_net.custom_name),
                     )
@@ -155,7 +155,7 @@ def from_samples(
                 raise UsageError("samples", expected="one draw or more", found="none")
             writer.finish(user_columns.columns_of_members(checked_columns, range(len(writer.rows))))
             table = manifest.build_manifest(writer.rows)
-            manifest.check_rows(table, description, target.manifest_path(name))
+            row_checks.check_rows(table, description, target.manifest_path(name))
             catalog.write_json(description.to_json(), target.description_path(name))
             manifest.write_manifest(table, target.manifest_path(name))
         finally:
@@ -440,12 +440,12 @@ class DrawWriter:
             UsageError: the folder holds another draw at this position.
         """
         index = len(self.rows)
-        if (head := pickles.header_of_state_dict(draw)) != self.head and self.head:
+        if (head := torch_files.header_of_state_dict(draw)) != self.head and self.head:
             dtypes = zip(head.tensors, self.head.tensors, strict=True)
             name, found, expected = next((n, one, other) for (n, one, _), (_, other, _) in dtypes if one != other)
             raise LayoutError(f"tensor {name!r} of draw {index}", expected=f"{expected}, as in the first", found=found,
                               tensor=name)  # fmt: skip
-        raw = pickles.state_bytes(draw)
+        raw = torch_files.state_bytes(draw)
         row: Row = {"member": index, "epoch": 0, "final": True, "status": "ok", "method": self.method, "sha256": None}
         measuring.check_member(row, Location(index, tensor_prefix(index), self.spool_folder, 0, self.stored), raw)
         if index < len(self.existing) and self.existing[index]["sha256"] != row["sha256"]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIGURES = {
+PAIR_FIGURES = {
     "mi_id": ("nats", "mutual information of label and member of a pair, mean over inputs and pairs"),
     "disagreement": ("0..1", "share of inputs on which the classes of a pair differ, mean over pairs"),
     "mi_ood": ("nats", "the same as mi_id on the out-of-distribution inputs"),
@@ -83,7 +83,7 @@ class Pairwise(PrintedResult):
 
     def to_text(self) -> str:
         """Return a table of the means over pairs, with their intervals."""
-        rows = [{"figure": n, "mean": as_text(x), "unit": FIGURES[n][0]} for n, x in self.figures.items()]
+        rows = [{"figure": n, "mean": as_text(x), "unit": PAIR_FIGURES[n][0]} for n, x in self.figures.items()]
         pairs = f"{len(self):,} pairs of {len(self.ids):,} members of {self.collection}, on {self.data.split(' ')[0]}"
         return f"{text_table(rows)}\n\n{pairs}{f'; OOD: {self.ood.split()[0]}' if self.ood else ''}."
 
@@ -116,7 +116,7 @@ class Pairwise(PrintedResult):
         for name, x in self.figures.items():
             bounds = {"value": x.value, "low": x.low, "high": x.high}
             known = finite_or_null(bounds)
-            rows.append({"figure": name, **known, "unit": FIGURES[name][0]})
+            rows.append({"figure": name, **known, "unit": PAIR_FIGURES[name][0]})
         facts = {"collection": self.collection, "citation": self.citation, "data": self.data, "ood": self.ood}
         inputs = {"inputs": self.inside.inputs, "ood_inputs": 0 if self.outside is None else self.outside.inputs}
         counts = {"members": len(self.ids), "pairs": len(self), **inputs}
@@ -281,7 +281,7 @@ def _compute_figures(matrices: Mapping[str, Tensor], seed: int) -> dict[str, Int
 
     results = metrics.jackknife(figures_of_subset, members, seed=seed, skewness=True)
     by_name = zip(matrices, results[: len(matrices)], strict=True)
-    intervals = {name: _shift_interval(x, means[name], FIGURES[name][0]) for name, x in by_name}
+    intervals = {name: _shift_interval(x, means[name], PAIR_FIGURES[name][0]) for name, x in by_name}
     if has_ood:
         fisher_interval = results[-1]
         low, high = (

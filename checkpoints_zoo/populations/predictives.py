@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BLOCK_BYTES = 1 << 24  # Bytes of the mean probabilities of all subsets on a block of inputs.
-FIGURES = {
+DISTANCE_FIGURES = {
     "agreement": ("0..1", "share of inputs to which both give the same class"),
     "total_variation": ("0..1", "half the sum over classes of |p - q|, mean over inputs"),
 }
@@ -65,7 +65,7 @@ class PredictiveComparison(PrintedResult):
 
     def to_text(self) -> str:
         """Return a table of the figures, with their intervals."""
-        rows = [{"figure": n, "value": str(x), "unit": FIGURES[n][0]} for n, x in self.figures.items()]
+        rows = [{"figure": n, "value": str(x), "unit": DISTANCE_FIGURES[n][0]} for n, x in self.figures.items()]
         sets = f"{self.members[0]:,} against {self.members[1]:,} members"
         return f"{text_table(rows)}\n\n{sets}, on {self.data.split(' ')[0]}, {self.inputs:,} inputs."
 
@@ -79,7 +79,7 @@ class PredictiveComparison(PrintedResult):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
-            {"figure": name, "value": x.value, "low": x.low, "high": x.high, "unit": FIGURES[name][0]}
+            {"figure": name, "value": x.value, "low": x.low, "high": x.high, "unit": DISTANCE_FIGURES[name][0]}
             for name, x in self.figures.items()
         ]
 
@@ -196,7 +196,7 @@ def compare_logits(
     memberships = [_subset_membership(plan.chosen, plan.members) for plan in plans]
     _, inputs, classes = shapes[0]
     size = max(1, BLOCK_BYTES // (4 * classes * sum(len(w) + w.shape[1] for w in memberships)))
-    sums = [torch.zeros(len(w), len(FIGURES), dtype=torch.float64) for w in memberships]
+    sums = [torch.zeros(len(w), len(DISTANCE_FIGURES), dtype=torch.float64) for w in memberships]
     for at in range(0, inputs, size):
         means = [
             _mean_probabilities(logits, w, at, min(inputs, at + size))
@@ -212,16 +212,16 @@ def compare_logits(
         plan.intervals(figure_sums / inputs) for plan, figure_sums in zip(plans, sums, strict=True)
     )
     if shared or all(fixed):
-        return {name: Interval(x.value, None, None) for name, x in zip(FIGURES, first_intervals, strict=True)}
+        return {name: Interval(x.value, None, None) for name, x in zip(DISTANCE_FIGURES, first_intervals, strict=True)}
     return {
         name: join_intervals([x for x, is_fixed in zip(parts, fixed, strict=True) if not is_fixed])
-        for name, *parts in zip(FIGURES, first_intervals, second_intervals, strict=True)
+        for name, *parts in zip(DISTANCE_FIGURES, first_intervals, second_intervals, strict=True)
     }
 
 
 def figures_of_subsets(logits: Logits, subsets: Sequence[Tensor], others: Tensor) -> Tensor:
     """Compare the mean predictions of subsets of members with one predictive distribution; return (subset, figure),
-    float64, with the figures in the order of `FIGURES`.
+    float64, with the figures in the order of `DISTANCE_FIGURES`.
 
     Args:
         logits: logits of the members.
@@ -231,7 +231,7 @@ def figures_of_subsets(logits: Logits, subsets: Sequence[Tensor], others: Tensor
     members, inputs, classes = logits.shape
     membership = _subset_membership(subsets, members)
     size = max(1, BLOCK_BYTES // (8 * classes * sum(membership.shape)))
-    sums = torch.zeros(len(subsets), len(FIGURES), dtype=torch.float64)
+    sums = torch.zeros(len(subsets), len(DISTANCE_FIGURES), dtype=torch.float64)
     for begin in range(0, inputs, size):
         means = _mean_probabilities(logits, membership, begin, min(inputs, begin + size)).double()
         wanted = others[begin : begin + size]

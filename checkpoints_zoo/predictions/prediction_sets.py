@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, NetworkError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import catalog, manifest, shard_files
+from checkpoints_zoo.formats import catalog, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, check_keys
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, Problem, file_stamp
@@ -140,7 +140,7 @@ def _read_and_check(
     read again."""
     facts = SetDescription.from_json(catalog.read_json(description_path), description_path)
     rows = manifest.read_manifest(manifest_path, SCHEMA)
-    manifest.check_rows(rows, facts, manifest_path)
+    row_checks.check_rows(rows, facts, manifest_path)
     for column in SCHEMA.names:
         if rows.column(column).null_count:
             raise FormatError(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from checkpoints_zoo import images
 from checkpoints_zoo.errors import DamagedError, MemberNotFound, SelectionError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import manifest, selection, shard_files
+from checkpoints_zoo.formats import arrow_tables, selection, shard_files
 from checkpoints_zoo.formats.shard_files import Location, read_at
 from checkpoints_zoo.formats.text import whole_number
 from checkpoints_zoo.images import ImageData, ImageInput, in_order
@@ -207,7 +207,7 @@ class Predictions:
     def _select(self, positions: list[int]) -> Predictions:
         if not positions:
             raise SelectionError(f"selection of {self.name}", expected="one member or more", found="none")
-        return Predictions(self.stored, manifest.take_rows(self.rows, positions), self.origin)
+        return Predictions(self.stored, arrow_tables.take_rows(self.rows, positions), self.origin)
 
     @cached_property
     def _locations(self) -> list[Location]:
@@ -447,7 +447,7 @@ def select_rows(stored: PredictionSet, members: Members) -> pa.Table:
             collection=stored.facts.collection,
             member=missing[0],
         )
-    rows = manifest.take_rows(stored.rows, [positions[key] for key in members._snapshot_keys])
+    rows = arrow_tables.take_rows(stored.rows, [positions[key] for key in members._snapshot_keys])
     used_hashes = rows.column("weights_sha256").to_pylist()
     for (id, _), known_hash, used_hash in zip(
         members._snapshot_keys, members.rows.column("sha256").to_pylist(), used_hashes, strict=True

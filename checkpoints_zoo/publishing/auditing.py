@@ -32,7 +32,7 @@ from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, header_at, is_head
 from checkpoints_zoo.sources.finding import open_source
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub_errors import translated_errors
-from checkpoints_zoo.sources.hub_files import RemoteFile
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
 from checkpoints_zoo.sources.source import Source
 
 SAMPLE_COUNT, SAMPLE_BYTES = 8, 4096

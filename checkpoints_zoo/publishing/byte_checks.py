@@ -19,7 +19,7 @@ from checkpoints_zoo.errors import (
     StorageError,
     ZooError,
 )
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables, row_checks
 from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.selection import format_ids
 from checkpoints_zoo.formats.shard_files import Location, Problem, check_bytes, find_duplicates
@@ -94,7 +94,7 @@ def check_stored_members(members: SelectedMembers) -> tuple[Verification, list[i
     name, rows = members.description.name, members.rows
     if not isinstance(members.source, JoinedSource):
         members.source.read_collection(name)  # This checks all rows of a large manifest.
-    result, intact_positions = Verification(name, rows.num_rows, manifest.sum_of(rows, "nbytes")), list[int]()
+    result, intact_positions = Verification(name, rows.num_rows, arrow_tables.sum_of(rows, "nbytes")), list[int]()
     ids, claimed_hashes = (rows.column(column).to_pylist() for column in ("member", "sha256"))
     actual_hashes: list[str | None] = [None] * len(ids)
     problems_with_position: list[tuple[int, Problem]] = []
@@ -158,7 +158,7 @@ def _locate(members: SelectedMembers, first_error: ZooError | None = None) -> It
     from huggingface_hub import is_offline_mode
 
     try:
-        manifest.check_located(members.rows, members.description.name)
+        row_checks.check_located(members.rows, members.description.name)
         yield from members.source.locate(members.description, members.rows)
     except (*MEMBER_ERRORS, *CONNECTION_ERRORS) as error:
         # In offline mode each half is searched at no cost; with a broken network each attempt would wait for a timeout.

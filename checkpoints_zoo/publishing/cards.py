@@ -1,8 +1,8 @@
 """Make the card of a source: the README.md that the Hub shows, with a picture of each collection's test accuracies.
 
-A card states only facts of the manifests, in jinja2 templates in `cards/` with one passage per fact. The same
-manifests give the same card. Text from a manifest becomes text on the card, never Markdown: a template escapes every
-value that is not `Markup`, and only the functions of `formats.text` make `Markup` of such text.
+A card states only facts from the manifests. Its sentences stand in the jinja2 templates in `cards/`, one passage for
+each fact. The same manifests give the same card. Text from a manifest becomes text on the card, never Markdown: a
+template escapes every value that is not `Markup`, and only the functions of `formats.text` make `Markup` of such text.
 
 This is one file, because its functions are the passages of one page.
 """
@@ -16,24 +16,20 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.evaluation.drawing import BLUE, DPI, GREEN, GREY, RED, histogram_edges, png_bytes
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import arrow_tables, catalog
 from checkpoints_zoo.formats.catalog import FORMAT_VERSION, Description
 from checkpoints_zoo.formats.columns import COLUMNS, SCHEMA_VERSION
-from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_parts import parse_repo_file
 from checkpoints_zoo.formats.shard_files import tensor_prefix
 from checkpoints_zoo.formats.text import (
@@ -49,11 +45,9 @@ from checkpoints_zoo.formats.text import (
     summarize_values,
 )
 from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.publishing import card_pictures
+from checkpoints_zoo.publishing.card_sections import DTYPE_NAMES, Section
 from checkpoints_zoo.sources.hub_addresses import repo_label
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FIGURE_COLUMNS = ("test_accuracy", "test_nll", "test_brier", "test_ece", "train_accuracy", "train_loss")
 TRAINING_COLUMNS = (
@@ -62,11 +56,7 @@ TRAINING_COLUMNS = (
     "wall_time_s", "created",
 )  # fmt: skip
 SEED_COLUMNS = ("seed", "seed_init", "seed_order", "seed_augment")
-DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-LARGEST_FIGURE = 1e6  # test figures above this number, and figures that are not numbers, are not shown
 HUB_ADDRESS = "https://huggingface.co/datasets"
-PICTURE_INCHES = (9.6, 3.5)
-FEWEST_BARS = 8  # a histogram with fewer bars has bars as narrow as one with this number
 README = "README.md"
 LARGEST_EXAMPLE_COUNT = 5  # number of members that the examples load, if the collection has so many
 # The images of the package; importing them takes torch.
@@ -130,20 +120,10 @@ def card_files(
     """
     file_contents = {README: card(collections, repo, revision, predictions).encode()}
     for name, (description, rows) in sorted(collections.items()):
-        png_bytes = picture(name, rows, description)
+        png_bytes = card_pictures.picture(name, rows, description)
         if png_bytes is not None:
-            file_contents[picture_path(name)] = png_bytes
+            file_contents[card_pictures.picture_path(name)] = png_bytes
     return file_contents
-
-
-def can_draw() -> bool:
-    """Return whether pictures can be drawn: the core of the package is installed without matplotlib."""
-    return find_spec("matplotlib") is not None
-
-
-def picture_path(collection: str) -> str:
-    """Return the path of a collection's picture in its source."""
-    return f"cards/{collection}.png"
 
 
 def is_generated(readme_text: str) -> bool:
@@ -197,105 +177,10 @@ def _marker_of(digest: str) -> str:
     return _MARKER.pattern.replace(r"(?P<digest>[0-9a-f]{64})", digest).replace("\\", "")
 
 
-@dataclass(frozen=True)
-class Section:
-    """The facts of a collection that the card states.
-
-    Args:
-        name: name of the collection.
-        description, rows: description and manifest of the collection.
-        predictions: names of the sets of stored predictions of the collection's members.
-    """
-
-    name: str
-    description: Description
-    rows: pa.Table
-    predictions: tuple[str, ...] = ()
-
-    @property
-    def row_count(self) -> int:
-        return int(self.rows.num_rows)
-
-    @cached_property
-    def values_of_column(self) -> Mapping[str, list[Any]]:
-        """Column -> values of all rows; times are seconds since 1970, because Arrow's own conversion needs pandas."""
-        column_names = self.rows.column_names
-        times_in_seconds = {
-            name: self.rows.column(name).cast(pa.int64())
-            for name in column_names
-            if pa.types.is_timestamp(self.rows[name].type)
-        }
-        return {name: times_in_seconds.get(name, self.rows.column(name)).to_pylist() for name in column_names}
-
-    @cached_property
-    def members(self) -> Mapping[str, list[Any]]:
-        """Column -> values of the rows that are loaded by default: those with status ok and final weights."""
-        is_kept = [
-            s == "ok" and f
-            for s, f in zip(self.values_of_column["status"], self.values_of_column["final"], strict=True)
-        ]
-        return {
-            name: [value for value, keep in zip(values, is_kept, strict=True) if keep]
-            for name, values in self.values_of_column.items()
-        }
-
-    @property
-    def member_count(self) -> int:
-        return len(self.members["member"])
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all stored weights in bytes, snapshots included."""
-        return manifest.sum_of(self.rows, "nbytes")
-
-    @property
-    def base(self) -> str:
-        return self.description.base
-
-    @property
-    def base_repo(self) -> str:
-        return self.base.removeprefix("hf://datasets/").partition("@")[0]
-
-    def layouts(self) -> list[Layout]:
-        """Return the layouts that members are stored in."""
-        return [self.description.layouts[key] for key in sorted({k for k in self.members["layout"] if k})]
-
-    def dtypes(self) -> list[str]:
-        """Return the names of the weights' dtypes as Markdown code."""
-        return sorted({markdown_code(DTYPE_NAMES.get(d, d)) for d in self.members["dtype"] if d})
-
-    def finite_values(self, column: str) -> list[float]:
-        """Return the values of a test figure, without members that have none, NaN or an implausibly large value."""
-        return [v for v in self.members[column] if v is not None and abs(v) < LARGEST_FIGURE]
-
-    def accuracy(self) -> str:
-        """Return the members' test accuracy in percent as text; "" if it is not known."""
-        percentages = [100 * v for v in self.finite_values("test_accuracy")]
-        if not percentages:
-            return ""
-        accuracy_text = f"{statistics.fmean(percentages):.2f}"
-        if len(percentages) > 1:
-            accuracy_text += (
-                f" ± {statistics.stdev(percentages):.2f} ({min(percentages):.2f} to {max(percentages):.2f})"
-            )
-        return (
-            accuracy_text
-            if len(percentages) == self.member_count
-            else f"{accuracy_text}, of {count_with_noun(len(percentages), 'member')}"
-        )
-
-    def first_shard(self) -> str:
-        """Return the path of the file that has the first member; "" if that file is no shard."""
-        source_path, layout_key = self.members["path"][0], self.members["layout"][0]
-        is_shard = source_path.endswith(".safetensors") and not self.description.layouts[layout_key].header_nbytes
-        is_shard = is_shard and parse_repo_file(source_path) is None
-        return str(source_path) if is_shard else ""
-
-
 def source_texts(sections: list[Section], repo: str, revision: str | None) -> dict[str, str]:
     """Return the texts on the whole source, name in the template -> text; a text is "" if its facts are missing."""
     known_columns = [
-        column for column in COLUMNS if any(not manifest.is_null(section.rows, column.name) for section in sections)
+        column for column in COLUMNS if any(not arrow_tables.is_null(section.rows, column.name) for section in sections)
     ]
     title = sections[0].description.title if len(sections) == 1 else repo.partition("/")[2]
     title = title if markdown_text(title) else sections[0].name
@@ -346,7 +231,9 @@ def loading_texts(example_section: Section, repo: str, revision: str | None) -> 
     """Return the texts on loading a collection, name in the template -> Markdown; "" if a fact is missing."""
     table_arguments = [f'"{repo}"', f'"{example_section.name}"', *([f'revision="{revision}"'] if revision else [])]
     first_shard = example_section.first_shard()
-    has_accuracy = set(example_section.members["eval_data"]) - {None} and example_section.finite_values("test_accuracy")
+    has_accuracy = set(example_section.member_values["eval_data"]) - {None} and example_section.finite_values(
+        "test_accuracy"
+    )
     repo_and_revision = (
         [repo, revision] if not example_section.base else example_section.base.removeprefix("hf://datasets/").split("@")
     )
@@ -365,7 +252,7 @@ def loading_texts(example_section: Section, repo: str, revision: str | None) -> 
         "own_images": "" if image_set in IMAGE_SETS else markdown_code(image_set),
         "table_arguments": ", ".join(table_arguments),
         "file_arguments": ", ".join(file_arguments) if first_shard else "",
-        "prefix": tensor_prefix(example_section.members["member"][0]),
+        "prefix": tensor_prefix(example_section.member_values["member"][0]),
     }
     return {name: Markup(text) for name, text in texts.items()}
 
@@ -376,7 +263,7 @@ def _string_literal(text: str) -> str:
 
 
 def _tags(sections: Iterable[Section]) -> list[str]:
-    methods = {method for s in sections for method in s.members["method"]}
+    methods = {method for s in sections for method in s.member_values["method"]}
     ensembles = ["deep-ensembles"] if "independent" in methods else []
     return [
         *("checkpoints", "safetensors", "uncertainty", "bayesian-neural-networks"),
@@ -443,7 +330,7 @@ def collection_texts(section: Section) -> dict[str, Markup]:
     texts = {
         "heading": f"`{section.name}`{': ' if title else ''}{title}",
         "alternative": f"Histograms of the test figures of the members of {section.name}",
-        "picture": picture_path(section.name) if has_accuracy and can_draw() else "",
+        "picture": card_pictures.picture_path(section.name) if has_accuracy and card_pictures.can_draw() else "",
         "members": _members_sentence(section),
         "stored": _network_and_storage_sentences(section),
         "place": _place_sentence(section),
@@ -465,17 +352,17 @@ def collection_texts(section: Section) -> dict[str, Markup]:
 
 def _members_sentence(section: Section) -> str:
     """Return a sentence on the number of members and the method that made them."""
-    methods = {m for m in section.members["method"] if m is not None}
+    methods = {m for m in section.member_values["method"] if m is not None}
     members_text = count_with_noun(section.member_count, "member")
-    if None in section.members["method"] or not methods:
+    if None in section.member_values["method"] or not methods:
         return f"{members_text}."
     if methods == {"independent"}:
         return (
             f"{members_text}, trained independently of each other." if section.member_count > 1 else f"{members_text}."
         )
-    run_count = len(set(section.members["run"]) - {None})
+    run_count = len(set(section.member_values["run"]) - {None})
     runs_text = f", from {count_with_noun(run_count, 'run')}" if run_count else ""
-    return f"{members_text}, by method: {summarize_values(section.members['method'])}{runs_text}."
+    return f"{members_text}, by method: {summarize_values(section.member_values['method'])}{runs_text}."
 
 
 def _network_and_storage_sentences(section: Section) -> str:
@@ -508,7 +395,7 @@ def _place_sentence(section: Section) -> str:
             f"[{markdown_text(section.base_repo)}]({HUB_ADDRESS}/{section.base_repo}/tree/{commit}), "
             f"at commit `{commit}`."
         )
-    addresses = [address for p in section.members["path"] if p and (address := parse_repo_file(p))]
+    addresses = [address for p in section.member_values["path"] if p and (address := parse_repo_file(p))]
     if addresses:
         repos = sorted({repo_label(address.id, address.kind) for address in addresses})
         sentences.append(
@@ -516,7 +403,7 @@ def _place_sentence(section: Section) -> str:
             f"{count_with_noun(len(repos), 'other repo')}, {first_values(repos)}, at the commits that the rows name."
         )
     if any(layout.header_nbytes for layout in section.layouts()):
-        paths = sorted({p for p in section.members["path"] if p})
+        paths = sorted({p for p in section.member_values["path"] if p})
         sentences.append(
             f"They lie in tar archives, each member as a safetensors file of its own: {first_values(paths)}."
         )
@@ -546,8 +433,8 @@ def _measured_sentence(section: Section) -> str:
         return ""
     set_of_member = [
         set_name
-        for i, set_name in enumerate(section.members["eval_data"])
-        if any(section.members[figure][i] is not None for figure in measured_figures)
+        for i, set_name in enumerate(section.member_values["eval_data"])
+        if any(section.member_values[figure][i] is not None for figure in measured_figures)
     ]
     sets_text = (
         summarize_values(set_of_member, "member")
@@ -567,7 +454,7 @@ def _measured_sentence(section: Section) -> str:
 def _training_rows(section: Section) -> Iterable[str]:
     """Yield a table row for each column on the training that has values."""
     for name in TRAINING_COLUMNS:
-        values = section.members[name]
+        values = section.member_values[name]
         if name == "created":
             values = [None if v is None else datetime.fromtimestamp(v, UTC).date().isoformat() for v in values]
         if set(values) - {None}:
@@ -591,16 +478,16 @@ def _left_out_sentences(section: Section) -> str:
     """Return sentences on rows that are not loaded because their status is failed or excluded; "" if none."""
     sentences = []
     for status in ("failed", "excluded"):
-        positions = [i for i, row_status in enumerate(section.values_of_column["status"]) if row_status == status]
+        positions = [i for i, row_status in enumerate(section.row_values["status"]) if row_status == status]
         if not positions:
             continue
-        counted_reasons = Counter(section.values_of_column["reason"][i] or "" for i in positions).most_common()
+        counted_reasons = Counter(section.row_values["reason"][i] or "" for i in positions).most_common()
         shown_reasons = [
             f"{markdown_code(reason) if reason else 'no reason given'} ({count:,})"
             for reason, count in counted_reasons[:LARGEST_LISTED_COUNT]
         ]
         rest_count = sum(count for _, count in counted_reasons[LARGEST_LISTED_COUNT:])
-        ids_text = first_values(sorted({section.values_of_column["member"][i] for i in positions}))
+        ids_text = first_values(sorted({section.row_values["member"][i] for i in positions}))
         reasons_text = ", ".join([*shown_reasons, *([f"other reasons ({rest_count:,})"] if rest_count else [])])
         sentences.append(
             f"{count_with_noun(len(positions), 'row')} with status `{status}` (member {ids_text}): {reasons_text}."
@@ -612,13 +499,13 @@ def _snapshots_sentence(section: Section) -> str:
     """Return a sentence on stored weights of earlier epochs; "" if there are none."""
     positions = [
         i
-        for i, is_final in enumerate(section.values_of_column["final"])
-        if not is_final and section.values_of_column["status"][i] == "ok"
+        for i, is_final in enumerate(section.row_values["final"])
+        if not is_final and section.row_values["status"][i] == "ok"
     ]
     if not positions:
         return ""
-    member_count = len({section.values_of_column["member"][i] for i in positions})
-    snapshot_epochs = sorted({section.values_of_column["epoch"][i] for i in positions})
+    member_count = len({section.row_values["member"][i] for i in positions})
+    snapshot_epochs = sorted({section.row_values["epoch"][i] for i in positions})
     return (
         f"Beside the final weights there are {count_with_noun(len(positions), 'snapshot')} "
         f"of {count_with_noun(member_count, 'member')}, at epoch {first_values(snapshot_epochs)}: "
@@ -627,7 +514,7 @@ def _snapshots_sentence(section: Section) -> str:
 
 
 def _seeds_sentence(section: Section) -> str:
-    known_seeds = [name for name in SEED_COLUMNS if section.member_count and None not in section.members[name]]
+    known_seeds = [name for name in SEED_COLUMNS if section.member_count and None not in section.member_values[name]]
     return (
         f"Each member's seeds are in the manifest: {', '.join(f'`{name}`' for name in known_seeds)}."
         if known_seeds
@@ -636,7 +523,7 @@ def _seeds_sentence(section: Section) -> str:
 
 
 def _splits_sentence(section: Section) -> str:
-    split_of_member = section.members["split"]
+    split_of_member = section.member_values["split"]
     if not section.member_count or None in split_of_member:
         return ""
     counts_text = ", ".join(
@@ -646,7 +533,7 @@ def _splits_sentence(section: Section) -> str:
 
 
 def _hashes_sentence(section: Section) -> str:
-    if not section.member_count or None in section.members["sha256"]:
+    if not section.member_count or None in section.member_values["sha256"]:
         return ""
     return "Each member's content hash is in the column `sha256`; `zoo-cli verify` computes it again."
 
@@ -660,69 +547,3 @@ def _predictions_sentence(section: Section) -> str:
         f'`members.predictions("{section.predictions[0]}")` reads them, and `zoo.evaluate` takes them in place of '
         "members."
     )
-
-
-def picture(collection: str, rows: pa.Table, description: Description) -> bytes | None:
-    """Draw the distributions of a collection's test accuracy and NLL; return a PNG, or None if no accuracy is known or
-    matplotlib is not installed.
-
-    Args:
-        collection: name of the collection.
-        rows: manifest of the collection.
-        description: description of the collection.
-    """
-    section = Section(collection, description, rows)
-    if not section.finite_values("test_accuracy") or not can_draw():
-        return None
-    return png_bytes(lambda: draw_histograms(section), f"{collection}: test figures of its members")
-
-
-def draw_histograms(section: Section) -> Figure:
-    """Draw histograms of test accuracy and NLL; return the figure. The label of each matplotlib axes is the name of its
-    manifest column."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    accuracies, losses = [100 * v for v in section.finite_values("test_accuracy")], section.finite_values("test_nll")
-    set_names = {d for d in section.members["eval_data"] if d}
-    (set_name,) = set_names if len(set_names) == 1 else ("",)
-    set_name = set_name if len(set_name) <= 60 else ""
-    figure = Figure(
-        figsize=PICTURE_INCHES, dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03)
-    )
-    title = f"{section.name}: {count_with_noun(len(accuracies), 'member')}{f' on {set_name}' if set_name else ''}"
-    figure.suptitle(title, fontsize=min(12, 700 / len(title)), fontweight="bold")
-    grid = figure.add_gridspec(1, 2 if losses else 1)
-    _histogram(figure.add_subplot(grid[0], label="test_accuracy"), accuracies, "test accuracy (%)", BLUE, axis_end=100)
-    if losses:
-        _histogram(figure.add_subplot(grid[1], label="test_nll"), losses, "test NLL (nats)", GREEN)
-    return figure
-
-
-def _histogram(
-    axes: Axes, values: Sequence[float], axis_label: str, colour: str, axis_end: float | None = None
-) -> None:
-    """Draw a histogram of values, a line at their mean, and marks at the smallest and the largest value."""
-    bin_edges = histogram_edges(values)
-    bin_heights, *_ = axes.hist(values, bin_edges, color=colour, alpha=0.85, edgecolor="white")
-    mean, deviation = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-    decimals = max(1, 1 - math.floor(math.log10(deviation))) if deviation > mean * 1e-9 else None
-    number_texts = [
-        f"{v:.4g}" if decimals is None else f"{v:.{decimals}f}" for v in (mean, deviation, min(values), max(values))
-    ]
-    mean_text = f"mean {number_texts[0]}" + (f", standard deviation {number_texts[1]}" if decimals is not None else "")
-    axes.axvline(mean, ymax=0.75, color=RED, linewidth=2, label=mean_text)
-    if decimals is not None:
-        extreme_values = [min(values), max(values)]
-        extremes_text = f"lowest {number_texts[2]}, highest {number_texts[3]}"
-        axes.plot(extreme_values, [0, 0], "^", color=GREY, markersize=6, clip_on=False, zorder=5, label=extremes_text)
-    axes.set(xlabel=axis_label, ylabel="members", ylim=(0, max(bin_heights) / 0.75))
-    if len(bin_edges) <= FEWEST_BARS:
-        range_middle, half_width = (bin_edges[0] + bin_edges[-1]) / 2, (bin_edges[1] - bin_edges[0]) * FEWEST_BARS / 2
-        axes.set_xlim(range_middle - half_width, range_middle + half_width)
-    if axis_end is not None:
-        axes.set_xlim(right=min(axes.get_xlim()[1], max(axis_end, bin_edges[-1])))
-    axes.locator_params(axis="y", integer=True)
-    axes.locator_params(axis="x", nbins=6)
-    axes.ticklabel_format(axis="x", useOffset=False)
-    axes.legend(loc="upper left")

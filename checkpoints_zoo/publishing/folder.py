@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound, UsageError
-from checkpoints_zoo.formats import manifest, shard_files
+from checkpoints_zoo.formats import arrow_tables, manifest, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.member_parts import parse_repo_file, parts_of_rows
 from checkpoints_zoo.formats.progress import progress
@@ -236,7 +236,7 @@ def _check_rows(collection: LocalCollection) -> None:
     paths, hashes = (rows.column(c).to_pylist() for c in ("path", "sha256"))
     positions = [i for i, (path, digest) in enumerate(zip(paths, hashes, strict=True)) if path and not digest]
     if positions:
-        keys_without_hash = manifest.snapshot_keys(manifest.take_rows(rows, positions))
+        keys_without_hash = manifest.snapshot_keys(arrow_tables.take_rows(rows, positions))
         raise FormatError(
             f"manifest of {collection.name}",
             expected="a sha256 in every row that has weights",
@@ -331,7 +331,7 @@ def check(folder: Folder, say: Say, check_finite: bool) -> None:
         if not positions:
             continue
         say(f"{collection.name}: checking {len(positions):,} members' bytes …")
-        locations = folder.source.locate(collection.description, manifest.take_rows(collection.rows, positions))
+        locations = folder.source.locate(collection.description, arrow_tables.take_rows(collection.rows, positions))
         shard_files.check_against_files(locations)
         located = zip(positions, locations, strict=True)
         for position, location in progress(located, len(positions), f"{collection.name}: checking"):

@@ -21,7 +21,7 @@ from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound, U
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.text import first_few, whole_number
 from checkpoints_zoo.predictions.prediction_sets import MANIFEST_FILE
-from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing import card_pictures, cards
 from checkpoints_zoo.publishing.cards import README, is_generated
 from checkpoints_zoo.publishing.folder import (
     SHARD_SUFFIXES,
@@ -254,7 +254,7 @@ def publish(
         raise_problems(local_folder.source.display_name, measure_accuracies(local_folder, sample, say))
     else:
         say("not checked: the test accuracies, since the sample is 0")
-    if not cards.can_draw():
+    if not card_pictures.can_draw():
         say("the card has no pictures, since matplotlib is not installed")
     say(plan.summary())
     return _carry_out(remote, plan, local_folder, tag_exists, say)

@@ -1,2 +1,2 @@
-"""Sources of members: folders, repositories on the Hub, archives. This package reads byte ranges, caches members and
-copies them, without importing torch."""
+"""Sources of members: folders, repositories on the Hub, folders on the web, archives, pickled draws. This package reads
+byte ranges, caches members and copies them, without importing torch."""

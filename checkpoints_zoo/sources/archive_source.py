@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables, layout, manifest, row_checks
 from checkpoints_zoo.formats.catalog import Archives, Description, Listing
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.manifest import snapshot_keys
@@ -25,6 +25,7 @@ from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub_source import HubSource
+from checkpoints_zoo.sources.member_requests import MemberRequest
 from checkpoints_zoo.sources.source import Source
 
 # (name of a collection, its indexes) -> collection; each collection is built once in a process.
@@ -82,7 +83,7 @@ class ArchiveSource(Source):
         collection = self._archived_collection()
         return collection.description, collection.rows
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find members in the archives, and fetch the missing ones; return their locations."""
         # Descriptions with another name are of stored predictions, which are ordinary files beside the archives.
         if described.name != self.listing.name:
@@ -90,24 +91,24 @@ class ArchiveSource(Source):
         while True:
             collection = self._archived_collection()
             locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows), self.repo)
-            requests = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
+            requests = [x for x in locations_or_requests if isinstance(x, MemberRequest)]
             if self.repo is None or not requests:
                 return [x for x in locations_or_requests if isinstance(x, Location)]
-            locations, irregular_paths = fetching.fetch_predicted(
+            locations, irregular_paths = fetching.fetch_as_predicted(
                 str(self.repo), described.name, requests, check=self.check
             )
             if not irregular_paths:
-                return [locations[x] if isinstance(x, fetching.MemberRequest) else x for x in locations_or_requests]
+                return [locations[x] if isinstance(x, MemberRequest) else x for x in locations_or_requests]
             for source_path in irregular_paths:
                 indexing.walk_remote(self.repo, source_path)
 
-    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+    def count_local(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         if self.repo is None or described.name != self.listing.name:
             return self.base_source.count_local(described, rows)
         collection = self._archived_collection()
         locations_or_requests = collection.locations_or_requests(collection.updated_rows(rows), self.repo)
-        requests = [x for x in locations_or_requests if isinstance(x, fetching.MemberRequest)]
+        requests = [x for x in locations_or_requests if isinstance(x, MemberRequest)]
         return len(locations_or_requests) - len(requests) + fetching.count_cached(requests)
 
     def updated_rows(self, name: str, rows: pa.Table) -> pa.Table:
@@ -192,7 +193,7 @@ class ArchivedCollection:
             archive_facts.citation,
         )  # fmt: skip
         manifest_table = manifest.build_manifest(rows)
-        manifest.check_rows(manifest_table, description, Path(f"of {listing.name} in {label}"))
+        row_checks.check_rows(manifest_table, description, Path(f"of {listing.name} in {label}"))
         paths_and_offsets = zip(
             manifest_table.column("path").to_pylist(), manifest_table.column("offset").to_pylist(), strict=True
         )
@@ -223,13 +224,11 @@ class ArchivedCollection:
                 expected="its file in the archive, as the regular names suggest", do="Load the collection again",
                 member=lost_keys[0][0],
             )  # fmt: skip
-        new_rows = manifest.take_rows(self.rows, [position_of_key[key] for key in keys])
-        manifest.check_located(new_rows, self.description.name)
+        new_rows = arrow_tables.take_rows(self.rows, [position_of_key[key] for key in keys])
+        row_checks.check_located(new_rows, self.description.name)
         return new_rows
 
-    def locations_or_requests(
-        self, rows: pa.Table, repo: hub_addresses.Repo | None
-    ) -> list[Location | fetching.MemberRequest]:
+    def locations_or_requests(self, rows: pa.Table, repo: hub_addresses.Repo | None) -> list[Location | MemberRequest]:
         """Return, for each member, its location if it is local, or a request for its bytes if it is in a repo on the
         Hub."""
         archive_of_path = {x.source_path: x for x in self.opened_archives}
@@ -242,7 +241,7 @@ class ArchivedCollection:
 
 def _locate_member(
     archive: OpenedArchive, repo: hub_addresses.Repo | None, key: SnapshotKey, offset: int, layout: Layout
-) -> Location | fetching.MemberRequest:
+) -> Location | MemberRequest:
     """Return the location of the member whose tensors begin at an offset of an archive; for an archive in a repo on the
     Hub, return a request for its bytes."""
     if archive.path is not None:
@@ -251,9 +250,9 @@ def _locate_member(
         raise SourceNotFound(f"archive {archive.source_path}", expected="a file in the folder", found="none")
     index, entry = archive.index, archive.index.entry_at(offset)
     is_predicted = not entry.verified
-    proof_nbytes = entry.data_offset - entry.start if is_predicted else 0
-    proves_member = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
-    return fetching.MemberRequest.of_range(
-        (repo, archive.source_path), key, tensor_prefix(*key), offset, layout, None, proof_nbytes,
-        name_in_archive=entry.name, proves_member=proves_member,
+    archive_header_nbytes = entry.data_offset - entry.start if is_predicted else 0
+    belongs_to_member = partial(archives.is_as_predicted, entry=entry, index=index) if is_predicted else None
+    return MemberRequest.of_range(
+        (repo, archive.source_path), key, tensor_prefix(*key), offset, layout, None, archive_header_nbytes,
+        name_in_archive=entry.name, belongs_to_member=belongs_to_member,
     )  # fmt: skip

@@ -183,15 +183,15 @@ class MemberDraft:
         path: final path of the file.
         header: bytes of the file's header, written before the member's bytes.
         arriving_nbytes: number of bytes of the member that will arrive.
-        proof_nbytes: number of leading bytes that are not stored, but only prove which member the other bytes belong
-            to.
+        archive_header_nbytes: number of leading bytes that are the archive's header: it names the member to which the
+            other bytes belong, and is not stored.
     """
 
-    def __init__(self, path: Path, header: bytes, arriving_nbytes: int, proof_nbytes: int = 0) -> None:
+    def __init__(self, path: Path, header: bytes, arriving_nbytes: int, archive_header_nbytes: int = 0) -> None:
         self.path = path
         self.temporary = disk.temporary_name(path)
         self._header_nbytes, self.size, self._bytes_left = len(header), arriving_nbytes, arriving_nbytes
-        self.proof_bytes = bytearray(proof_nbytes)
+        self.archive_header = bytearray(archive_header_nbytes)
         self._lock = threading.Lock()
         self._header = header
         self._file: FileIO | None = None
@@ -209,10 +209,10 @@ class MemberDraft:
                 if self._file is None:
                     self._file, self._position = FileIO(self.temporary, "w+"), self._header_nbytes
                     _write_all(self._file, self._header)
-                proof_nbytes = max(0, min(len(arrived_bytes), len(self.proof_bytes) - offset))
-                self.proof_bytes[offset : offset + proof_nbytes] = arrived_bytes[:proof_nbytes]
-                if stored_piece := arrived_bytes[proof_nbytes:]:
-                    file_offset = self._header_nbytes + offset + proof_nbytes - len(self.proof_bytes)
+                archive_header_nbytes = max(0, min(len(arrived_bytes), len(self.archive_header) - offset))
+                self.archive_header[offset : offset + archive_header_nbytes] = arrived_bytes[:archive_header_nbytes]
+                if stored_piece := arrived_bytes[archive_header_nbytes:]:
+                    file_offset = self._header_nbytes + offset + archive_header_nbytes - len(self.archive_header)
                     if (
                         file_offset != self._position
                     ):  # Most pieces continue at the current position, so that no seek is needed.

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, UsageError
-from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
+from checkpoints_zoo.formats import arrow_tables, catalog, disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, content_hash
 from checkpoints_zoo.formats.manifest import snapshot_keys
@@ -82,7 +82,7 @@ def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
     """Write description and manifest, and delete shards that no manifest row names; return the copied members."""
     target, name = plan.target, plan.description.name
     manifest_table = manifest.build_manifest(plan.rows)
-    manifest.check_rows(manifest_table, plan.description, target.manifest_path(name))
+    row_checks.check_rows(manifest_table, plan.description, target.manifest_path(name))
     catalog.write_json(plan.description.to_json(), target.description_path(name))
     manifest.write_manifest(manifest_table, target.manifest_path(name))
     used_paths = {row["path"] for row in plan.rows}
@@ -91,7 +91,7 @@ def _finish_copy(plan: CopyPlan, selected: SelectedMembers) -> SelectedMembers:
             path.unlink()
     description, rows = target.read_collection(name)
     position_of_key = {key: i for i, key in enumerate(snapshot_keys(rows))}
-    copied_rows = manifest.take_rows(rows, [position_of_key[key] for key in snapshot_keys(selected.rows)])
+    copied_rows = arrow_tables.take_rows(rows, [position_of_key[key] for key in snapshot_keys(selected.rows)])
     return SelectedMembers(target, target.commit(name), description, copied_rows)
 
 
@@ -105,7 +105,7 @@ def _locate_members(
     """
     source_positions = [p.position for p in shard.snapshots if p.position is not None]
     source_locations = iter(
-        selected.source.locate(selected.description, manifest.take_rows(selected.rows, source_positions))
+        selected.source.locate(selected.description, arrow_tables.take_rows(selected.rows, source_positions))
     )
     rows = selected.source.updated_rows(selected.description.name, selected.rows)
     if rows is not selected.rows:
@@ -251,7 +251,7 @@ def _merge_row(row: Row, old_row: Row | None, position: int, collection: str) ->
             member=row["member"],
         )
     if old_row is not None and None not in new_and_old_hash and old_row["final"] == row["final"]:
-        place_columns = (*manifest.LOCATION_COLUMNS, PARTS_COLUMN)
+        place_columns = (*row_checks.LOCATION_COLUMNS, PARTS_COLUMN)
         return merged_row | {column: old_row.get(column) for column in place_columns}, None
     return merged_row, PlannedSnapshot(merged_row, position, new_and_old_hash[0] or new_and_old_hash[1])
 
@@ -423,5 +423,5 @@ def record_locations(shard: PlannedShard, source_path: str) -> None:
     first_offset, member_nbytes = shard_files.first_offset(shard.layout, shard.prefixes), shard.layout.nbytes
     for i, planned_snapshot in enumerate(shard.snapshots):
         location = (source_path, first_offset + i * member_nbytes, member_nbytes, shard.layout_key, shard.layout.dtype)
-        planned_snapshot.row.update(zip(manifest.LOCATION_COLUMNS, location, strict=True))
+        planned_snapshot.row.update(zip(row_checks.LOCATION_COLUMNS, location, strict=True))
         planned_snapshot.row |= {"sha256": planned_snapshot.sha256, PARTS_COLUMN: None}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import SourceNotFound
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import layout
 from checkpoints_zoo.formats.catalog import Description, Listing, PickledDraws
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.sources import pickled_draws
@@ -63,11 +63,11 @@ class DrawsSource(Source):
         """Make the description and the manifest from the index of the files; return both."""
         return self._index.description(self.listing, self.facts), self._index.rows(self.listing)
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Read the files of draws that are not in the cache; return the locations of the draws."""
         return pickled_draws.fetch_draws(self.folder, self.listing, self._index, rows, self.check)
 
-    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+    def count_local(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose draws are in the cache; nothing is fetched."""
         return pickled_draws.count_cached(self.folder, self._index, rows)
 

@@ -1,6 +1,9 @@
 """Fetching of members from a repo on the Hub: cached members are used, missing ones are fetched by a few range
 reads.
 
+The offsets of members in an archive are predicted from its first headers. An archive is irregular if the header before
+a member shows that another member lies at the predicted offset; the caller then reads all headers of the archive.
+
 This is one file, because every step of a fetch works on the same requests: the search in the cache, the plan of ranges,
 the check.
 """
@@ -10,161 +13,47 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, NotCompared
-from checkpoints_zoo.formats import manifest
-from checkpoints_zoo.formats.layout import Layout, content_hash
-from checkpoints_zoo.formats.manifest import snapshot_keys
-from checkpoints_zoo.formats.member_parts import Part, parse_repo_file, parts_of_rows
+from checkpoints_zoo.formats import layout
+from checkpoints_zoo.formats.layout import content_hash
 from checkpoints_zoo.formats.selection import SnapshotKey, format_ids
-from checkpoints_zoo.formats.shard_files import Location, check_own_header, tensor_prefix
+from checkpoints_zoo.formats.shard_files import Location, check_own_header
 from checkpoints_zoo.formats.text import count_with_noun, first_few
 from checkpoints_zoo.sources import cache, hub, hub_cache
 from checkpoints_zoo.sources.hash_records import HashRecord, delete_file
 from checkpoints_zoo.sources.hub_addresses import Repo
-from checkpoints_zoo.sources.hub_files import RemoteFile
-from checkpoints_zoo.sources.web import WebFile, WebFolder
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
+from checkpoints_zoo.sources.member_requests import (
+    FetchedFile,
+    FileRange,
+    MemberRequest,
+    RepoFile,
+    requests_of_rows,
+    tensor_location,
+)
+from checkpoints_zoo.sources.web import WebFile
 
-LARGEST_READ_GAP_NBYTES = (
-    256 * 2**10
-)  # Largest gap between two members that is read along, because another request would take longer.
+# Largest number of unwanted bytes between two ranges that are fetched by one request: a second one would take longer.
+LARGEST_READ_GAP_NBYTES = 256 * 2**10
 LARGEST_RANGE_NBYTES = 32 * 2**20  # Number of bytes from which a range is split over several connections.
 CONNECTION_COUNT = 8
 WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the requested members take a larger share of its bytes.
 WHOLE_MODEL_SHARE = 0.98  # The same for a file of a model repo, which may hold buffers that no network needs.
 
-RepoFile = tuple[Repo, str]  # A file of a repo: the repo at its commit, and the path of the file in it.
-# A file that is fetched: the repo or the folder on the web, and the path of the file in it.
-FetchedFile = tuple[Repo | WebFolder, str]
 
 # Cache of this process: each file on the Hub is asked for its size and link only once.
 _remote_files: dict[RepoFile, RemoteFile] = {}
-
-
-@dataclass(frozen=True)
-class FileRange:
-    """A byte range of a file on the Hub or the web, with a member's bytes or a part of them.
-
-    Args:
-        file: the file.
-        start, end: offsets of the first byte of the range and of the byte after the last one.
-        etag: ETag of the file according to the manifest; None if the manifest does not say it.
-    """
-
-    file: FetchedFile
-    start: int
-    end: int
-    etag: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.start
-
-    @property
-    def repo_file(self) -> RepoFile:
-        """The file, which is known to be on the Hub."""
-        place, path = self.file
-        if not isinstance(place, Repo):
-            raise TypeError(f"{path} is not on the Hub")
-        return place, path
-
-
-@dataclass(frozen=True)
-class MemberRequest:
-    """A request for the bytes of one snapshot, made from its manifest row.
-
-    Args:
-        key: (member, epoch); the epoch is None for the final snapshot.
-        prefix: prefix of the member's tensor names in the file.
-        ranges: ranges that make up the bytes before the tensors and the tensors, one after another.
-        layout: layout of the member's bytes.
-        sha256: content hash of the member; None if unknown.
-        name_in_archive: name of the member's file in its archive; "" outside archives.
-        proof_nbytes: number of bytes before the member that are read too, because they prove the member's name.
-        proves_member: function of the bytes before the tensors that returns whether the bytes belong to this member;
-            None if no proof is needed.
-    """
-
-    key: SnapshotKey
-    prefix: str
-    ranges: tuple[FileRange, ...]
-    layout: Layout = field(compare=False)
-    sha256: str | None
-    name_in_archive: str = ""
-    proof_nbytes: int = 0
-    proves_member: Callable[[bytes], bool] | None = field(default=None, compare=False)
-
-    @classmethod
-    def of_range(
-        cls, file: FetchedFile, key: SnapshotKey, prefix: str, offset: int, layout: Layout, sha256: str | None,
-        proof_nbytes: int = 0, **proof: Any,
-    ) -> MemberRequest:  # fmt: skip
-        """Return the request for a member whose bytes are one range of a file.
-
-        Args:
-            file: the file.
-            offset: offset of the member's first tensor in the file.
-            key, prefix, layout, sha256, proof_nbytes, proof: the same arguments as in `MemberRequest`.
-        """
-        start, end = offset - layout.header_nbytes - proof_nbytes, offset + layout.nbytes
-        return cls(key, prefix, (FileRange(file, start, end),), layout, sha256, proof_nbytes=proof_nbytes, **proof)
-
-    @property
-    def first(self) -> FileRange:
-        return self.ranges[0]
-
-    @property
-    def offset(self) -> int:
-        """Offset of the member's first tensor in its file."""
-        return self.first.start + self.layout.header_nbytes + self.proof_nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes of all ranges."""
-        return sum(file_range.nbytes for file_range in self.ranges)
-
-    @property
-    def path(self) -> str:
-        """Path in its repo or folder of the file that has the member's first byte."""
-        return self.first.file[1]
-
-    def of_tensor(self, name: str) -> MemberRequest:
-        """Return the request for one tensor of the member, whose bytes have no hash of their own.
-
-        Raises:
-            UsageError: the member has no such tensor.
-        """
-        layout, tensor_offset = tensor_layout(self.layout, name)
-        start, ranges, range_start = self.layout.header_nbytes + self.proof_nbytes + tensor_offset, [], 0
-        for file_range in self.ranges:
-            first = max(start, range_start)
-            last = min(start + layout.nbytes, range_start + file_range.nbytes)
-            if first < last or (not layout.nbytes and range_start <= start <= range_start + file_range.nbytes):
-                shift = file_range.start - range_start
-                ranges.append(replace(file_range, start=first + shift, end=max(first, last) + shift))
-            range_start += file_range.nbytes
-        return MemberRequest(self.key, self.prefix, tuple(ranges), layout, None)
-
-
-@lru_cache(maxsize=1024)
-def tensor_layout(layout: Layout, name: str) -> tuple[Layout, int]:
-    """Return the layout of one tensor of a member, and the offset of its bytes within the member.
-
-    Raises:
-        UsageError: the layout has no such tensor.
-    """
-    spec = layout.spec(name)
-    return Layout.of_stored([(name, spec.dtype, spec.shape, name, spec.shape)], (), 0), spec.offset
 
 
 @dataclass(frozen=True)
@@ -224,7 +113,7 @@ def remote_file(repo: Repo, repo_path: str) -> RemoteFile:
 
 def fetch_rows(
     repo: Repo,
-    described: manifest.DescriptionWithLayouts,
+    described: layout.DescriptionWithLayouts,
     rows: pa.Table,
     allow_whole_files: bool = True,
     check: bool = False,
@@ -245,44 +134,6 @@ def fetch_rows(
     return fetch_members(str(repo), described.name, requests, allow_whole_files, check)
 
 
-def requests_of_rows(
-    place: Repo | WebFolder | None, described: manifest.DescriptionWithLayouts, rows: pa.Table
-) -> list[MemberRequest | None]:
-    """Return the requests for the bytes of a manifest's rows.
-
-    Args:
-        place: the repo or folder on the web that holds the bytes of rows without parts; None if a folder on this
-            machine holds them, so that there is no request for such a row.
-        described: the description that belongs to the manifest of the rows.
-        rows: manifest rows of members with weights.
-    """
-    columns = zip(*(rows.column(c).to_pylist() for c in ("layout", "sha256")), strict=True)
-    requests: list[MemberRequest | None] = []
-    for key, parts, (layout_key, sha256) in zip(snapshot_keys(rows), parts_of_rows(rows), columns, strict=True):
-        layout, prefix = described.layouts[layout_key], tensor_prefix(*key)
-        address = parse_repo_file(parts[0].path)
-        if address is not None:
-            # Files of model repos hold one member each, under the plain names of its tensors.
-            prefix = "" if address.kind == "model" else prefix
-            requests.append(MemberRequest(key, prefix, tuple(map(_range_of_part, parts)), layout, sha256))
-        elif place is None:
-            requests.append(None)
-        else:
-            requests.append(
-                MemberRequest.of_range((place, parts[0].path), key, prefix, parts[0].offset, layout, sha256)
-            )
-    return requests
-
-
-def _range_of_part(part: Part) -> FileRange:
-    """Return the range of a file on the Hub that a part of a checked row names."""
-    address = parse_repo_file(part.path)
-    if address is None:
-        raise DamagedError(f"part {part.path}", expected="hf://[datasets/]ORG/NAME@COMMIT/FILE", path=part.path)
-    file = Repo(address.id, address.commit, address.kind), address.path
-    return FileRange(file, part.offset, part.offset + part.nbytes, part.etag)
-
-
 def count_cached(requests: Sequence[MemberRequest]) -> int:
     """Count the members that are in a cache of this machine; nothing is fetched."""
     return len(_find_local(requests, _headers_of_layouts(requests))[0])
@@ -295,13 +146,17 @@ def _headers_of_layouts(requests: Sequence[MemberRequest]) -> dict[int, bytes]:
 
 
 def fetch_members(
-    place: str, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+    source_name: str,
+    collection: str,
+    requests: Sequence[MemberRequest],
+    allow_whole_files: bool = True,
+    check: bool = False,
 ) -> list[Location]:
     """Fetch members whose locations on the Hub are known, all missing members together; return the locations on this
     disk.
 
     Args:
-        place: the source whose manifest the requests are from, for errors.
+        source_name: name of the source whose manifest the requests are from, for errors.
         collection: name of the collection, for errors.
         requests: the requested members.
         allow_whole_files: whether a file may be fetched whole, into the cache of the Hub's client, if most of its bytes
@@ -314,12 +169,12 @@ def fetch_members(
         DamagedError: fetched bytes differ from the manifest; these bytes are not stored.
         StorageError: the disk is full.
     """
-    locations, _ = fetch_predicted(place, collection, requests, allow_whole_files, check)
+    locations, _ = fetch_as_predicted(source_name, collection, requests, allow_whole_files, check)
     return [locations[request] for request in requests]
 
 
 def fetch_tensors(
-    place: str, collection: str, requests: Sequence[MemberRequest], names: Iterable[str], check: bool = False
+    source_name: str, collection: str, requests: Sequence[MemberRequest], names: Iterable[str], check: bool = False
 ) -> dict[str, list[Location]]:
     """Fetch some tensors of members, and no other bytes of members that are not in a cache; return for each name the
     locations of the tensor in all members.
@@ -328,7 +183,7 @@ def fetch_tensors(
     has them.
 
     Args:
-        place, collection, requests, check: the same arguments as in `fetch_members`.
+        source_name, collection, requests, check: the same arguments as in `fetch_members`.
         names: names of tensors, which all members have.
 
     Raises:
@@ -347,7 +202,7 @@ def fetch_tensors(
             NotCompared,
             stacklevel=5,
         )
-    tensors = fetch_predicted(place, collection, missing, False, check)[0] if missing else {}
+    tensors = fetch_as_predicted(source_name, collection, missing, False, check)[0] if missing else {}
     return {
         name: [
             tensor_location(whole[request], name) if request in whole else tensors[tensors_of_request[request][i]]
@@ -357,19 +212,17 @@ def fetch_tensors(
     }
 
 
-def tensor_location(location: Location, name: str) -> Location:
-    """Return the location of one tensor of a member in the member's file."""
-    layout, offset = tensor_layout(location.layout, name)
-    return replace(location, offset=location.offset + offset, layout=layout)
-
-
-def fetch_predicted(
-    place: str, collection: str, requests: Sequence[MemberRequest], allow_whole_files: bool = True, check: bool = False
+def fetch_as_predicted(
+    source_name: str,
+    collection: str,
+    requests: Sequence[MemberRequest],
+    allow_whole_files: bool = True,
+    check: bool = False,
 ) -> tuple[dict[MemberRequest, Location], list[str]]:
-    """Fetch members like `fetch_members`; return their locations, and the paths of irregular archives.
+    """Fetch members from predicted offsets, as `fetch_members` does; return their locations, and the paths of irregular
+    archives.
 
-    In an irregular archive a member lies at another offset than predicted. After the first irregular archive nothing
-    more is fetched, so some locations are missing.
+    After the first irregular archive nothing more is fetched, so some locations are missing.
     """
     from huggingface_hub import is_offline_mode
 
@@ -379,7 +232,7 @@ def fetch_predicted(
     if irregular_paths:
         return locations, irregular_paths
     if missing_requests and is_offline_mode():
-        raise _offline_error(place, collection, missing_requests, len(requests), header_of_layout)
+        raise _offline_error(source_name, collection, missing_requests, len(requests), header_of_layout)
     if missing_requests:
         partly_cached_files = {request.first.repo_file for request in (locations if allow_whole_files else requests)}
         irregular_after_fetch = _fetch_missing(collection, missing_requests, header_of_layout, partly_cached_files)
@@ -430,7 +283,7 @@ def _find_local(
         whole_file = whole_file_of_file.get(file) if len(request.ranges) == 1 else None
         cache_header = header_of_layout[id(request.layout)]
         if whole_file is not None:
-            if request.proves_member is not None and not request.proves_member(
+            if request.belongs_to_member is not None and not request.belongs_to_member(
                 _read_bytes(whole_file, request.first.start, request.offset)
             ):
                 irregular_paths.add(request.path)
@@ -619,7 +472,7 @@ def _fetch_missing(
                     / "members"
                     / cache_file_name(request, etags, cache_header)
                 )
-                draft = cache.MemberDraft(draft_path, cache_header, request.nbytes, request.proof_nbytes)
+                draft = cache.MemberDraft(draft_path, cache_header, request.nbytes, request.archive_header_nbytes)
                 downloads.append(Download(request, remotes, draft))
                 if not request.nbytes:  # A tensor without elements: all of it has arrived.
                     draft.write(0, b"")
@@ -684,7 +537,9 @@ def _plan_ranges(downloads: Sequence[Download]) -> Iterator[tuple[list[_Wanted],
     """Join ranges that lie close together in a file, and split long ones; yield (wanted ranges, start, end)."""
     groups: list[list[_Wanted]] = []
     group_end = 0
-    wanted_ranges = [_Wanted(download, *place) for download in downloads for place in download.positions]
+    wanted_ranges = [
+        _Wanted(download, *position_and_range) for download in downloads for position_and_range in download.positions
+    ]
     for wanted in sorted(wanted_ranges, key=lambda w: (w.range.file[0].cache_name, w.range.file[1], w.range.start)):
         if (
             groups
@@ -734,8 +589,8 @@ def _check_and_keep(download: Download) -> bool:
 def _belongs_to_requested_member(download: Download) -> bool:
     """Say whether the bytes before the tensors belong to the requested member."""
     request = download.request
-    return request.proves_member is None or request.proves_member(
-        bytes(download.draft.proof_bytes) + bytes(download.draft.content()[: request.layout.header_nbytes])
+    return request.belongs_to_member is None or request.belongs_to_member(
+        bytes(download.draft.archive_header) + bytes(download.draft.content()[: request.layout.header_nbytes])
     )
 
 
@@ -763,7 +618,7 @@ def _hash_and_compare(download: Download) -> tuple[str, DamagedError | None]:
 
 
 def _offline_error(
-    place: str,
+    source_name: str,
     collection: str,
     missing_requests: Sequence[MemberRequest],
     request_count: int,
@@ -783,7 +638,7 @@ def _offline_error(
     return NetworkError(
         f"{len(keys)} of {request_count} members of {collection}",
         expected="members in the cache, since HF_HUB_OFFLINE is set",
-        found=f"no members {ids_text} of {place}{damaged_text}",
-        do=f"Get them online: `zoo-cli download {collection} --members {ids_text} --source {place}`",
+        found=f"no members {ids_text} of {source_name}{damaged_text}",
+        do=f"Get them online: `zoo-cli download {collection} --members {ids_text} --source {source_name}`",
         collection=collection,
     )

@@ -125,7 +125,8 @@ def _open_folder(path: str, collection: str) -> FolderSource:
         root = root.expanduser()
         has_archives = any((root / archive_facts.folder).is_dir() for _, archive_facts in catalog.archived_listings())
         listing = catalog.collections().get(collection)
-        has_draws = listing is not None and listing.draws is not None and (root / listing.draws.paths[0]).is_file()
+        draws_paths = listing.draws.paths if listing is not None and listing.draws is not None else ()
+        has_draws = any((root / path).is_file() for path in draws_paths)
         if not (root / "manifests").is_dir() and not has_archives and not has_draws:
             problem_of_kind = {root.is_dir(): "a folder without manifests/", root.is_file(): "a file"}
             problem = problem_of_kind.get(True, "nothing there")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import arrow_tables, catalog, layout, source_paths
 from checkpoints_zoo.formats.catalog import Archives
 from checkpoints_zoo.formats.manifest import snapshot_keys
 from checkpoints_zoo.formats.member_parts import PARTS_COLUMN
@@ -18,6 +18,7 @@ from checkpoints_zoo.formats.shard_files import Location, check_hashes, tensor_p
 from checkpoints_zoo.sources import fetching
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
+from checkpoints_zoo.sources.member_requests import MemberRequest, requests_of_rows
 from checkpoints_zoo.sources.source import ManifestSource
 
 EMBEDDED = "embedded"
@@ -76,35 +77,35 @@ class FolderSource(ManifestSource):
                 raise self.missing_file_error(path, name)
         return file_paths
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations. Bytes that lie in repos on the Hub (the
         description's `base`, or the parts of a row) are fetched."""
         if not described.base and PARTS_COLUMN not in rows.column_names:  # All bytes lie in the folder.
             return self._locate_files(described, rows)
-        requests = fetching.requests_of_rows(self.repo_of_bytes(described), described, rows)
+        requests = requests_of_rows(self.repo_of_bytes(described), described, rows)
         fetched = iter(self._fetch(described.name, requests))
-        local_rows = manifest.take_rows(rows, [i for i, request in enumerate(requests) if request is None])
+        local_rows = arrow_tables.take_rows(rows, [i for i, request in enumerate(requests) if request is None])
         local = iter(self._locate_files(described, local_rows) if local_rows.num_rows else [])
         return [next(local if request is None else fetched) for request in requests]
 
     def locate_tensors(
-        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+        self, described: layout.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
     ) -> dict[str, list[Location]]:
         """Find the bytes of some tensors of manifest rows; of rows whose bytes lie in repos on the Hub, fetch those of
         these tensors only. Return for each name the locations of the tensor, or of its member."""
-        requests = fetching.requests_of_rows(self.repo_of_bytes(described), described, rows)
+        requests = requests_of_rows(self.repo_of_bytes(described), described, rows)
         fetched_requests = [request for request in requests if request is not None]
         if len(fetched_requests) < len(requests):
             return super().locate_tensors(described, rows, names)
         return fetching.fetch_tensors(self.display_name, described.name, fetched_requests, names, self.check)
 
-    def _fetch(self, collection: str, requests: Iterable[fetching.MemberRequest | None]) -> list[Location]:
+    def _fetch(self, collection: str, requests: Iterable[MemberRequest | None]) -> list[Location]:
         fetched_requests = [request for request in requests if request is not None]
         if not fetched_requests:
             return []
         return fetching.fetch_members(self.display_name, collection, fetched_requests, check=self.check)
 
-    def _locate_files(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def _locate_files(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of rows whose files are in the folder; return their locations."""
         column_values = (rows.column(c).to_pylist() for c in ("path", "offset", "layout"))
         paths, offsets, layout_keys = column_values
@@ -138,7 +139,7 @@ class FolderSource(ManifestSource):
             SourceNotFound: there is no such file.
         """
         path = self.root / source_path
-        path_problem, missing_reason = manifest.path_problem(source_path), ""
+        path_problem, missing_reason = source_paths.path_refusal(source_path), ""
         try:
             if not path_problem and not any(
                 path.resolve().is_relative_to(folder.resolve()) for folder in self.allowed_folders()

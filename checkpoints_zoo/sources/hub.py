@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from checkpoints_zoo.errors import DamagedError, NetworkError, SourceNotFound
-from checkpoints_zoo.formats import limits, manifest
+from checkpoints_zoo.formats import limits, source_paths
 from checkpoints_zoo.formats.disk import replace_file
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.sources.hub_addresses import Repo, endpoint, host, parse_address, repo_label
@@ -218,7 +218,7 @@ def _check_path(repo: Repo, repo_path: str) -> None:
     Raises:
         DamagedError: the path leads out of the repo.
     """
-    if problem := manifest.path_problem(repo_path):
+    if problem := source_paths.path_refusal(repo_path):
         raise DamagedError(
             f"path {repo_path[:200]!r} of {repo.label}",
             expected="a file inside the repo",

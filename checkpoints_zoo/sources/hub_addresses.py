@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from checkpoints_zoo.errors import SourceNotFound
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import source_paths
 from checkpoints_zoo.sources import hosts
 
 ADDRESS_SCHEME = "hf://"
@@ -57,7 +57,7 @@ def parse_address(address: str) -> tuple[str, str]:
         if uri.type == "dataset" and not uri.path_in_repo and uri.id.count("/") == 1:
             revision = uri.revision or "main"
             # The client names a cache file after the revision.
-            revision_problem = manifest.path_problem(unquote(revision))
+            revision_problem = source_paths.path_refusal(unquote(revision))
             if not revision_problem:
                 return uri.id, revision
             found_text = f"the revision {revision_problem}"
@@ -97,7 +97,7 @@ def split_address(address: str, subject: str) -> tuple[str, str]:
     except HfUriError:
         return address, ""
     path = (uri.path_in_repo or "").strip("/")
-    if path and (problem := manifest.path_problem(path)):
+    if path and (problem := source_paths.path_refusal(path)):
         raise SourceNotFound(f"{subject} {address}", expected="a path inside the repo", found=problem, path=path)
     repo_kind_prefix = f"{uri.type}s/" if uri.type != "model" else ""
     return f"{ADDRESS_SCHEME}{repo_kind_prefix}{uri.id}{f'@{uri.revision}' if uri.revision else ''}", path

@@ -11,19 +11,20 @@ from typing import TypeVar
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest, selection
+from checkpoints_zoo.formats import catalog, layout, manifest, selection
 from checkpoints_zoo.formats.catalog import Archives, Description
 from checkpoints_zoo.formats.shard_files import Location, file_stamp
 from checkpoints_zoo.sources import fetching, hub, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import indexing
 from checkpoints_zoo.sources.archives.indexing import OpenedArchive
-from checkpoints_zoo.sources.parts import PartialFile
+from checkpoints_zoo.sources.member_requests import requests_of_rows
 from checkpoints_zoo.sources.source import (
     ManifestSource,
     open_collection_files,
     read_collection_files,
     read_description,
 )
+from checkpoints_zoo.sources.sparse_files import SparseHubFile
 
 T = TypeVar("T")
 
@@ -96,10 +97,10 @@ class HubSource(ManifestSource):
         """Fetch a collection's description, and the manifest if it is small; return the description, and the manifest's
         rows to select from."""
         source_path = f"manifests/{catalog.check_name(name)}.parquet"
-        parts = self._found(source_path, name, lambda path: PartialFile.of(self.repo, path))
-        if parts is not None:
+        sparse_file = self._found(source_path, name, lambda path: SparseHubFile.of(self.repo, path))
+        if sparse_file is not None:
             description_path = self._fetch_path(source_path[:-8] + ".json", name)
-            return _open_parts_once(name, parts, description_path, file_stamp(description_path))
+            return _open_large_manifest_once(name, sparse_file, description_path, file_stamp(description_path))
         paths = self.collection_paths(name)
         if all(hub_cache.has_announced_hash(path) for path in paths):
             return open_collection_files(name, *paths)
@@ -122,18 +123,18 @@ class HubSource(ManifestSource):
                 raise
             raise self.missing_file_error(self.root / source_path, collection) from error
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
         repo = self.repo_of_bytes(described) or self.repo
         return fetching.fetch_rows(repo, described, rows, check=self.check)
 
     def locate_tensors(
-        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+        self, described: layout.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
     ) -> dict[str, list[Location]]:
         """Fetch the missing bytes of some tensors of manifest rows together; return for each name the locations of the
         tensor."""
         repo = self.repo_of_bytes(described) or self.repo
-        requests = [r for r in fetching.requests_of_rows(repo, described, rows) if r is not None]
+        requests = [r for r in requests_of_rows(repo, described, rows) if r is not None]
         return fetching.fetch_tensors(str(repo), described.name, requests, names, self.check)
 
     def list_files(self, folder: str) -> list[str]:
@@ -146,10 +147,12 @@ class HubSource(ManifestSource):
 
 
 @lru_cache(maxsize=32)
-def _open_parts_once(
-    name: str, parts: PartialFile, description_path: Path, stamp: tuple[int, ...]
+def _open_large_manifest_once(
+    name: str, sparse_file: SparseHubFile, description_path: Path, stamp: tuple[int, ...]
 ) -> tuple[Description, manifest.ManifestFile]:
     """Read a description, and the footer of a large manifest on the Hub; return the description and the manifest."""
     description = read_description(name, description_path)
-    parts.fetch_footer()
-    return description, manifest.ManifestFile(parts.open, parts.path, description=description, parts=parts)
+    sparse_file.fetch_footer()
+    return description, manifest.ManifestFile(
+        sparse_file.open, sparse_file.path, description=description, sparse_file=sparse_file
+    )

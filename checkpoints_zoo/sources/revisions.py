@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from checkpoints_zoo.errors import DamagedError, SourceNotFound, UsageError, ZooError
-from checkpoints_zoo.formats import catalog, disk, manifest
+from checkpoints_zoo.formats import catalog, disk, source_paths
 from checkpoints_zoo.formats.member_parts import is_etag
 from checkpoints_zoo.formats.progress import progress
 from checkpoints_zoo.formats.shard_files import Header, guess_kind, header_length, parse_header
 from checkpoints_zoo.formats.text import first_few
 from checkpoints_zoo.sources import cache, hub, hub_addresses, hub_errors
 from checkpoints_zoo.sources.hub_addresses import Repo
-from checkpoints_zoo.sources.hub_files import RemoteFile
-from checkpoints_zoo.sources.pacing import Pace
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
+from checkpoints_zoo.sources.rate_limits import Pace
 
 FIRST_HEADER_NBYTES = 64 * 2**10  # Number of bytes that are read of a repo's first header.
 THREADS = 8
@@ -272,7 +272,7 @@ def _check_files(rows: Any, subject: str) -> None:
     for path, size, etag in rows:
         if not (type(path) is type(etag) is str and type(size) is int and size >= 0 and is_etag(etag)):
             raise DamagedError(subject, expected="a path, a size and a hash of each file", found=repr(path)[:80])
-        if problem := manifest.path_problem(path):
+        if problem := source_paths.path_refusal(path):
             raise DamagedError(f"path {path[:200]!r} of {subject}", expected="a file inside the repo", found=problem)
 
 

@@ -25,10 +25,11 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from checkpoints_zoo.errors import FormatError, SourceNotFound, ZooError
-from checkpoints_zoo.formats import catalog, manifest, selection
+from checkpoints_zoo.formats import arrow_tables, catalog, layout, manifest, row_checks, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.shard_files import Location, file_stamp
 from checkpoints_zoo.sources import fetching, hub, hub_addresses
+from checkpoints_zoo.sources.member_requests import requests_of_rows
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ class Source(ABC):
         description, rows = self.read_collection(name)
         return description, selection.RowsInMemory(rows)
 
-    def repo_of_bytes(self, described: manifest.DescriptionWithLayouts) -> hub_addresses.Repo | None:
+    def repo_of_bytes(self, described: layout.DescriptionWithLayouts) -> hub_addresses.Repo | None:
         """Return the repo that holds the bytes of rows without parts; None if they are files of a folder."""
         return hub.resolve_address(described.base) if described.base else self.repo
 
     @abstractmethod
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Find the bytes of manifest rows; return their locations on this machine. Bytes that are missing on this
         machine are fetched together.
 
@@ -107,7 +108,7 @@ class Source(ABC):
         """
 
     def locate_tensors(
-        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+        self, described: layout.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
     ) -> dict[str, list[Location]]:
         """Find the bytes of some tensors of manifest rows; return for each name the locations of the tensor, or of its
         member, on this machine. Where a source fetches bytes by ranges, it fetches those of these tensors only.
@@ -137,15 +138,15 @@ class Source(ABC):
         """
         return rows
 
-    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+    def count_local(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
-        requests = fetching.requests_of_rows(self.repo_of_bytes(described), described, rows)
+        requests = requests_of_rows(self.repo_of_bytes(described), described, rows)
         fetched = [request for request in requests if request is not None]
         return len(requests) - len(fetched) + fetching.count_cached(fetched)
 
     def transfer_nbytes(self, rows: pa.Table) -> int:
         """Return the number of bytes that reading manifest rows takes."""
-        return manifest.sum_of(rows, "nbytes")
+        return arrow_tables.sum_of(rows, "nbytes")
 
     @abstractmethod
     def list_files(self, folder: str) -> list[str]:
@@ -233,7 +234,7 @@ def _read_collection_files_once(
 ) -> tuple[Description, pa.Table]:
     description = read_description(collection, description_path)
     rows = manifest.read_manifest(manifest_path)
-    manifest.check_rows(rows, description, manifest_path)
+    row_checks.check_rows(rows, description, manifest_path)
     return description, rows
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, SourceNotFound
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import source_paths
 from checkpoints_zoo.formats.shard_files import guess_kind
 from checkpoints_zoo.formats.text import format_bytes
 from checkpoints_zoo.sources import hosts, hub, hub_cache, hub_errors
@@ -262,7 +262,7 @@ class WebFolder:
             ZooError: for the same reasons as in `WebFile.of`.
         """
         subject = f"file {path[:200]} of {self.label}"
-        if problem := manifest.path_problem(path):
+        if problem := source_paths.path_refusal(path):
             raise DamagedError(subject, expected="a file inside the folder", found=problem, path=path)
         return WebFile.of(f"{self.address}/{quote(path, errors='surrogateescape')}", subject)
 

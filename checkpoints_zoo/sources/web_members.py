@@ -12,7 +12,8 @@ from checkpoints_zoo.errors import NetworkError
 from checkpoints_zoo.formats import disk, limits
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.sources import cache, fetching, hub_cache
-from checkpoints_zoo.sources.fetching import Download, MemberRequest
+from checkpoints_zoo.sources.fetching import Download
+from checkpoints_zoo.sources.member_requests import MemberRequest
 from checkpoints_zoo.sources.web import WebFile, WebFolder
 
 _PINS = "pins"  # stands for the commit in the cache's records of ETags and sizes

@@ -10,9 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from checkpoints_zoo.errors import CollectionNotFound, SourceNotFound
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import catalog, layout
 from checkpoints_zoo.formats.shard_files import Location
 from checkpoints_zoo.sources import fetching, hub_addresses, hub_cache, web_members
+from checkpoints_zoo.sources.member_requests import MemberRequest, requests_of_rows
 from checkpoints_zoo.sources.source import ManifestSource
 from checkpoints_zoo.sources.web import WebFolder
 
@@ -65,7 +66,7 @@ class WebSource(ManifestSource):
     def _fetched_paths(self) -> dict[str, tuple[Path, Path]]:
         return {}
 
-    def locate(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
+    def locate(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[Location]:
         """Fetch the missing bytes of manifest rows together; return the locations of all rows."""
         requests = self._requests(described, rows)
         on_hub, on_web = _split_by_place(requests)
@@ -75,7 +76,7 @@ class WebSource(ManifestSource):
         return [locations[request] for request in requests]
 
     def locate_tensors(
-        self, described: manifest.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
+        self, described: layout.DescriptionWithLayouts, rows: pa.Table, names: Iterable[str]
     ) -> dict[str, list[Location]]:
         """Fetch the missing bytes of manifest rows, of rows in repos on the Hub those of some tensors only; return for
         each name the locations of the tensor, or of its member."""
@@ -84,11 +85,11 @@ class WebSource(ManifestSource):
             return super().locate_tensors(described, rows, names)
         return fetching.fetch_tensors(self.label, described.name, on_hub, names, self.check)
 
-    def _requests(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> list[fetching.MemberRequest]:
+    def _requests(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> list[MemberRequest]:
         place = self.repo_of_bytes(described) or self.folder
-        return [request for request in fetching.requests_of_rows(place, described, rows) if request is not None]
+        return [request for request in requests_of_rows(place, described, rows) if request is not None]
 
-    def count_local(self, described: manifest.DescriptionWithLayouts, rows: pa.Table) -> int:
+    def count_local(self, described: layout.DescriptionWithLayouts, rows: pa.Table) -> int:
         """Count the rows whose bytes are on this machine; nothing is fetched."""
         on_hub, on_web = _split_by_place(self._requests(described, rows))
         return web_members.count_cached(self.folder, on_web) + fetching.count_cached(on_hub)
@@ -103,10 +104,10 @@ class WebSource(ManifestSource):
 
 
 def _split_by_place(
-    requests: Iterable[fetching.MemberRequest],
-) -> tuple[list[fetching.MemberRequest], list[fetching.MemberRequest]]:
+    requests: Iterable[MemberRequest],
+) -> tuple[list[MemberRequest], list[MemberRequest]]:
     """Return the requests for bytes on the Hub, and those for bytes in a folder on the web."""
-    on_hub, on_web = list[fetching.MemberRequest](), list[fetching.MemberRequest]()
+    on_hub, on_web = list[MemberRequest](), list[MemberRequest]()
     for request in requests:
         (on_hub if isinstance(request.first.file[0], hub_addresses.Repo) else on_web).append(request)
     return on_hub, on_web

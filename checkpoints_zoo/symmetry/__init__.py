@@ -1,4 +1,4 @@
-"""Symmetries of networks, derived from the traced module, never typed by hand: permutations, scales, signs, matrices.
+"""Symmetries of networks, derived from the traced module: permutations, scales, signs, matrices, shifts.
 
 `deriving` derives the symmetry table of any module. `canonical` removes symmetries from weights. The functions here
 draw, compose, invert and apply elements of the symmetry group.

@@ -39,11 +39,11 @@ from checkpoints_zoo.training.gradients import (
     stack_gradient,
     uses_channels_last,
 )
+from checkpoints_zoo.training.learning_rates import learning_rate
 from checkpoints_zoo.training.optimizers import (
     Rate,
     first_adam_state,
     first_scaling,
-    learning_rate,
     optimizer_step,
     scaled_step,
     stored_tensors,

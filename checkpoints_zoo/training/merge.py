@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, UsageError
-from checkpoints_zoo.formats import disk, manifest, shard_files
+from checkpoints_zoo.formats import disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.selection import format_ids
@@ -257,9 +257,9 @@ def _choose_snapshots(collection: str, pieces: Sequence[CollectionPiece]) -> dic
 def _age_key(row: ManifestRow) -> tuple[Any, str]:
     """Return the key that sorts rows of one snapshot: by time, then by all columns except the location."""
     return row["created"], json.dumps(
-        {k: row.get(k) for k in SCHEMA.names if k not in manifest.LOCATION_COLUMNS}, default=str
+        {k: row.get(k) for k in SCHEMA.names if k not in row_checks.LOCATION_COLUMNS}, default=str
     )
 
 
 def _location_columns(row: ManifestRow | None) -> ManifestRow:
-    return {} if row is None else {column: row[column] for column in manifest.LOCATION_COLUMNS}
+    return {} if row is None else {column: row[column] for column in row_checks.LOCATION_COLUMNS}

@@ -32,8 +32,8 @@ from checkpoints_zoo.training.loop import (
     trains_on_one_thread,
 )
 from checkpoints_zoo.training.optimizers import stored_tensors
-from checkpoints_zoo.training.pickling import SentRecipe, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import STORAGE_DTYPES, Recipe
+from checkpoints_zoo.training.sent_recipes import SentRecipe, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.state import (
     RunKey,
     adopt_state,

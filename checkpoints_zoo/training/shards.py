@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from checkpoints_zoo.errors import DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
@@ -81,7 +81,7 @@ def write_shards(
         _write_shard(source, name, PlannedShard(number, key, layout), layout, shard_rows, new_snapshots)
         existing_rows |= shard_rows
         table = manifest.build_manifest([existing_rows[snapshot_key] for snapshot_key in sorted(existing_rows)])
-        manifest.check_rows(table, description, source.manifest_path(name))
+        row_checks.check_rows(table, description, source.manifest_path(name))
         catalog.write_json(description.to_json(), source.description_path(name))
         manifest.write_manifest(table, source.manifest_path(name))
         for folder in (source.manifest_path(name).parent, source.root):  # The caller then removes the staged files.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 
 from docs.make.marks import fill
-from docs.make.rooms import PACKAGE, ROOT, order, room_table
+from docs.make.rooms import PACKAGE, ROOT, first_sentence, order, room_table
 from docs.make.ways import WAYS, traced
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -27,12 +26,7 @@ def table(files: Mapping[str, str]) -> str:
     """Lay out the files of a way: each with the function that runs first, and the file's own first sentence."""
     lines = ["| | file | first call | what it is |", "|---|---|---|---|"]
     lines += [
-        f"| {at} | `{file}` | `{function.replace('.<locals>', '')}` | {_says(file)} |"
+        f"| {at} | `{file}` | `{function.replace('.<locals>', '')}` | {first_sentence(ROOT / PACKAGE / file)} |"
         for at, (file, function) in enumerate(files.items(), 1)
     ]
     return "\n".join(lines)
-
-
-def _says(file: str) -> str:
-    text = ast.get_docstring(ast.parse((ROOT / PACKAGE / file).read_text(encoding="utf-8"))) or ""
-    return text.partition("\n")[0].replace("|", "\\|")

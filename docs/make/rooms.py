@@ -48,7 +48,11 @@ def _room(name: str) -> str:
 def says(package: Path, room: str) -> str:
     """Return the first sentence of a room's docstring."""
     folder = package / room
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return first_sentence(folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py"))
+
+
+def first_sentence(file: Path) -> str:
+    """Return the first sentence of a file's docstring, on one line."""
     text = " ".join((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=\.)\s(?=[A-Z`])", text)[0]
 

@@ -23,6 +23,17 @@ from tests.support.scenarios import build
 from tests.support.snapshots import make
 
 
+def test_json_has_the_parts_that_transformers_have() -> None:
+    table = zoo.symmetries("vit-digits")
+    got = values(run("symmetries", "vit-digits", "--no-mass", "--format", "json"))
+    assert got["dimension"] == table.dimension
+    for key, held in (("signs", table.signs), ("matrices", table.matrices), ("shifts", table.shifts)):
+        assert [row["name"] for row in got[key]] == list(held)
+    matrices, shifts = ([row["dimension"] for row in got[key]] for key in ("matrices", "shifts"))
+    assert table.dimension == got["scaling_freedom"] + sum(matrices) + sum(shifts)
+    assert got["unconfirmed"] is None
+
+
 @pytest.fixture(scope="module")
 def found() -> MinimalMass:
     return zoo.minimal_mass(zoo.load("convnet-digits", n=8))

@@ -19,7 +19,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, FormatError, UsageError
-from checkpoints_zoo.formats import catalog, columns, manifest
+from checkpoints_zoo.formats import arrow_tables, catalog, columns, manifest
 from checkpoints_zoo.formats.catalog import Description, check_name
 from docs.make import columns as dictionary
 from tests.support.scenarios import SCHEMA, build
@@ -93,7 +93,7 @@ def test_format(tmp_path: Path) -> None:
 def test_rows_are_written_by_member_and_epoch(tmp_path: Path) -> None:
     many = [{**ROW, "member": m, "epoch": e, "final": e == 2} for m in range(30) for e in (1, 2)]
     table = manifest.build_manifest(many)
-    shuffled = manifest.take_rows(table, [7 * i % 60 for i in range(60)])
+    shuffled = arrow_tables.take_rows(table, [7 * i % 60 for i in range(60)])
     assert shuffled.column("member").to_pylist() != table.column("member").to_pylist()
     manifest.write_manifest(shuffled, tmp_path / "shuffled")
     with pq.ParquetFile(tmp_path / "shuffled") as file:
@@ -107,7 +107,7 @@ def test_missing_columns_are_null_and_unknown_ones_left_out(tmp_path: Path) -> N
     rows = manifest.read_manifest(tmp_path / "m")
     assert rows.schema == columns.SCHEMA
     assert rows.column("offset").to_pylist() == [2**62 + 1, 0, 2**62 + 1]
-    assert {n for n in rows.column_names if manifest.is_null(rows, n)} == set(columns.SCHEMA.names) - set(names)
+    assert {n for n in rows.column_names if arrow_tables.is_null(rows, n)} == set(columns.SCHEMA.names) - set(names)
 
 
 def test_other_types_of_the_same_values_are_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from checkpoints_zoo.errors import DamagedError, FormatError
-from checkpoints_zoo.formats import catalog, columns, manifest, selection
+from checkpoints_zoo.formats import catalog, columns, manifest, row_checks, selection
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.member_parts import Part, parse_repo_file, parts_of_rows
@@ -48,7 +48,7 @@ def write(path: Path, rows: list[dict[str, Any]], version: str = "2", **types: A
 
 def checked(path: Path) -> pa.Table:
     rows = manifest.read_manifest(path)
-    manifest.check_rows(rows, DESCRIPTION, path)
+    row_checks.check_rows(rows, DESCRIPTION, path)
     return rows
 
 
@@ -58,7 +58,7 @@ def test_parts_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert rows.column("parts").to_pylist() == [None, PARTS]
     assert parts_of_rows(rows) == [(Part("shards/a", 8, 24),), tuple(Part(**part) for part in PARTS)]
     sliced = checked(write(tmp_path / "s", [PLAIN, ROW, {**ROW, "member": 2}])).slice(1)
-    manifest.check_rows(sliced, DESCRIPTION, tmp_path)
+    row_checks.check_rows(sliced, DESCRIPTION, tmp_path)
     assert sliced.column("parts").to_pylist() == [PARTS, PARTS]
 
 
@@ -163,7 +163,7 @@ def test_a_large_file_is_read_by_row_groups(tmp_path: Path) -> None:
         def drop(self) -> None: ...
 
     path = tmp_path / "m"
-    file = manifest.ManifestFile(lambda: path.open("rb"), path, description=DESCRIPTION, parts=Everything())
+    file = manifest.ManifestFile(lambda: path.open("rb"), path, description=DESCRIPTION, sparse_file=Everything())
     taken = file.take(np.array([70, 3]))
     assert [part[0].offset for part in parts_of_rows(taken)] == [70, 3]
     metadata = pq.read_metadata(tmp_path / "m")

@@ -309,7 +309,7 @@ def test_values_that_cannot_be_used(tmp_path: Path, hub: Hub, monkeypatch: pytes
         "member 3 (seed-3.pt): failed, values that are not finite in out.bias."
     )
     assert members.ids == [0, 1]
-    monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE)
+    monkeypatch.setattr("checkpoints_zoo.publishing.card_pictures.picture", lambda *_: PICTURE)
     zoo.publish(out, NEW)
     assert zoo.load("mine", source=ADDRESS, architecture=Mlp).ids == [0, 1]
 
@@ -548,7 +548,7 @@ class Small(nn.Module):
 
 @pytest.mark.slow
 def test_everything_takes_what_is_made(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE)
+    monkeypatch.setattr("checkpoints_zoo.publishing.card_pictures.picture", lambda *_: PICTURE)
     torch.manual_seed(1)
     made = [dict(Small().state_dict()) for _ in range(3)]
     folder, out = keep(tmp_path / "in", made), tmp_path / "out"

@@ -331,7 +331,7 @@ def test_what_is_refused(
 @pytest.mark.slow
 def test_draws_on_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws around a member that ships: measured, published, loaded, verified, and the figures of a plain loop."""
-    monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE)
+    monkeypatch.setattr("checkpoints_zoo.publishing.card_pictures.picture", lambda *_: PICTURE)
     centre = zoo.load("convnet-digits", n=1)[0].state_dict()
     generator = torch.Generator().manual_seed(0)
     chain = [{n: t + 0.02 * torch.randn(t.shape, generator=generator) for n, t in centre.items()} for _ in range(4)]

@@ -22,9 +22,9 @@ from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError, Sour
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.interop.ingest.model_repos import IndexPlan, index_model_repos, number_members
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.sources import cache, fetching, pacing, revisions
-from checkpoints_zoo.sources.fetching import FileRange, MemberRequest
+from checkpoints_zoo.sources import cache, fetching, rate_limits, revisions
 from checkpoints_zoo.sources.hub_addresses import Repo
+from checkpoints_zoo.sources.member_requests import FileRange, MemberRequest
 from checkpoints_zoo.sources.revisions import epoch_of_name
 from tests.hub.hub import Hub
 from tests.support.commands import run, values
@@ -465,14 +465,14 @@ def test_a_fault_that_stays(
 @pytest.mark.slow
 def test_requests_stay_inside_the_window(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(hub, "org/net", STEPS[:40])
-    monkeypatch.setattr(pacing, "REQUESTS_IN_WINDOW", {"api": (15, 15), "resolvers": (30, 30)})
+    monkeypatch.setattr(rate_limits, "REQUESTS_IN_WINDOW", {"api": (15, 15), "resolvers": (30, 30)})
     now = [1000.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(revisions, "API", pacing.Pace("api", lambda: now[0], sleep))
-    monkeypatch.setattr(revisions, "RESOLVERS", pacing.Pace("resolvers", lambda: now[0], sleep))
+    monkeypatch.setattr(revisions, "API", rate_limits.Pace("api", lambda: now[0], sleep))
+    monkeypatch.setattr(revisions, "RESOLVERS", rate_limits.Pace("resolvers", lambda: now[0], sleep))
     times: dict[str, list[float]] = {"api": [], "resolvers": []}
     hub.on_request = lambda x: (
         times["api" if "/api/" in x.path else "resolvers"].append(now[0]) if "/_cdn/" not in x.path else None
@@ -492,14 +492,14 @@ def test_requests_stay_inside_the_window(hub: Hub, tmp_path: Path, monkeypatch: 
 
 
 def test_another_process_counts_too(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "REQUESTS_IN_WINDOW", {"api": (50, 100)})
+    monkeypatch.setattr(rate_limits, "REQUESTS_IN_WINDOW", {"api": (50, 100)})
     waits: list[float] = []
     clock = iter(range(10_000)).__next__
     for _ in range(3):  # as if started again
-        pace = pacing.Pace("api", lambda: 0.1 * clock(), waits.append)
+        pace = rate_limits.Pace("api", lambda: 0.1 * clock(), waits.append)
         for _ in range(40):
             pace.wait()
-    limit = pacing.requests_in_window("api")
+    limit = rate_limits.requests_in_window("api")
     assert limit == 90
     assert len(waits) == 120 - limit
     assert all(0 < wait <= 300 for wait in waits)

@@ -17,7 +17,7 @@ from checkpoints_zoo.formats.layout import is_counter
 from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.sources import archives, fetching, hub, hub_addresses
 from checkpoints_zoo.sources.archives import Index, indexing
-from checkpoints_zoo.sources.hub_files import RemoteFile
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
 
 BUDGET = 200_000_000
 ADDRESS = "hf://datasets/torch-uncertainty/Checkpoints"

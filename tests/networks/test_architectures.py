@@ -132,8 +132,8 @@ sys.exit('timm' in sys.modules)"""
         (
             "resnet",
             {},
-            "architecture 'resnet': expected one of convnet, resnet8, resnet18, resnet20-frn-silu,"
-            " resnet20-frn-swish, optunet, mlp, vit; found 'resnet'. Use the nearest name, 'resnet8'.",
+            f"architecture 'resnet': expected one of {', '.join(NETS)}; found 'resnet'."
+            " Use the nearest name, 'resnet8'.",
         ),
         (
             "convnet",

@@ -18,9 +18,9 @@ import pytest
 import checkpoints_zoo as zoo
 from checkpoints_zoo._moved import MOVED
 from checkpoints_zoo.cli.main import main
-from checkpoints_zoo.training.pickling import rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import read_recipe
+from checkpoints_zoo.training.sent_recipes import rebuild_recipe, serialize_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 Program = Callable[..., tuple[object, str, str]]

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables, manifest, row_checks
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.layout import Layout
@@ -112,7 +112,7 @@ def test_the_numbers_are_the_manifests() -> None:
         parts = ", ".join(f"`{split}` {n}" for split, n in sorted(rows["split"].value_counts().items()))
         assert f"by the column `split`: {parts}." in text
     (columns,) = others
-    kept = [any(not manifest.is_null(rows, n) for _, rows in shipped().values()) for n in SCHEMA.names]
+    kept = [any(not arrow_tables.is_null(rows, n) for _, rows in shipped().values()) for n in SCHEMA.names]
     assert [c[0] for c in columns[1:]] == [n for n, k in zip(SCHEMA.names, kept, strict=True) if k]
     assert "A member is stored as 19,810 `float16` and 336 `float32` values, 40.97 kB." in text
     assert "The weights of 80 trained networks in 2 collections, as safetensors." in text
@@ -271,7 +271,7 @@ def test_archives() -> None:
     assert "safe_open" not in text
 
 
-@pytest.mark.parametrize("rows", [[], [{"status": "failed", **dict.fromkeys(manifest.LOCATION_COLUMNS)}]])
+@pytest.mark.parametrize("rows", [[], [{"status": "failed", **dict.fromkeys(row_checks.LOCATION_COLUMNS)}]])
 def test_nothing_to_load(rows: list[dict[str, Any]]) -> None:
     text = cards.card(some(*rows), REPO)
     assert "0 trained networks" in text

@@ -15,7 +15,7 @@ from jinja2.meta import find_undeclared_variables
 from markdown_it.token import Token
 
 from checkpoints_zoo.publishing import cards
-from checkpoints_zoo.publishing.cards import Section
+from checkpoints_zoo.publishing.card_sections import Section
 from tests.formats.test_text import HOSTILE, cells, seen, tokens
 from tests.publishing.test_cards import ABOUT, ALL, REPO, body, front, some, tables
 

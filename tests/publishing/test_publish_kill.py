@@ -19,12 +19,12 @@ def publish_all(folder: str, home: str) -> None:
     from huggingface_hub import constants
 
     import checkpoints_zoo as zoo
-    from checkpoints_zoo.publishing import cards, publisher
+    from checkpoints_zoo.publishing import card_pictures, publisher
 
     # The server that children are forked from may have been started by another test.
     os.environ["HF_TOKEN"] = WRITER
     constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET, constants.HF_HUB_CACHE = False, True, home
-    cards.picture = lambda *_: PICTURE  # type: ignore[assignment]
+    card_pictures.picture = lambda *_: PICTURE  # type: ignore[assignment]
     publisher.LARGEST_COMMIT_FILE_COUNT = 1
     zoo.publish(folder, NEW, sample=0, tag="v1.0")
 

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints_zoo.errors import (
-    DamagedError,
-    NetworkError,
-    UsageError,
-    ZooError,
-)
+from checkpoints_zoo.errors import DamagedError, NetworkError, UsageError, ZooError
 from checkpoints_zoo.publishing import publisher
 from tests.hub import Hub
 from tests.support.publications import (
@@ -78,11 +73,11 @@ def test_regular_files_are_compared_as_git_does(hub: Hub, tiny: Built) -> None:
 
 def test_another_matplotlib_is_nothing_new(hub: Hub, tiny: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tiny.root)
-    monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE + b" in other colours")
+    monkeypatch.setattr("checkpoints_zoo.publishing.card_pictures.picture", lambda *_: PICTURE + b" in other colours")
     assert publish(tiny.root).commits == 0
     hub.commit(NEW, {"cards/tiny.png": None})
     assert publish(tiny.root).files == 1
-    monkeypatch.setattr("checkpoints_zoo.publishing.cards.picture", lambda *_: PICTURE)
+    monkeypatch.setattr("checkpoints_zoo.publishing.card_pictures.picture", lambda *_: PICTURE)
     build(tiny.root, members=range(7), per_shard=3)
     assert publish(tiny.root).files == 4  # a shard, the manifest, the card, and now its picture with it
     assert hub.read(NEW, "cards/tiny.png") == PICTURE

@@ -38,7 +38,7 @@ def test_figures_are_those_of_evaluate_and_pairwise() -> None:
         assert (four, six) == (as_text(report.curve[4][name], scale), as_text(known, scale))
         assert mean == (as_text(report.member[name], scale) if name in report.member else "–")
         assert unit == ("%" if name == "accuracy" else FIGURES[name].unit.replace("..", "–"))
-    assert len(cells) == len(report.ensemble) == 13
+    assert len(cells) == len(report.ensemble) == len(FIGURES)
 
     pairs = zoo.pairwise(members, some("test", 90), photos())
     frame = pairs.to_frame()

@@ -21,7 +21,7 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import LayoutError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.images import DATASETS, ImageData
-from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing import card_pictures, card_sections, cards
 from checkpoints_zoo.sources import hub_errors
 from checkpoints_zoo.training import population
 from checkpoints_zoo.training.optimizers import first_adam_state, scaled_step
@@ -294,8 +294,8 @@ def test_the_card_knows_the_images_of_the_package() -> None:
 @pytest.mark.parametrize("accuracies", [[1.0] * 3, [0.99, 1.0], [0.97, 0.98, 0.995]])
 def test_the_axis_of_accuracies_ends_at_100_percent(accuracies: list[float]) -> None:
     """Case 32: beyond it there is no more than half of the last bar."""
-    section = cards.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
-    axes = cards.draw_histograms(section).axes[0]
+    section = card_sections.Section("some", *some(*[ALL | {"test_accuracy": a} for a in accuracies])["some"])
+    axes = card_pictures.draw_histograms(section).axes[0]
     last = max(bar.get_x() + bar.get_width() for bar in axes.patches)
     assert axes.get_xlim()[1] <= max(100, last)
 

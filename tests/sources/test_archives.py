@@ -18,7 +18,7 @@ from torch import Tensor
 
 from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.errors import DamagedError, FormatError, LayoutError, UsageError, ZooError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import arrow_tables
 from checkpoints_zoo.formats.layout import Layout, content_hash, is_counter
 from checkpoints_zoo.formats.shard_files import hash_members
 from checkpoints_zoo.sources.archives import (
@@ -155,7 +155,7 @@ def test_members_with_other_headers_each_have_their_layout(tmp_path: Path) -> No
     assert rows.column("reason").to_pylist()[5] == "a optunet with {'classes': 10, 'hidden': 3}"
     assert len(description.layouts) == 3
     members = opened(path)
-    stacked = Collection(members.source, "0" * 40, description, manifest.take_rows(rows, [0, 1, 2, 4])).stack()
+    stacked = Collection(members.source, "0" * 40, description, arrow_tables.take_rows(rows, [0, 1, 2, 4])).stack()
     for at, seed in enumerate([0, 1, 2, 4]):
         assert all(torch.equal(stacked[n][at], t) for n, t in state(seed, "optunet", **SMALL).items())
     values = next(iter(description.layouts.values())).to_json()

@@ -19,7 +19,7 @@ from safetensors import safe_open
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, StorageError
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.sources import cache, fetching, hub_cache
+from checkpoints_zoo.sources import cache, fetching, hub_cache, member_requests
 from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.hub_cache import cache_root
@@ -115,7 +115,7 @@ def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     layout = Layout.of_stored([("w", "F32", (2, 3), "conv.weight", (2, 3))], (), header_nbytes)
     commit = hub.commit(REPO, {"a.tgz": bytes(512) + member + bytes(50_000)}, lfs=True)
     file, offset = (Repo(REPO, commit), "a.tgz"), 512 + header_nbytes
-    wanted = fetching.MemberRequest.of_range(file, (7, None), "", offset, layout, None)
+    wanted = member_requests.MemberRequest.of_range(file, (7, None), "", offset, layout, None)
     (found,) = fetching.fetch_members(ADDRESS, "old", [wanted])
     assert found.path.read_bytes() == member
     assert (found.member, found.prefix, found.offset) == (7, "", header_nbytes)
@@ -123,7 +123,7 @@ def test_members_of_an_archive_keep_their_own_header(hub: Hub) -> None:
     other = Layout.of_stored([("w", "F32", (3, 2), "conv.weight", (3, 2))], (), header_nbytes)
     with pytest.raises(DamagedError, match=r"^header of member 7 in file a.tgz of hf://datasets/alice/zoo: expected"):
         fetching.fetch_members(
-            ADDRESS, "old", [fetching.MemberRequest.of_range(file, (7, None), "", offset, other, None)]
+            ADDRESS, "old", [member_requests.MemberRequest.of_range(file, (7, None), "", offset, other, None)]
         )
     assert left() == [found.path]
 

@@ -112,8 +112,14 @@ def test_a_folder_of_downloaded_files(tmp_path: Path, web: WebHost) -> None:
         members.stack()
     assert zoo.load(NAME, members=[10], source=folder).stack()["fc.bias"].shape == (1, 10)
     (folder / "state-1.pkl").unlink()
-    with pytest.raises(SourceNotFound, match=r"file state-1.pkl of .*Wilson: expected a file of the collection"):
+    text = r"file state-{} of .*: expected a file of the collection; found no such file"
+    with pytest.raises(SourceNotFound, match=text.format("1.pkl")):
         zoo.load(NAME, members=[3], source=folder).stack()
+    only_last = tmp_path / "incomplete"
+    only_last.mkdir()
+    (only_last / f"state-{COUNT - 1}.pkl").write_bytes(FILES[path_of(COUNT - 1)])
+    with pytest.raises(SourceNotFound, match=text.format("0.pkl")):
+        zoo.load(NAME, members=[3], source=only_last)
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import CollectionNotFound, DamagedError, FormatError, SourceNotFound
-from checkpoints_zoo.formats.manifest import path_problem
 from checkpoints_zoo.sources.finding import open_source
 from checkpoints_zoo.sources.folder_source import EMBEDDED, FolderSource
+from tests.formats.test_source_paths import ODD, OUT, UNTIDY
 from tests.support.commands import run
 from tests.support.scenarios import build, digest_of
 
@@ -174,31 +174,6 @@ def test_a_manifest_under_another_name(tmp_path: Path) -> None:
         zoo.load("mine", source=tmp_path)
     path = built.json.with_stem("mine")
     assert str(caught.value) == f"description {path}: expected the name 'mine', as in the file's name; found 'tiny'."
-
-
-GOOD = [
-    "a",
-    "shards/tiny/00000-3f9a1c2b.safetensors",
-    "a b/ü.safetensors",
-    "a..b/c...",
-    "~x/-y",
-    "a/.hidden",
-    "x" * 255,
-    "ü" * 127,
-]
-OUT = ["../a", "a/../../b", "..", "a/..", "/a", "//a", "/", ".. /a", "a/... /b", ". ./a", "a/ ./b", " /a"]
-LONG = ["x" * 256, "a/" + "ü" * 128, "/".join(["x" * 250] * 20)]
-ODD = ["", "a\\b", "..\\a", "C:/a", "c:a", "a\0b", "\\\\host\\a", "file:///a", "a:stream"]
-UNTIDY = ["./.", "a//b", "./a", "a/./b", "a/", "a/b/"]
-
-
-def test_paths_of_a_manifest_by_rules_that_are_the_same_everywhere() -> None:
-    assert [path_problem(p) for p in GOOD] == [""] * len(GOOD)
-    assert [p for p in OUT if not path_problem(p).endswith(", which leads out of it")] == []
-    assert {path_problem(p).partition(", ")[2] for p in LONG} == {"which is longer than a file system takes"}
-    assert {path_problem(p).partition(", ")[2] for p in ODD} == {"which is empty or has a NUL, a backslash or a colon"}
-    assert [p for p in UNTIDY if not path_problem(p).endswith(", which is no plain path")] == []
-    assert len(path_problem("../" + "x" * 10_000)) < 300
 
 
 @pytest.mark.parametrize("inside", [*OUT, *ODD, *UNTIDY])

@@ -12,7 +12,7 @@ import pytest
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import ZooError
-from checkpoints_zoo.publishing import cards
+from checkpoints_zoo.publishing import card_pictures
 from checkpoints_zoo.publishing.publisher import Published
 from tests.hub import Hub
 from tests.hub.repos import Commit
@@ -32,7 +32,7 @@ def two_shards(root: Path) -> Built:
 def quick(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
     """Draw no pictures, and let retries follow at once."""
     retry_at_once(monkeypatch, waits)
-    monkeypatch.setattr(cards, "picture", lambda *_: PICTURE)
+    monkeypatch.setattr(card_pictures, "picture", lambda *_: PICTURE)
 
 
 def commits(hub: Hub, id: str = NEW, revision: str = "main") -> list[Commit]:

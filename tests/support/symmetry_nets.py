@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from checkpoints_zoo.networks.architectures import IMAGE_SHAPES
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import Table, symmetries
-from checkpoints_zoo.symmetry.deriving.network import IMAGE_SHAPES
 
 
 class Shaped(nn.Module):

@@ -151,6 +151,19 @@ def test_parts_that_change_the_function_are_left_out() -> None:
     assert confirming.confirm(network, (x,), table) == table
 
 
+def test_a_table_that_is_not_confirmed_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(2, TOKENS, WIDTH)
+    confirmed = symmetries(Block(plain), x)
+    undefined = symmetries(Block(lambda block, y: plain(block, y) * float("inf")), x)
+    monkeypatch.setattr(confirming, "LARGEST_NETWORK", 100)
+    large = symmetries(Block(plain), x)
+    assert confirmed.unconfirmed == ""
+    assert replace(large, unconfirmed="") == confirmed
+    for table, reason in ((undefined, "on random weights it gives no finite outputs"),
+                          (large, "it has more than 100 parameters")):  # fmt: skip
+        assert f"\nnot confirmed by running the network: {reason}\n" in str(table)
+
+
 class Gated(nn.Module):
     """Attention and a gated MLP whose two layers lie in one kernel."""
 

@@ -13,10 +13,8 @@ from torch import nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo import symmetry
 from checkpoints_zoo.errors import UsageError
-from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
 from checkpoints_zoo.symmetry import symmetries
-from checkpoints_zoo.symmetry.deriving.network import IMAGE_SHAPES
 from tests.support.symmetry_nets import table_of
 
 
@@ -111,7 +109,6 @@ def test_a_collection_an_architecture_and_a_module_agree() -> None:
             assert table.network == name
             assert dataclasses.replace(table, network=by_module.network) == by_module
     assert pickle.loads(pickle.dumps(by_module)) == by_module  # noqa: S301
-    assert set(IMAGE_SHAPES) == set(ARCHITECTURES)
 
 
 def test_the_shipped_transformers_have_the_dimension_of_their_groups() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.images import ImageData
-from checkpoints_zoo.training import pickling
+from checkpoints_zoo.training import sent_recipes
 from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.population import StackTrainer
 from checkpoints_zoo.training.recipe import Recipe
@@ -122,10 +122,10 @@ def test_other_processes_find_them() -> None:
     there = pickle.loads(pickle.dumps(StackTrainer(MINE, None))).recipe  # noqa: S301 (its own)
     assert (there.images, there.build, there.hash) == (pictures, net, MINE.hash)
     with pytest.raises(UsageError, match=r"^images of recipe 'mine': expected a function or class at the top of a"):
-        pickling.serialize_recipe(dataclasses.replace(MINE, images=lambda: pictures()))
-    changed = dataclasses.replace(pickling.serialize_recipe(MINE), hash="0" * 16)
+        sent_recipes.serialize_recipe(dataclasses.replace(MINE, images=lambda: pictures()))
+    changed = dataclasses.replace(sent_recipes.serialize_recipe(MINE), hash="0" * 16)
     with pytest.raises(UsageError, match=r"Put the same file .*, and the images that it gives, onto every node\.$"):
-        pickling.rebuild_recipe(changed)
+        sent_recipes.rebuild_recipe(changed)
 
 
 def test_a_source_names_them(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from checkpoints_zoo.formats import catalog
 from checkpoints_zoo.images import CLASSES
 from checkpoints_zoo.images.data_sets import HUB_SETS
 from checkpoints_zoo.networks import modules
+from checkpoints_zoo.networks.architectures import ARCHITECTURES
 from checkpoints_zoo.networks.modules import build_architecture
-from checkpoints_zoo.training.optimizers import learning_rate
+from checkpoints_zoo.training.learning_rates import learning_rate
 from checkpoints_zoo.training.packing import layout_of
 from checkpoints_zoo.training.recipes import RECIPES, convnet_digits, recipe_by_name, resnet8_digits
 
@@ -144,8 +145,7 @@ def test_hash_covers_what_decides_the_result() -> None:
     [
         (
             {"architecture": "vgg"},
-            "architecture of recipe 'small': expected one of convnet, resnet8, resnet18, resnet20-frn-silu,"
-            " resnet20-frn-swish, optunet, mlp, vit; found 'vgg'.",
+            f"architecture of recipe 'small': expected one of {', '.join(ARCHITECTURES)}; found 'vgg'.",
         ),
         (
             {"dataset": "mnits"},

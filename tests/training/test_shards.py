@@ -239,7 +239,7 @@ def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
 
 
 def test_another_file_on_a_node_is_refused(tmp_path: Path) -> None:
-    from checkpoints_zoo.training.pickling import rebuild_recipe, serialize_recipe
+    from checkpoints_zoo.training.sent_recipes import rebuild_recipe, serialize_recipe
 
     (tmp_path / "mine.py").write_text(FILE)
     there = serialize_recipe(recipe_files.read_recipe(str(tmp_path / "mine.py")))

@@ -17,12 +17,12 @@ from checkpoints_zoo import images
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.training.export import train_into
-from checkpoints_zoo.training.pickling import rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.population import Progress, train_stack
 from checkpoints_zoo.training.recipe import Recipe
 from checkpoints_zoo.training.recipe_files import check_changes, vary_recipe
 from checkpoints_zoo.training.recipes import convnet_digits, convnet_digits_varied, recipe_from_options
 from checkpoints_zoo.training.retrain import retrain
+from checkpoints_zoo.training.sent_recipes import rebuild_recipe, serialize_recipe
 from tests.support.tiny import TINY, contents, no_waiting_for_the_disk  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")

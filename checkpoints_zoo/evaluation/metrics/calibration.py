@@ -46,7 +46,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = 15, *, check: bool = True) ->
     # The mean of probabilities over members may be rounded to a number above 1.
     confidence = confidence.clamp(0, 1).float()
     bin_of_input, is_correct = _bin_numbers(confidence, bins), (top_class == labels).float()
-    # The sum is in float32 and in torchmetrics' order, so that the ECE equals the values in manifests bit for bit.
+    # The sum is in float32 and in torchmetrics' order, as for the values in manifests.
     counts, confidence_sums, accuracy_sums = (
         confidence.new_zeros(bins).scatter_add_(0, bin_of_input, values)
         for values in (torch.ones_like(confidence), confidence, is_correct)

@@ -30,7 +30,7 @@ from checkpoints_zoo.sources import archives, fetching, hub_addresses, hub_cache
 from checkpoints_zoo.sources.archives import Entry, IdentifyNet, Index, MemberGroup, MemberHeader, MemberRange, indexing
 from checkpoints_zoo.sources.archives.contents import Contents
 from checkpoints_zoo.sources.archives.tar import BLOCK_BYTES, TarHeader
-from checkpoints_zoo.sources.hub_files import RemoteFile
+from checkpoints_zoo.sources.hub_ranges import RemoteFile
 
 MAX_LISTED = 5  # number of files that an error names.
 PARALLEL_ARCHIVES = 3  # number of archives that are read at once from a repo, each over several connections

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 MOST_BATCH_MEMBERS, MOST_BATCH_BYTES = 256, 2**28
-FIGURES = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
+MEASURED_COLUMNS = ("test_accuracy", "test_nll", "test_brier", "test_ece", "eval_data")
 PROGRESS_STEPS = 20  # number of progress messages in total
 Row = dict[str, Any]
 
@@ -93,7 +93,7 @@ def drop_stale_figures(rows: Iterable[Row], old_description: Description, descri
         old_fact = getattr(old_description, fact)
         if old_fact and old_fact != getattr(description, fact):
             for row in rows:
-                row |= dict.fromkeys(FIGURES)
+                row |= dict.fromkeys(MEASURED_COLUMNS)
 
 
 def batch_rows(rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -206,7 +206,7 @@ def mark_duplicates(rows: Sequence[Row]) -> None:
         original_member = first_member_of_hash.setdefault(row["sha256"], row["member"])
         if original_member != row["member"]:
             row |= {"status": "excluded", "reason": f"the weights of member {original_member}"}
-            row |= dict.fromkeys(FIGURES)
+            row |= dict.fromkeys(MEASURED_COLUMNS)
 
 
 def progress_reporter(say: Say, collection: str, total: int) -> Callable[[int], None]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import DamagedError, UsageError, ZooError
-from checkpoints_zoo.formats import catalog, disk, manifest
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks
 from checkpoints_zoo.formats.catalog import EPOCH_UNITS, Description
 from checkpoints_zoo.formats.layout import Layout, compare_shapes
 from checkpoints_zoo.formats.member_parts import Part, join_parts
@@ -28,7 +28,7 @@ from checkpoints_zoo.interop.ingest.origin import PICKLE_SUFFIXES, Say
 from checkpoints_zoo.interop.ingest.survey import status_counts
 from checkpoints_zoo.interop.ingest.user_facts import make_description
 from checkpoints_zoo.networks.architectures import from_config_name
-from checkpoints_zoo.sources import cache, pacing, revisions
+from checkpoints_zoo.sources import cache, rate_limits, revisions
 from checkpoints_zoo.sources.folder_source import FolderSource
 from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.revisions import Revision, WeightFile
@@ -181,7 +181,7 @@ def _plan(commits: Mapping[tuple[str, str], str], name: str, target: str) -> Ind
     # A content is read once; how many a revision has is known after its listing.
     known = {file.file.etag for file in files if file.is_known()}
     headers = len({file.file.etag for file in files} - known) + listings
-    waits = pacing.expected_seconds(listings, "api") + pacing.expected_seconds(headers, "resolvers")
+    waits = rate_limits.expected_seconds(listings, "api") + rate_limits.expected_seconds(headers, "resolvers")
     seconds = waits + (listings + 2 * headers) * LATENCY_SECONDS
     return IndexPlan(name, target, len(repos), len(commits), listings, headers, round(seconds / 60, 3))
 
@@ -363,6 +363,6 @@ def _write(target: FolderSource, description: Description, rows: Sequence[Mappin
         description = Description.from_json(
             json.loads(json.dumps(description.to_json())), target.description_path(name)
         )
-        manifest.check_rows(table, description, target.manifest_path(name))
+        row_checks.check_rows(table, description, target.manifest_path(name))
         catalog.write_json(description.to_json(), target.description_path(name))
         manifest.write_manifest(table, target.manifest_path(name))

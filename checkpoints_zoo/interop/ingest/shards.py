@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, UsageError
-from checkpoints_zoo.formats import catalog, disk, manifest, shard_files
+from checkpoints_zoo.formats import catalog, disk, manifest, row_checks, shard_files
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
 from checkpoints_zoo.formats.shard_files import Location, tensor_prefix
-from checkpoints_zoo.interop.ingest import measuring, pickles
+from checkpoints_zoo.interop.ingest import measuring, torch_files
 from checkpoints_zoo.interop.ingest.measuring import Row
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, tensor_shapes
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
-from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
+from checkpoints_zoo.interop.ingest.torch_files import StateDictPlace
 from checkpoints_zoo.sources import archives
 from checkpoints_zoo.sources.folder_source import FolderSource
 
@@ -66,9 +66,9 @@ class MemberReader:
             if self.state_dict_place is None:
                 yield row, layout, measuring.read_and_check(row, location)
                 continue
-            raw = pickles.read_member_bytes(path, self.state_dict_place, layout)
+            raw = torch_files.read_member_bytes(path, self.state_dict_place, layout)
             measuring.check_member(row, location, raw)
-            if row["status"] == "ok" and (problem := pickles.checksum_problem(path)):
+            if row["status"] == "ok" and (problem := torch_files.checksum_problem(path)):
                 row |= {"status": "failed", "reason": problem}
             yield row, layout, raw
 
@@ -179,7 +179,7 @@ def _write_manifest(rows: list[Row], description: Description, target: FolderSou
     measuring.mark_duplicates(rows)
     table = manifest.build_manifest(rows)
     path = target.manifest_path(description.name)
-    manifest.check_rows(table, description, path)
+    row_checks.check_rows(table, description, path)
     manifest.write_manifest(table, path)
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats import catalog, manifest
+from checkpoints_zoo.formats import catalog, manifest, row_checks
 from checkpoints_zoo.formats.catalog import Description
-from checkpoints_zoo.interop.ingest import checkpoint_members, measuring, pickles
+from checkpoints_zoo.interop.ingest import checkpoint_members, measuring, torch_files
 from checkpoints_zoo.interop.ingest.measuring import Row, batch_rows
 from checkpoints_zoo.interop.ingest.networks import Build, NetSpec, make_recogniser, recogniser_of_user_net
 from checkpoints_zoo.interop.ingest.origin import Origin, Say
-from checkpoints_zoo.interop.ingest.pickles import StateDictPlace
 from checkpoints_zoo.interop.ingest.selection import NetTensors
+from checkpoints_zoo.interop.ingest.torch_files import StateDictPlace
 from checkpoints_zoo.interop.ingest.user_columns import ColumnReader
 from checkpoints_zoo.interop.ingest.user_facts import check_net, make_description, with_earlier_facts
 from checkpoints_zoo.sources import archives
@@ -98,7 +98,7 @@ def survey_origin(
     if state_dict_place := options.state_dict_place(origin):
         member_groups.append(
             checkpoint_members.number_members(
-                pickles.members_of_pickles(origin, state_dict_place), origin.pickles, options.earlier_ids
+                torch_files.members_of_pickles(origin, state_dict_place), origin.pickles, options.earlier_ids
             )
         )
     recogniser = make_recogniser(options.net, member_groups, options.build)
@@ -191,7 +191,7 @@ class Survey:
         current, name = self.with_existing_manifest(target), self.description.name
         path = target.manifest_path(name)
         is_changed = not path.is_file() or not target.read_collection(name)[1].equals(current.rows)
-        manifest.check_rows(current.rows, current.description, target.manifest_path(name))
+        row_checks.check_rows(current.rows, current.description, target.manifest_path(name))
         catalog.write_json(current.description.to_json(), target.description_path(name))
         if is_changed:
             manifest.write_manifest(current.rows, target.manifest_path(name))

@@ -19,9 +19,9 @@ from checkpoints_zoo.errors import FormatError, SourceNotFound, UsageError
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.columns import SCHEMA
 from checkpoints_zoo.formats.disk import replace_file
-from checkpoints_zoo.formats.manifest import LOCATION_COLUMNS
+from checkpoints_zoo.formats.row_checks import LOCATION_COLUMNS
 from checkpoints_zoo.formats.text import did_you_mean, first_few
-from checkpoints_zoo.interop.ingest.measuring import FIGURES
+from checkpoints_zoo.interop.ingest.measuring import MEASURED_COLUMNS
 from checkpoints_zoo.sources.folder_source import FolderSource
 
 Row = dict[str, Any]
@@ -193,7 +193,7 @@ def check_no_measured_figures(column_names: Iterable[str]) -> None:
     Raises:
         UsageError: the user supplies a figure that the import measures.
     """
-    if repeated_names := [name for name in column_names if name in FIGURES]:
+    if repeated_names := [name for name in column_names if name in MEASURED_COLUMNS]:
         raise UsageError("test figures", expected="columns with figures, or images to measure them on",
                          found=f"both, for {', '.join(repeated_names)}")  # fmt: skip
 

@@ -26,8 +26,8 @@ from checkpoints_zoo.methods.method import Method, version_of
 from checkpoints_zoo.methods.modes import gpu_name
 from checkpoints_zoo.methods.problem import Problem
 from checkpoints_zoo.sources import cache
-from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import Recipe
+from checkpoints_zoo.training.sent_recipes import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.workers import Job, choose_engine
 
 _SLOW_METHODS = ("deep-ensemble", "hmc")  # Slow methods start first, so that all processes end at about the same time.

@@ -8,23 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import nn
 
-# Architecture -> its file in this folder, and the function in the file that builds it.
-_PLACE_OF_NAME = {
-    "convnet": ("convnet", "convnet"),
-    "resnet8": ("resnet8", "resnet8"),
-    "resnet18": ("resnet18", "resnet18"),
-    "resnet20-frn-silu": ("resnet20", "resnet20_frn_silu"),
-    "resnet20-frn-swish": ("resnet20", "resnet20_frn_swish"),
-    "optunet": ("optunet", "optunet"),
-    "mlp": ("mlp", "mlp"),
-    "vit": ("vit", "vit"),
-}
 
+class _Place(NamedTuple):
+    """Where an architecture is: its file in this folder, and the function in the file that builds it. `image_shape` is
+    (channel, height, width) of images that it takes with the function's defaults."""
+
+    file: str
+    function: str
+    image_shape: tuple[int, int, int]
+
+
+_PLACE_OF_NAME = {
+    "convnet": _Place("convnet", "convnet", (1, 8, 8)),
+    "resnet8": _Place("resnet8", "resnet8", (1, 8, 8)),
+    "resnet18": _Place("resnet18", "resnet18", (3, 32, 32)),
+    "resnet20-frn-silu": _Place("resnet20", "resnet20_frn_silu", (3, 32, 32)),
+    "resnet20-frn-swish": _Place("resnet20", "resnet20_frn_swish", (3, 32, 32)),
+    "optunet": _Place("optunet", "optunet", (1, 28, 28)),
+    "mlp": _Place("mlp", "mlp", (1, 8, 8)),
+    "vit": _Place("vit", "vit", (1, 8, 8)),
+}
+# Architecture -> (channel, height, width) of images that it takes.
+IMAGE_SHAPES = {name: place.image_shape for name, place in _PLACE_OF_NAME.items()}
 
 _FROM_CONFIG = "transformers/"
 
@@ -48,8 +58,8 @@ class _Architectures(Mapping[str, "Callable[..., nn.Module]"]):
             from checkpoints_zoo.networks.architectures.from_config import build_from_config
 
             return partial(build_from_config, name.removeprefix(_FROM_CONFIG))
-        file, function = _PLACE_OF_NAME[name]
-        build: Callable[..., nn.Module] = getattr(import_module(f"{__name__}.{file}"), function)
+        place = _PLACE_OF_NAME[name]
+        build: Callable[..., nn.Module] = getattr(import_module(f"{__name__}.{place.file}"), place.function)
         return build
 
     def __contains__(self, name: object) -> bool:

@@ -2,7 +2,7 @@
 
 Side by side, activations have shape (batch, member·channel, …): the channels of one member, then those of the next.
 Convolutions become grouped convolutions and linear layers become batched matrix products; all other steps are the same
-as for one member. Tokens have shape (member·batch, …) instead: `rows` has their steps.
+as for one member. Tokens have shape (member·batch, …) instead: `batch_layout` has their steps.
 
 This is one file, because programs join and fold the steps that the file defines.
 """

@@ -14,7 +14,8 @@ from checkpoints_zoo.collection.collection import Collection
 from checkpoints_zoo.evaluation.drawing import histogram_edges
 from checkpoints_zoo.evaluation.report import draw_member_accuracies, draw_member_values
 from checkpoints_zoo.formats.text import LARGEST_LISTED_COUNT, count_with_noun, format_bytes
-from checkpoints_zoo.publishing.cards import TRAINING_COLUMNS, Section
+from checkpoints_zoo.publishing.card_sections import Section
+from checkpoints_zoo.publishing.cards import TRAINING_COLUMNS
 from checkpoints_zoo.publishing.html_report.definitions import term
 from checkpoints_zoo.publishing.html_report.markup import bold
 from checkpoints_zoo.publishing.html_report.measurements import Measurements
@@ -43,7 +44,7 @@ def build_part(measured: Measurements) -> Part:
 
 def columns_of(members: Collection) -> dict[str, list[Any]]:
     """Return the columns of the selected rows, as they are in the manifest; times as seconds since 1970."""
-    return dict(Section(members.name, members.description, members.rows).values_of_column)
+    return dict(Section(members.name, members.description, members.rows).row_values)
 
 
 def training_days(members: Collection) -> str:

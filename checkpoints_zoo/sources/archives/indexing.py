@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints_zoo.errors import FormatError, NetworkError
-from checkpoints_zoo.formats import catalog, disk, manifest
+from checkpoints_zoo.formats import catalog, disk, source_paths
 from checkpoints_zoo.formats.catalog import Archives
 from checkpoints_zoo.formats.shard_files import file_stamp
 from checkpoints_zoo.sources import archives as archive
@@ -58,7 +58,7 @@ def list_on_hub(repo: hub_addresses.Repo, archives: Archives) -> list[str]:
     """
     record = Path("folders", repo.commit, f"{hashlib.sha256(archives.folder.encode()).hexdigest()[:32]}.json")
     paths = _load_json(repo.cache_name, record)
-    if not (isinstance(paths, list) and all(isinstance(p, str) and not manifest.path_problem(p) for p in paths)):
+    if not (isinstance(paths, list) and all(isinstance(p, str) and not source_paths.path_refusal(p) for p in paths)):
         paths = archives_in(hub.list_files(repo, archives.folder), archives)
         if paths:
             _save_json(repo.cache_name, record, paths)

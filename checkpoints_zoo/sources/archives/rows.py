@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
-from checkpoints_zoo.formats import manifest
+from checkpoints_zoo.formats import manifest, row_checks
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout, is_counter
 from checkpoints_zoo.sources.archives import walking
@@ -253,7 +253,7 @@ def source_of_archive(
     }  # fmt: skip
     description = Description(**fields | dict(description_fields or {}))
     manifest_table = manifest.build_manifest(rows)
-    manifest.check_rows(manifest_table, description, archive_paths[0])
+    row_checks.check_rows(manifest_table, description, archive_paths[0])
     return description, manifest_table
 
 

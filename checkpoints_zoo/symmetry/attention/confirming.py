@@ -29,7 +29,7 @@ Name = tuple[str, str]  # Kind of a part of the group ("groups", …), and its n
 
 def confirm(module: nn.Module, example: tuple[Tensor, ...], table: Table) -> Table:
     """Run a network on random weights before and after random elements of its table; return the table without the
-    parts that change an output.
+    parts that change an output. A table that can't be confirmed says why.
 
     Args:
         module: the network.
@@ -41,10 +41,10 @@ def confirm(module: nn.Module, example: tuple[Tensor, ...], table: Table) -> Tab
         SymmetryError: an element still changes an output.
     """
     if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_NETWORK:
-        return table
+        return replace(table, unconfirmed=f"it has more than {LARGEST_NETWORK:,} parameters")
     trial = _Trial(module, example)
     if not trial.before:
-        return table  # Random weights give no finite outputs to compare.
+        return replace(table, unconfirmed="on random weights it gives no finite outputs")
     names = [(kind, name) for kind in _KINDS for name in getattr(table, kind)]
     names = _largest_part(names, lambda some: trial.keeps_function(_only(table, some)))
     names = _largest_part(names, lambda some: trial.composes(_only(table, some)))

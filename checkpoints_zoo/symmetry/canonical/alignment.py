@@ -1,7 +1,7 @@
 """Weight matching: find the symmetry of a network that brings its weights closest to another network's weights.
 
 The methods are weight matching and the merging of many models by Ainsworth et al. 2023 (arXiv 2209.04836), applied to a
-symmetry table. Networks with attention have matrices beside permutations, see `procrustes`.
+symmetry table. Networks with attention have matrices beside permutations, see `attention_matching`.
 
 This is one file, because matching to a reference and to a mean give one result.
 """
@@ -18,9 +18,9 @@ from torch import Tensor
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.networks.device import one_thread
 from checkpoints_zoo.symmetry.applying import check_element, check_unstacked, count_stacked_members, permute
-from checkpoints_zoo.symmetry.canonical import procrustes
+from checkpoints_zoo.symmetry.canonical import attention_matching
+from checkpoints_zoo.symmetry.canonical.head_balancing import is_stream
 from checkpoints_zoo.symmetry.canonical.matching import Matcher, MemberMatch, compute_dtype, l2_norm, matched_tensors
-from checkpoints_zoo.symmetry.canonical.matrices import is_stream
 from checkpoints_zoo.symmetry.canonical.products import inner_product
 from checkpoints_zoo.symmetry.composing import compose, inverse
 from checkpoints_zoo.symmetry.elements import Element
@@ -42,7 +42,7 @@ class Matching:
             attention.
         objective: (member), the inner product of the weights of the reference and the permuted member, in float64, over
             all permuted tensors without running statistics and integers; with attention over all weights in the normal
-            form of `procrustes`.
+            form of `attention_matching`.
         sweeps: (member), number of sweeps over the groups.
         visits: (member), number of visits; each visit optimises the permutation of one group. A group is visited again
             only after a group in the same tensors has been permuted.
@@ -82,7 +82,8 @@ def match_weights(
     result of a member depends on the seed, the member and the reference, not on other members.
 
     The members of networks with attention get the shifts, scales and balance of the reference, and rotations inside
-    heads and of streams, see `procrustes`: a member that a symmetry has made of the reference becomes the reference.
+    heads and of streams, see `attention_matching`: a member that a symmetry has made of the reference becomes the
+    reference.
 
     Args:
         table: the network's symmetry table, see `restrict`.
@@ -146,9 +147,11 @@ def _match_with_matrices(
     for tensors, name_in_errors in ((stacked, "the members"), (single, "the reference")):
         l2_norm(tensors, name_in_errors)
     with torch.no_grad():
-        members, element = procrustes.normal_form(table, stacked)
-        normal, of_reference = procrustes.normal_form(table, {name: tensor[None] for name, tensor in single.items()})
-        found = procrustes.match(table, members, {name: tensor[0] for name, tensor in normal.items()}, most)
+        members, element = attention_matching.normal_form(table, stacked)
+        normal, of_reference = attention_matching.normal_form(
+            table, {name: tensor[None] for name, tensor in single.items()}
+        )
+        found = attention_matching.match(table, members, {name: tensor[0] for name, tensor in normal.items()}, most)
         element = compose(table, compose(table, element, found.element), inverse(table, of_reference.select(0)))
     return Matching(element, found.objective, found.sweeps, found.visits, found.converged)
 
@@ -170,7 +173,7 @@ def restrict(table: Table, using: str | None) -> Table:
         found = repr(using)[:80] if using not in USING else f"{using!r}, but {table.network} has no attention"
         raise UsageError("using", expected=f"{', '.join(map(repr, USING))}, or None", found=found)
     level = USING.index(using)
-    heads = {name for one in procrustes.attentions(table) for name in (one.outer, one.inner)}
+    heads = {name for one in attention_matching.attentions(table) for name in (one.outer, one.inner)}
     return keep_parts(
         table,
         groups={n for n, g in table.groups.items() if (level > 0 or n not in heads) and (level > 2 or not g.stream)},
@@ -186,7 +189,7 @@ def match_mean(
 ) -> tuple[Matching, dict[str, Tensor]]:
     """Match each member to the mean of the other members; return the symmetries, and the mean of the matched members.
 
-    The members and the mean of networks with attention are in the normal form of `procrustes`.
+    The members and the mean of networks with attention are in the normal form of `attention_matching`.
 
     Each pass visits the members in random order. In the first pass, the first member stays, and each later member is
     matched to the mean of the members before it. In each later pass, each member is matched to the mean of all other
@@ -234,7 +237,7 @@ def _match_mean_with_matrices(
     stacked = matched_tensors(table, params, "members")
     l2_norm(stacked, "the members")
     with torch.no_grad():
-        matches = procrustes.match_to_means(table, stacked, most, np.random.default_rng(seed))
+        matches = attention_matching.match_to_means(table, stacked, most, np.random.default_rng(seed))
         mean = {name: tensor[0] for name, tensor in params.items() if name not in stacked}
         for name in stacked:
             wide = torch.stack([match.tensors[name][0] for match in matches]).mean(0)

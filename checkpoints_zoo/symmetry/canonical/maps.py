@@ -13,8 +13,8 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.applying import count_members
+from checkpoints_zoo.symmetry.canonical.head_balancing import balance_matrices, fix_phases
 from checkpoints_zoo.symmetry.canonical.matching import l2_norm, matched_tensors
-from checkpoints_zoo.symmetry.canonical.matrices import balance_matrices, fix_phases
 from checkpoints_zoo.symmetry.canonical.permutation import SORTING_KEYS, sort_units
 from checkpoints_zoo.symmetry.canonical.scaling import check_rows, unit_norm
 from checkpoints_zoo.symmetry.canonical.shifts import remove_shifts

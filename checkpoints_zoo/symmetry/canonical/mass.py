@@ -19,7 +19,7 @@ from torch import Tensor
 from checkpoints_zoo.errors import DamagedError, LayoutError, UsageError
 from checkpoints_zoo.symmetry.applying import count_stacked_members, rescale
 from checkpoints_zoo.symmetry.canonical.balancing import Balancer, balance_scales
-from checkpoints_zoo.symmetry.canonical.matrices import BALANCED_KINDS, balancing_matrices, sides
+from checkpoints_zoo.symmetry.canonical.head_balancing import BALANCED_KINDS, balancing_matrices, sides
 from checkpoints_zoo.symmetry.canonical.monomials import BIAS_ROLES, WEIGHT_ROLES, Block, Monomials, collect_monomials
 from checkpoints_zoo.symmetry.canonical.shifts import remove_shifts
 from checkpoints_zoo.symmetry.elements import identity_element

@@ -10,20 +10,13 @@ from torch import Tensor, nn
 
 from checkpoints_zoo.errors import FormatError, SymmetryError, UsageError
 from checkpoints_zoo.formats import catalog
-from checkpoints_zoo.networks.architectures import ARCHITECTURES
+from checkpoints_zoo.networks.architectures import ARCHITECTURES, IMAGE_SHAPES
 from checkpoints_zoo.networks.modules import build_architecture, check_module
 from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.symmetry.attention import derive_with_attention
 from checkpoints_zoo.symmetry.deriving.structure import build_table
 from checkpoints_zoo.symmetry.deriving.trace import trace_labels
 from checkpoints_zoo.symmetry.table import Table
-
-# Architecture -> (channels, height, width) of its images. Images of other sizes would give the same symmetry table.
-IMAGE_SHAPES = {
-    "convnet": (1, 8, 8), "resnet8": (1, 8, 8), "resnet18": (3, 32, 32), "resnet20-frn-silu": (3, 32, 32),
-    "resnet20-frn-swish": (3, 32, 32), "optunet": (1, 28, 28), "mlp": (1, 8, 8),
-    "vit": (1, 8, 8),
-}  # fmt: skip
 
 
 def symmetries(network: str | nn.Module, example: Tensor | tuple[Tensor, ...] | None = None) -> Table:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import checkpoints_zoo as zoo
 from checkpoints_zoo.errors import DamagedError, FormatError, MemberNotFound, NetworkError, SelectionError, ZooError
-from checkpoints_zoo.sources import cache, fetching, hub_cache, parts
+from checkpoints_zoo.sources import cache, fetching, hub_cache, sparse_files
 from checkpoints_zoo.sources import hub as sources_hub
 from checkpoints_zoo.sources.finding import select_members
 from checkpoints_zoo.sources.hub_source import HubSource
@@ -62,7 +62,7 @@ def test_only_the_needed_bytes_are_fetched_and_only_once(remote: Hub, built: Bui
     members = zoo.load("tiny", source=ADDRESS, where="test_accuracy > 0.9", n=50)
     assert pairs(members.rows.to_pylist()) == pairs(rows)
     metadata = pq.read_metadata(built.manifest)
-    footer = max(parts.FOOTER_NBYTES, metadata.serialized_size + 8)
+    footer = max(sparse_files.FOOTER_NBYTES, metadata.serialized_size + 8)
     groups = [sum(metadata.row_group(g).column(c).total_compressed_size for c in range(metadata.num_columns))
               for g in range(4)]  # fmt: skip
     assert remote.log.bytes(MANIFEST) <= footer + sum(groups)
@@ -194,12 +194,12 @@ def test_ranges_as_sets_of_bytes(some: list[tuple[int, int]], present: list[tupl
     def positions(ranges: list[tuple[int, int]]) -> set[int]:
         return {x for start, end in ranges for x in range(start, end)}
 
-    joined = parts._join(present, 0)
+    joined = sparse_files._join(present, 0)
     assert positions(joined) == positions(present)
     assert all(a[1] < b[0] for a, b in pairwise(joined))
-    missing = parts._without(some, joined)
+    missing = sparse_files._without(some, joined)
     assert positions(missing) == positions(some) - positions(present)
     assert all(start < end for start, end in missing)
-    wide = parts._join(some, gap)
+    wide = sparse_files._join(some, gap)
     assert positions(some) <= positions(wide)
     assert all(a[1] + gap < b[0] for a, b in pairwise(wide))

@@ -1,4 +1,4 @@
-"""Large files on the Hub of which byte ranges are on this machine, in a sparse file of our cache with a record of the
+"""Sparse files in our cache: large files on the Hub of which byte ranges are on this machine, with a record of the
 ranges."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from checkpoints_zoo.formats import disk, limits
 from checkpoints_zoo.sources import cache, fetching, hub, hub_cache
 from checkpoints_zoo.sources.hub_addresses import Repo
 
-# Largest gap between two ranges that is read along. It is smaller than between members, because a selection reads short
-# columns of many row groups.
+# Largest number of unwanted bytes between two ranges that are fetched by one request. It is smaller than between
+# members, because a selection reads short columns of many row groups.
 LARGEST_GAP = 64 * 2**10
 FOOTER_NBYTES = 64 * 2**10  # Number of bytes at the end of a Parquet file that are fetched first.
 
@@ -26,7 +26,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class PartialFile:
+class SparseHubFile:
     """A large file on the Hub, of which byte ranges are fetched when they are needed.
 
     Args:
@@ -42,7 +42,7 @@ class PartialFile:
     folder: Path
 
     @classmethod
-    def of(cls, repo: Repo, repo_path: str) -> PartialFile | None:
+    def of(cls, repo: Repo, repo_path: str) -> SparseHubFile | None:
         """Look up a file's size, or ask the Hub; return the file if it is large. A small file is fetched whole; None is
         returned for it, and for a cached file.
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from checkpoints_zoo.networks.ensemble.batch_layout import SPLITS, rank_and_batch_axis
 from checkpoints_zoo.networks.ensemble.compiling import derive_program
-from checkpoints_zoo.networks.ensemble.rows import SPLITS, rank_and_batch_axis
 from checkpoints_zoo.networks.modules import build_architecture
 from tests.support.ensemble_nets import assert_close, ensemble, images, looped
 

@@ -1,7 +1,7 @@
-"""Steps on activations whose members lie along the batch axis, (member·batch, …), as the tokens of transformers do.
+"""Steps in the batch layout, where members lie along the batch axis, (member·batch, …), as tokens of transformers do.
 
-Operations that keep inputs apart keep members apart too, so they are the network's own. Only operations with parameters
-split the axis: (member, batch, …).
+An operation that computes each input of a batch on its own also computes each member on its own, so it is the network's
+operation. Only operations with parameters split the axis: (member, batch, …).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rank_and_batch_axis(function_name: str, arguments: dict[str, Any], rank: int
         rank, batch_axis: number of axes of the activation, and index of its batch axis.
 
     Raises:
-        ValueError: the function does not keep the inputs of a batch apart.
+        ValueError: the function does not compute each input of a batch on its own.
     """
     if function_name == "permute":
         return rank, [dim % rank for dim in arguments["dims"]].index(batch_axis)
@@ -83,8 +83,9 @@ def axes_before(function_name: str, arguments: dict[str, Any], rank: int) -> Ope
     return operand_axes
 
 
-def members_to_rows(is_shared: bool) -> Compute:
-    """Return a step function from (batch, member·channel, …), or from (batch, …) that all members share."""
+def channels_to_batch(is_shared: bool) -> Compute:
+    """Return a step function from the channel layout, (batch, member·channel, …), or from (batch, …) that all
+    members share."""
 
     def compute(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
         if member_count == 1:
@@ -95,12 +96,12 @@ def members_to_rows(is_shared: bool) -> Compute:
     return compute
 
 
-def rows_to_channels(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
-    """Return (batch, member·channel, …)."""
-    return x if member_count == 1 else split_rows(x, member_count).transpose(0, 1).flatten(1, 2)
+def batch_to_channels(member_count: int, overwrite_index: int, x: Tensor) -> Tensor:
+    """Return the channel layout, (batch, member·channel, …)."""
+    return x if member_count == 1 else split_batch(x, member_count).transpose(0, 1).flatten(1, 2)
 
 
-def split_rows(x: Tensor, member_count: int) -> Tensor:
+def split_batch(x: Tensor, member_count: int) -> Tensor:
     """Return (member, batch, …)."""
     return x.reshape(member_count, -1, *x.shape[1:])
 
@@ -155,20 +156,20 @@ class BinaryWithParameter:
     parameter_index: int
 
     def __call__(self, member_count: int, overwrite_index: int, *operands: Tensor) -> Tensor:
-        split = [t if i == self.parameter_index else split_rows(t, member_count) for i, t in enumerate(operands)]
+        split = [t if i == self.parameter_index else split_batch(t, member_count) for i, t in enumerate(operands)]
         return BINARY_FUNCTIONS[self.name](*split).flatten(0, 1)
 
 
-def expand_parameter(sizes: Sequence[int], target_has_rows: bool) -> Compute:
+def expand_parameter(sizes: Sequence[int], target_in_batch_layout: bool) -> Compute:
     """Return a step function that repeats a parameter (member, 1, …) for each input of an activation.
 
     Args:
         sizes: sizes of the axes after the batch axis; -1 for an unchanged size.
-        target_has_rows: whether the activation has the members along its batch axis.
+        target_in_batch_layout: whether the activation has the members along its batch axis.
     """
 
     def compute(member_count: int, overwrite_index: int, parameter: Tensor, target: Tensor) -> Tensor:
-        batch = len(target) // member_count if target_has_rows else len(target)
+        batch = len(target) // member_count if target_in_batch_layout else len(target)
         return parameter.expand(-1, batch, *sizes).flatten(0, 1)
 
     return compute

@@ -11,8 +11,8 @@ import pytest
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.training import recipe_files
-from checkpoints_zoo.training.pickling import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 from checkpoints_zoo.training.recipe import run_module
+from checkpoints_zoo.training.sent_recipes import SentRecipe, Skeleton, rebuild_recipe, serialize_recipe
 
 FILE = """
 from dataclasses import replace

@@ -19,8 +19,8 @@ from checkpoints_zoo.evaluation.drawing import MOST_BARS, histogram_edges
 from checkpoints_zoo.formats import manifest
 from checkpoints_zoo.formats.catalog import Description
 from checkpoints_zoo.formats.layout import Layout
-from checkpoints_zoo.publishing import cards
-from checkpoints_zoo.publishing.cards import Section
+from checkpoints_zoo.publishing import card_pictures
+from checkpoints_zoo.publishing.card_sections import Section
 
 LAYOUT = Layout.of([("w", "F32", (2, 3))])
 ABOUT = Description("some", "Some", "net", {}, "digits", ("a", "b"), {}, {"only": LAYOUT}, "MIT", "")
@@ -35,7 +35,7 @@ def section(accuracies: Sequence[float | None], losses: Sequence[float | None] =
 
 
 def panels(shown: Section) -> dict[str, Any]:
-    return {axes.get_label(): axes for axes in cards.draw_histograms(shown).axes}
+    return {axes.get_label(): axes for axes in card_pictures.draw_histograms(shown).axes}
 
 
 def bars(axes: Any) -> list[tuple[float, float, int]]:
@@ -68,7 +68,7 @@ def test_only_members_that_are_loaded_are_drawn() -> None:
         )
     ]
     shown = Section("some", ABOUT, manifest.build_manifest(rows))
-    figure = cards.draw_histograms(shown)
+    figure = card_pictures.draw_histograms(shown)
     assert figure.get_suptitle() == "some: 1 member on digits/test"
     assert [height for *_, height in bars(figure.axes[0])] == [1]
 
@@ -76,9 +76,9 @@ def test_only_members_that_are_loaded_are_drawn() -> None:
 @pytest.mark.slow
 def test_a_png_of_the_same_bytes_whatever_the_caller_draws_with() -> None:
     shown = section([0.5, 0.25, 0.75], [1.0, 2.0, 0.5], eval_data="digits/test")
-    first = cards.picture("some", shown.rows, ABOUT)
+    first = card_pictures.picture("some", shown.rows, ABOUT)
     with pyplot.style.context("dark_background"):
-        assert cards.picture("some", shown.rows, ABOUT) == first
+        assert card_pictures.picture("some", shown.rows, ABOUT) == first
     assert first is not None
     with Image.open(io.BytesIO(first)) as image:
         assert (image.format, image.size) == ("PNG", (1440, 525))
@@ -88,7 +88,7 @@ def test_a_png_of_the_same_bytes_whatever_the_caller_draws_with() -> None:
 
 @pytest.mark.parametrize("accuracies", [[], [None, None], [float("nan")], [float("inf"), None], [1e6]])
 def test_no_accuracy_no_picture(accuracies: list[float | None]) -> None:
-    assert cards.picture("some", section(accuracies, [0.1][: len(accuracies)]).rows, ABOUT) is None
+    assert card_pictures.picture("some", section(accuracies, [0.1][: len(accuracies)]).rows, ABOUT) is None
 
 
 @pytest.mark.slow
@@ -105,11 +105,11 @@ def test_no_accuracy_no_picture(accuracies: list[float | None]) -> None:
     ids=["one", "equal", "absurd", "outlier", "formula", "letters"],
 )
 def test_whatever_the_figures_are_it_is_drawn(shown: Section) -> None:
-    assert cards.picture("a" * 96, shown.rows, ABOUT) is not None  # warnings are errors
+    assert card_pictures.picture("a" * 96, shown.rows, ABOUT) is not None  # warnings are errors
 
 
 def test_the_title_fits() -> None:
-    figure = cards.draw_histograms(Section("w" * 96, ABOUT, section([0.1, 0.2], eval_data="w" * 60).rows))
+    figure = card_pictures.draw_histograms(Section("w" * 96, ABOUT, section([0.1, 0.2], eval_data="w" * 60).rows))
     figure.canvas.draw()
     (title,) = [t for t in figure.texts if t.get_text()]
     box = title.get_window_extent()
