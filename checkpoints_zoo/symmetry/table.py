@@ -18,7 +18,7 @@ from checkpoints_zoo.formats.text import align_columns
 
 @dataclass(frozen=True)
 class Table:
-    """The permutation and scaling symmetries of a network.
+    """The symmetries of a network: permutations, scales, signs, and for networks with attention matrices and shifts.
 
     Args:
         network: name of the module's class, or of the collection.
