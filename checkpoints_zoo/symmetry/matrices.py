@@ -88,8 +88,7 @@ def axis_of_turn(flat: Tensor, one: Turn) -> tuple[Tensor, Tensor]:
         flat: the parameter, contiguous (member, entry).
         one: what maps the axis.
     """
-    part = flat.as_strided((len(flat), *one.size), (flat.stride(0), *one.stride), one.offset)
-    return part.movedim(one.axis + 1, 1), torch.tensor(one.entries, device=flat.device)
+    return one.part.of(flat).movedim(one.axis + 1, 1), torch.tensor(one.entries, device=flat.device)
 
 
 def gain_factors(one: Turn, gain: Tensor | None, entries: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from checkpoints_zoo.errors import UsageError
 from checkpoints_zoo.symmetry.gains import check_gains, gains_of, tensors_of_shifts
-from checkpoints_zoo.symmetry.table import Axes, Outer, Part, Product, Shift, Sum, Table
+from checkpoints_zoo.symmetry.table import Axes, Outer, Product, Shift, Sum, Table
 
 
 def shift(table: Table, params: Mapping[str, Tensor], shifts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -61,12 +61,7 @@ def add_shift(one: Shift, params: Mapping[str, Tensor], vector: Tensor) -> None:
         vector = vector * params[one.gain]
     # All changes are computed from the parameters before this shift.
     for term, change in [(term, _change(term, vector, params)) for term in one.terms]:
-        view(params[term.part.tensor], term.part).add_(change)
-
-
-def view(tensor: Tensor, part: Part) -> Tensor:
-    """Return a part of a stacked parameter (member, *shape) as a view (member, *size) of it."""
-    return tensor.as_strided((len(tensor), *part.size), (tensor.stride(0), *part.stride), part.offset)
+        term.part.of(params[term.part.tensor]).add_(change)
 
 
 def _change(term: Sum | Outer, vector: Tensor, params: Mapping[str, Tensor]) -> Tensor:
@@ -90,7 +85,7 @@ def _change(term: Sum | Outer, vector: Tensor, params: Mapping[str, Tensor]) -> 
 
 def _through(vector: Tensor, products: tuple[Product, ...], params: Mapping[str, Tensor]) -> Tensor:
     for product in products:
-        kernel = view(params[product.kernel.tensor], product.kernel)
+        kernel = product.kernel.of(params[product.kernel.tensor])
         vector = (kernel @ _pick(vector, product.entries)[..., None])[..., 0]
         if product.is_centred:
             gain = 1.0 if product.gain is None else params[product.gain]
@@ -168,9 +163,7 @@ def spread_vector(table: Table, one: Shift, vector: Tensor) -> tuple[Axes, Tenso
         moves=tuple(move for move in axes.moves if move.axis in along),
         powers=tuple(power for power in axes.powers if power.axis in along and one.gain is None),
         signs=tuple(power for power in axes.signs if power.axis in along and one.gain is None),
-        turns=tuple(
-            replace(turn, gain=None) for turn in axes.turns if turn.stride[turn.axis] in [strides[i] for i in along]
-        ),
+        turns=tuple(replace(t, gain=None) for t in axes.turns if t.part.stride[t.axis] in [strides[i] for i in along]),
     )  # fmt: skip
     return kept, tensor
 

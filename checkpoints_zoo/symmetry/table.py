@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from checkpoints_zoo.formats.text import align_columns
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -184,12 +187,35 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class StridedView:
+    """A part of a parameter: its name, and the size, stride and offset of `torch.as_strided`."""
+
+    tensor: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def from_view(cls, tensor: str, view: Tensor) -> StridedView:
+        """Describe a view of a contiguous parameter; return the description."""
+        return cls(tensor, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
+
+    def of(self, stacked: Tensor) -> Tensor:
+        """Return the part of a stacked parameter (member, *shape) as a view (member, *size) of it.
+
+        Args:
+            stacked: the parameter; each member is contiguous.
+        """
+        return stacked.as_strided((len(stacked), *self.size), (stacked.stride(0), *self.stride), self.offset)
+
+
+@dataclass(frozen=True)
 class Turn:
     """How matrices map the entries of one axis of a part of a parameter.
 
     Args:
         matrix: name of the matrices.
-        size, stride, offset: the part of the parameter, as in `torch.as_strided`.
+        part: the part of the parameter.
         axis: the axis of the part.
         entries: positions on the axis, block by block: each block is mapped by one matrix.
         copies: the number of the matrix of each block.
@@ -201,9 +227,7 @@ class Turn:
     """
 
     matrix: str
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    part: StridedView
     axis: int
     entries: tuple[tuple[int, ...], ...]
     copies: tuple[int, ...]
@@ -211,16 +235,6 @@ class Turn:
     gain: str | None = None
     gain_shift: float = 0.0
     is_divided: bool = False
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a parameter, as in `torch.as_strided`."""
-
-    tensor: str
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
 
 
 @dataclass(frozen=True)
@@ -234,7 +248,7 @@ class Product:
         gain: name of a vector that multiplies the result before its mean is subtracted; None: no gain.
     """
 
-    kernel: Part
+    kernel: StridedView
     entries: tuple[int, ...]
     is_centred: bool = False
     gain: str | None = None
@@ -253,7 +267,7 @@ class Sum:
         ratio: names of an offset and a gain, whose quotient's sum multiplies the vector; the gain may be None.
     """
 
-    part: Part
+    part: StridedView
     axis: int
     entries: tuple[int, ...]
     factor: float = 1.0
@@ -275,7 +289,7 @@ class Outer:
             sum of the shifted offset over the gain.
     """
 
-    part: Part
+    part: StridedView
     axis: int
     gain: str | None
     products: tuple[Product, ...] = ()
@@ -305,7 +319,7 @@ class Shift:
     size: int
     dimension: int
     terms: tuple[Sum | Outer, ...]
-    part: Part
+    part: StridedView
     axis: int
     gain: str | None = None
 

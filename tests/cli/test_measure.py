@@ -12,6 +12,7 @@ import pytest
 
 from checkpoints_zoo.sources import finding
 from tests.support.commands import run, two_collections, values
+from tests.support.reports import measure_few
 from tests.support.scenarios import Built, build, digest_of
 
 
@@ -153,6 +154,7 @@ def test_demo_says_what_it_does_and_writes_one_picture(
 ) -> None:
     import torch
 
+    measure_few(monkeypatch)
     population = populate(64)
     monkeypatch.chdir(tmp_path)
     threads, before = torch.get_num_threads(), digest_of(population.root)
@@ -180,7 +182,8 @@ def test_demo_says_what_it_does_and_writes_one_picture(
 
 
 @pytest.mark.slow
-def test_demo_in_json(populate: Callable[[int], Built], tmp_path: Path) -> None:
+def test_demo_in_json(populate: Callable[[int], Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_few(monkeypatch)
     populate(9)
     found = values(run("demo", "--format", "json", "--out", tmp_path / "there"))
     assert found["picture"] == f"{tmp_path}/there/zoo-demo.png"

@@ -103,11 +103,15 @@ def test_a_page_without_a_subtitle_has_no_dangling_colon() -> None:
     assert text.splitlines()[0] == "mine: a population of 5 networks"
 
 
+SOME_PANELS = ("curve-nll", "reliability-diagram", "member-accuracy", "correlation-id")
+
+
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Page]:
-    """Four members, and their page."""
+    """Four members, and their page, of which some panels are drawn."""
     built = build(tmp_path_factory.mktemp("four") / "out", members=range(4))
     with pytest.MonkeyPatch.context() as patch:
+        draw_only(patch, *SOME_PANELS)
         patch.delenv("SOURCE_DATE_EPOCH", raising=False)
         return built, zoo.report_page(load(built), few(), few(1, labels=False), subsets=2)
 
@@ -127,6 +131,7 @@ def test_the_same_bytes_each_time_and_the_day_that_is_given(
     four: tuple[Built, Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, first = four
+    draw_only(monkeypatch, *SOME_PANELS)
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     second = zoo.report_page(load(built), few(), few(1, labels=False), subsets=2, path=tmp_path / "new" / "a.html")
     first.save(tmp_path / "b.htm")
@@ -170,7 +175,7 @@ def test_stored_predictions_need_no_weights(tmp_path: Path, monkeypatch: pytest.
     members = load(built)
     for images in (few(), few(1, labels=False)):
         predict(members, images, tmp_path / "said")
-    draw_only(monkeypatch, "curve-nll", "reliability-diagram", "member-accuracy", "correlation-id")
+    draw_only(monkeypatch, *SOME_PANELS)
     for file in (tmp_path / "out" / "shards" / "tiny").iterdir():
         file.unlink()
     inside, ood = (predictions_of(load(built), name, source=tmp_path / "said") for name in ("few-test", "far-test"))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.symmetry.attention.frames import FIXED
+from checkpoints_zoo.symmetry.table import StridedView
 
 
 @dataclass(eq=False)
@@ -16,8 +17,7 @@ class Record:
     """One axis of a part of a parameter, whose entries are coordinates.
 
     Args:
-        tensor: name of the parameter.
-        size, stride, offset: the part of the parameter, as in `torch.as_strided`.
+        part: the part of the parameter.
         axis: the axis of the part.
         coordinates: the coordinate of each entry of the axis, (entry).
         gain: a vector that stands between the axis and its frame, or None: the matrix of the frame acts on the product
@@ -26,19 +26,17 @@ class Record:
         shift: a number that the network adds to the parameter before any use.
     """
 
-    tensor: str
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    part: StridedView
     axis: int
     coordinates: Tensor
     gain: Record | None = None
     is_divided: bool = False
     shift: float = 0.0
 
-    def view(self, tensor: Tensor) -> Tensor:
-        """Return the part of a contiguous parameter as a view of it."""
-        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
+    @property
+    def tensor(self) -> str:
+        """Name of the parameter."""
+        return self.part.tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +50,10 @@ class Parameter:
 
     tensor: str
     view: Tensor
+
+    @property
+    def part(self) -> StridedView:
+        return StridedView.from_view(self.tensor, self.view)
 
 
 @dataclass(frozen=True, eq=False)

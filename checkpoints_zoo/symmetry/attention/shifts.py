@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from checkpoints_zoo.symmetry.attention.labels import Label, Parameter
 from checkpoints_zoo.symmetry.attention.rules.moves import MOVES, SAME
 from checkpoints_zoo.symmetry.attention.trace import Trace, operation_name, replace_operands
-from checkpoints_zoo.symmetry.table import Outer, Part, Product, Shift, Sum
+from checkpoints_zoo.symmetry.table import Outer, Product, Shift, StridedView, Sum
 
 _SCALED = frozenset(["mul", "div"])
 _KERNELS = frozenset(["linear", "addmm", "conv2d"])
@@ -231,12 +231,12 @@ class _Finder:
         if row is None or not isinstance(label, Parameter):
             return None
         view = label.view if stem == "linear" else label.view.T
-        product = self._product(_part(label.tensor, view), tuple(row.tolist()))
+        product = self._product(StridedView.from_view(label.tensor, view), tuple(row.tolist()))
         bias_node = user.args[bias] if len(user.args) > bias else None
         if isinstance(bias_node, fx.Node):
             target = self.trace.labels[bias_node]
             if isinstance(target, Parameter) and len(bias_node.users) == 1:
-                part = _part(target.tensor, target.view)
+                part = target.part
                 entries = tuple(range(view.shape[0]))
                 balance = Sum(part, 0, entries, -constant.factor, (*constant.products, product))
                 return _Taken(torch.ones(self.size, dtype=torch.bool), sums=[balance])
@@ -246,7 +246,7 @@ class _Finder:
             return self._taken_by_mean(user, x, product, constant)
         return _Taken(torch.ones(self.size, dtype=torch.bool), sums=passed.sums)
 
-    def _product(self, kernel: Part, entries: tuple[int, ...]) -> Product:
+    def _product(self, kernel: StridedView, entries: tuple[int, ...]) -> Product:
         mean = self.centring.get(kernel.tensor)
         if (
             mean is None
@@ -309,7 +309,7 @@ class _Finder:
         if not isinstance(label, Parameter):
             return None
         axis = label.view.ndim - 1
-        return Sum(_part(label.tensor, label.view), axis, tuple(row.tolist()), -constant.factor, constant.products)
+        return Sum(label.part, axis, tuple(row.tolist()), -constant.factor, constant.products)
 
     def _keeps_last_axis(self, node: fx.Node) -> bool:
         """Return whether an operation moves positions alone: the last axis has the same coordinates before it."""
@@ -345,7 +345,7 @@ class _Finder:
             return None
         if bool((rows[present] != rows[present[0]]).any()):
             return None
-        part = Part(name, (len(present), shape[-1]), (shape[-1], 1), int(present[0]) * shape[-1])
+        part = StridedView(name, (len(present), shape[-1]), (shape[-1], 1), int(present[0]) * shape[-1])
         return Sum(part, 1, tuple(rows[present[0]].tolist()), -constant.factor, constant.products)
 
     def _attended(self, user: fx.Node, role: int, constant: _Constant, shape: tuple[int, ...]) -> _Taken | None:
@@ -432,9 +432,9 @@ class _Finder:
             view = kernel.view if stem == "linear" else kernel.view.T
             gain, offset = (self._name_of(norm, i) for i in (2, 3))
             size = view.shape[0]
-            outer = Outer(_part(kernel.tensor, view), 1, gain)
+            outer = Outer(StridedView.from_view(kernel.tensor, view), 1, gain)
             name = f"reader {kernel.tensor}"
-            written = Part(kernel.tensor, (size,), (view.stride()[0],), int(view.storage_offset()))
+            written = StridedView(kernel.tensor, (size,), (view.stride()[0],), int(view.storage_offset()))
             if offset is None:
                 yield Shift(name, "reader", size, size, (outer,), written, 0)
                 continue
@@ -442,7 +442,7 @@ class _Finder:
             if isinstance(bias_node, fx.Node):
                 target = self.trace.labels[bias_node]
                 if isinstance(target, Parameter) and len(bias_node.users) == 1:
-                    balance = Sum(_part(target.tensor, target.view), 0, tuple(range(size)), -1.0, (), (offset, gain))
+                    balance = Sum(target.part, 0, tuple(range(size)), -1.0, (), (offset, gain))
                     yield Shift(name, "reader", size, size, (outer, balance), written, 0)
                     continue
             self.size = size
@@ -577,9 +577,5 @@ def _same_along(carrier: Tensor, axis: int) -> bool:
     return bool((carrier == carrier.narrow(axis, 0, 1)).all())
 
 
-def _part(tensor: str, view: Tensor) -> Part:
-    return Part(tensor, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
-
-
-def _whole(tensor: str, shape: tuple[int, ...]) -> Part:
-    return _part(tensor, torch.empty(shape, device="meta"))
+def _whole(tensor: str, shape: tuple[int, ...]) -> StridedView:
+    return StridedView.from_view(tensor, torch.empty(shape, device="meta"))

@@ -181,14 +181,14 @@ class _Builder:
     def _gains(self, family: _Family) -> tuple[tuple[str, int], ...]:
         """Return the gains that a scale multiplies, in order."""
         records = [record for part in family.parts for frame in part for record, _ in self.records_of_frame[frame]]
-        names = dict.fromkeys(record.tensor for record in records if len(record.size) == 1)
+        names = dict.fromkeys(record.tensor for record in records if len(record.part.size) == 1)
         return tuple((name, 0) for name in names if self.trace.roles.get(name) == "gain")
 
     def _writers(self, frame: int) -> tuple[tuple[str, int], ...]:
         found = [
             (record.tensor, self._parameter_axis(record))
             for record, entry in self.records_of_frame[frame]
-            if self.frames.frame(int(record.coordinates[entry]))[1] == 0 and len(record.size) > 1
+            if self.frames.frame(int(record.coordinates[entry]))[1] == 0 and len(record.part.size) > 1
         ]
         return tuple(dict.fromkeys(found))
 
@@ -215,9 +215,7 @@ class _Builder:
                 self.turns[record.tensor].append(
                     Turn(
                         name,
-                        record.size,
-                        record.stride,
-                        record.offset,
+                        record.part,
                         record.axis,
                         entries,
                         tuple(key[2] for key in of_parity),
@@ -232,10 +230,10 @@ class _Builder:
         """Return the axis of the parameter that an axis of a part of it lies on."""
         shape = self.trace.shapes[record.tensor]
         strides = torch.empty(shape, device="meta").stride()
-        step = record.stride[record.axis]
+        step = record.part.stride[record.axis]
         axes = [i for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == step and n > 1]
         if not axes:
-            if record.size[record.axis] == 1:
+            if record.part.size[record.axis] == 1:
                 return 0
             raise SymmetryError(
                 f"parameter {record.tensor}", expected="parts along its axes", found="another view of it",
@@ -248,7 +246,7 @@ class _Builder:
         axis = self._parameter_axis(record)
         shape = self.trace.shapes[record.tensor]
         stride = torch.empty(shape, device="meta").stride()[axis] if shape else 1
-        start = (record.offset // max(stride, 1)) % shape[axis] if shape else 0
+        start = (record.part.offset // max(stride, 1)) % shape[axis] if shape else 0
         return start + entry
 
     def _runs(self, units: Sequence[Sequence[tuple[Record, int]]]) -> list[tuple[str, int, int, int, Record]]:
@@ -474,7 +472,7 @@ class _Builder:
             for part in (core.queries, core.keys, core.values):
                 if part is not None:
                     for record, _ in self.entries[self.frames.place(int(part[0, 0]))]:
-                        if len(record.size) > 1:
+                        if len(record.part.size) > 1:
                             found.append((record.tensor, self._parameter_axis(record)))
         return tuple(
             (t, a) for t, a in dict.fromkeys(found) if (group, a) in [(m.group, m.axis) for m in self.moves[t]]

@@ -17,6 +17,7 @@ from checkpoints_zoo.errors import SymmetryError
 from checkpoints_zoo.symmetry.attention.frames import FIXED, ONE, ZERO, Frames, Limit
 from checkpoints_zoo.symmetry.attention.graph import Graph
 from checkpoints_zoo.symmetry.attention.labels import Core, Label, Parameter, Record, fixed, varies
+from checkpoints_zoo.symmetry.table import StridedView
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Trace:
         self.cores: list[Core] = []
         self.labels: dict[fx.Node, Any] = {}
         self.roles: dict[str, str] = {}
-        self._axes: dict[tuple[Any, ...], list[Record]] = {}  # Part of a parameter -> the records of its axes.
+        self._axes: dict[StridedView, list[Record]] = {}  # Part of a parameter -> the records of its axes.
         self.value_records: dict[str, Record] = {}
         self._values: dict[str, Label] = {}  # Name of a parameter -> its label as an activation.
         self.outputs: dict[int, list[Record]] = {}
@@ -103,26 +104,20 @@ class Trace:
 
     def is_kernel(self, name: str) -> bool:
         """Return whether axes of a parameter were opened: a layer reads it."""
-        return any(key[0] == name for key in self._axes)
+        return any(part.tensor == name for part in self._axes)
 
-    def axes(self, part: Parameter, name: str = "") -> list[Record]:
+    def axes(self, parameter: Parameter) -> list[Record]:
         """Return the records of all axes of a part of a parameter; the first use opens them."""
-        key = (part.tensor, tuple(part.view.shape), part.view.stride(), part.view.storage_offset())
-        if key not in self._axes:
-            label = self._values.get(part.tensor)
-            clash = [k for k in self._axes if k[0] == part.tensor and _overlap(k, key)]
-            if clash or label is not None:
+        part = parameter.part
+        if part not in self._axes:
+            if part.tensor in self._values or any(_overlap(part, other) for other in self._axes):
                 self.refuse(f"parameter {part.tensor!r} in several parts that overlap")
-            self._axes[key] = [self._record(part, axis) for axis in range(part.view.ndim)]
-        return self._axes[key]
+            self._axes[part] = [self._record(part, axis) for axis in range(len(part.size))]
+        return self._axes[part]
 
-    def _record(self, part: Parameter, axis: int) -> Record:
-        view = part.view
+    def _record(self, part: StridedView, axis: int) -> Record:
         layer = part.tensor.rpartition(".")[0] or part.tensor
-        record = Record(
-            part.tensor, tuple(view.shape), view.stride(), int(view.storage_offset()), axis,
-            self.frames.new(view.shape[axis], layer),
-        )  # fmt: skip
+        record = Record(part, axis, self.frames.new(part.size[axis], layer))
         self.records.append(record)
         return record
 
@@ -150,7 +145,7 @@ class Trace:
                 axis = max((i for i, size in enumerate(shape) if size > 1), default=len(shape) - 1)
                 if not shape:
                     return fixed(())
-                record = self._record(whole, axis)
+                record = self._record(whole.part, axis)
                 back = [1] * (len(shape) - 1 - axis)
                 coordinates = record.coordinates.reshape(-1, *back).expand(shape).contiguous()
                 self._values[operand.tensor] = Label(coordinates)
@@ -282,12 +277,14 @@ def replace_operands(arguments: Any, replacement: Callable[[Any], Any], kinds: A
     return arguments
 
 
-def _overlap(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    """Return whether two parts of one parameter, (name, sizes, strides, offset), share entries."""
+def _overlap(first: StridedView, second: StridedView) -> bool:
+    """Return whether two parts share entries of one parameter."""
+    if first.tensor != second.tensor:
+        return False
     entries = []
-    for _, size, stride, offset in (first, second):
-        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        entries.append(torch.arange(last + 1).as_strided(size, stride, offset).flatten())
+    for part in (first, second):
+        last = part.offset + sum((n - 1) * step for n, step in zip(part.size, part.stride, strict=True))
+        entries.append(part.of(torch.arange(last + 1)[None]).flatten())
     return bool(torch.isin(*entries).any())
 
 

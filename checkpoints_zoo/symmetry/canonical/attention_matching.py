@@ -382,7 +382,7 @@ def attentions(table: Table) -> list[_Attention]:
 def _moves_elsewhere(axes: Axes, move: Move) -> bool:
     """Return whether symmetries change other axes of a parameter than the one that a permutation moves."""
     strides = torch.empty(axes.shape, device="meta").stride()
-    steps = {strides[other.axis] for other in axes.moves} | {one.stride[one.axis] for one in axes.turns}
+    steps = {strides[other.axis] for other in axes.moves} | {one.part.stride[one.axis] for one in axes.turns}
     return steps != {strides[move.axis]}
 
 
@@ -391,8 +391,8 @@ def _is_turned(axes: Axes, move: Move, families: set[str]) -> bool:
     strides = torch.empty(axes.shape, device="meta").stride()
     stride = strides[move.axis]
     for one in axes.turns:
-        if one.matrix in families and one.stride[one.axis] == stride:
-            first = one.offset // stride % axes.shape[move.axis]
+        if one.matrix in families and one.part.stride[one.axis] == stride:
+            first = one.part.offset // stride % axes.shape[move.axis]
             if any(first + entry == move.offset for block in one.entries for entry in block):
                 return True
     return False

@@ -183,8 +183,8 @@ def keeps_other_axes(axes: Axes, one: Turn) -> bool:
     """Return whether no symmetry changes the other axes of a parameter."""
     strides = torch.empty(axes.shape, device="meta").stride()
     changed = {move.axis for move in axes.moves} | {power.axis for power in axes.signs}
-    steps = {strides[axis] for axis in changed} | {turn.stride[turn.axis] for turn in axes.turns}
-    return steps <= {one.stride[one.axis]}
+    steps = {strides[axis] for axis in changed} | {turn.part.stride[turn.axis] for turn in axes.turns}
+    return steps <= {one.part.stride[one.axis]}
 
 
 def _sign_of_largest(rows: Tensor) -> Tensor:

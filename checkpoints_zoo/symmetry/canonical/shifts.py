@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from checkpoints_zoo.symmetry.gains import check_gains, gains_of, tensors_of_shifts
-from checkpoints_zoo.symmetry.shifting import add_shift, view
+from checkpoints_zoo.symmetry.shifting import add_shift
 from checkpoints_zoo.symmetry.table import Outer, Shift, Table
 
 _KINDS = ("reader", "writer", "constant", "mean")  # Kernels come before the constants that pass them.
@@ -56,7 +56,7 @@ def remove_shifts(
 def _removing_vector(one: Shift, params: Mapping[str, Tensor]) -> Tensor:
     """Return the vector (member, entry) that removes one shift."""
     term = one.terms[0]
-    part = view(params[term.part.tensor], term.part)
+    part = term.part.of(params[term.part.tensor])
     if isinstance(term, Outer):
         weights = torch.ones((), dtype=part.dtype) if term.gain is None else params[term.gain]
         weights = weights.reshape(-1, *[1] * (part.ndim - 2), weights.shape[-1]) if weights.ndim else weights
