@@ -577,7 +577,7 @@ class Collection:
 
     @cached_property
     def symmetry_table(self) -> Table:
-        """The permutation and scaling symmetries of the members' network.
+        """The symmetries of the members' network: permutations, scales, signs, and with attention matrices and shifts.
 
         Raises:
             SymmetryError: the symmetries of the architecture can't be derived.
@@ -610,11 +610,13 @@ class Collection:
                 largest weight ("max") or their norm ("norm"); None changes no order.
             streams: whether to sort the units of residual streams too, or only the units of inner channels; residual
                 streams of networks with attention are rotated if heads="balanced".
-            approximate: whether to scale rows before norms without running statistics as well, which changes the
-                network's function by the order of the norms' eps.
+            approximate: whether to scale rows also before norms that keep no running statistics, such as group norms.
+                They undo a factor only up to their eps, the constant under the root, so that the network's function
+                changes a little.
             heads: way to remove the continuous symmetries of attention: "balanced" removes redundant biases, gives the
-                two factors of each head's products equal singular values, and fixes their signs; with
-                scale="unit-norm", norms are folded as well; None changes no heads but their order.
+                two factors of each head's products (of queries and keys, of values and outputs) equal singular values,
+                and fixes their signs; with scale="unit-norm", gains of norms move into the weights that read them as
+                well; None changes no heads but their order.
 
         Raises:
             UsageError: `scale`, `permute` or `heads` has an unknown value, or permute="norm" although scaling makes all
@@ -634,13 +636,13 @@ class Collection:
         return self._with_step(Canonical(scale, permute, streams, approximate, heads))
 
     def align(self, to: int | str | Member | None = None, *, using: str | None = None) -> Collection:
-        """Permute the units of members, when they are read, so that they match a reference; return a view of the
-        members.
+        """Permute the units of each member as it is read, so that they match the units of a reference; return a view of
+        the same members.
 
-        Members with attention also get the reference's scales and redundant biases, and rotations inside heads and of
-        residual streams, in float32 or wider.
+        Members with attention are also brought to the reference's scales and redundant biases, and rotated inside heads
+        and residual streams. Their weights are then in float32 or wider.
 
-        Each member is matched when it is first read; this view and its slices keep the symmetries.
+        Each member is matched when it is first read; the view and its slices keep the result.
 
         Args:
             to: the reference: id of a selected member (its last selected snapshot), a `Member` of the same

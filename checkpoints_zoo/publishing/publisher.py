@@ -69,15 +69,15 @@ class Plan:
         repo: address of the repo.
         branch: branch that gets the commits, as it was when the plan was made; its head is "" if the repo does not
             exist.
-        opens: whether a new pull request is opened for the commits.
+        opens: whether the commits go to a new pull request, which the first of them opens.
         private: whether a new repo is made private.
         shards: shards to be uploaded, one group per commit.
-        last: card, descriptions and manifests to be uploaded, all in the last commit.
-        there: files that the repo has already, and that are not uploaded.
-        unnamed: paths of shards in the repo that no manifest row names any more; these shards stay.
+        last: files of the last commit: card, descriptions and manifests.
+        there: files that are in the repo already, with the same bytes, so that they are not uploaded.
+        unnamed: paths of shards that stay in the repo although no row of the new manifests names them.
         ignored: paths of files in the folder that are not published.
         tag: name of a git tag for the last commit; None for no tag.
-        to_come: checks that a dry run leaves out, one line of text per check.
+        to_come: checks that the publication will make but a dry run leaves out, one line of text per check.
     """
 
     repo: str
@@ -644,7 +644,7 @@ def _check_rows(folder: Folder, shard_files_of_folder: Sequence[File], tree: Tre
     local_file_of_path = {file.repo_path: file for file in shard_files_of_folder}
     for collection in folder.collections:
         if not collection.base:
-            for path, needed_nbytes, member in _last_ends(collection):
+            for path, needed_nbytes, member in _needed_sizes(collection):
                 repo_file = tree.get(path)
                 if repo_file is None or repo_file.size < needed_nbytes or not repo_file.holds(local_file_of_path[path]):
                     found = "no such file" if repo_file is None else f"another file of {repo_file.size:,} bytes"
@@ -659,15 +659,16 @@ def _check_base(remote: Remote, collection: LocalCollection) -> None:
         SourceNotFound, AccessError, NetworkError: the other repo can't be read.
     """
     base_repo: Repo = hub.resolve_address(collection.base)
-    file_of_path = remote.files_of(base_repo, sorted({path for path, _, _ in _last_ends(collection)}))
-    for path, needed_nbytes, member in _last_ends(collection):
+    file_of_path = remote.files_of(base_repo, sorted({path for path, _, _ in _needed_sizes(collection)}))
+    for path, needed_nbytes, member in _needed_sizes(collection):
         if path not in file_of_path or file_of_path[path].size < needed_nbytes:
             found = "no such file" if path not in file_of_path else f"a file of {file_of_path[path].size:,} bytes"
             raise _missing_bytes(collection, member, path, needed_nbytes, str(base_repo), found)
 
 
-def _last_ends(collection: LocalCollection) -> list[tuple[str, int, int]]:
-    """Return for each file that rows name: its path, the end of its last byte range, and the member of that range."""
+def _needed_sizes(collection: LocalCollection) -> list[tuple[str, int, int]]:
+    """Return for each file that rows name: its path, the size that it needs so that the last byte range lies in it, and
+    the member of that range."""
     rows = manifest.without_parts(collection.rows)
     columns = (rows.column(c).to_pylist() for c in ("path", "offset", "nbytes", "member"))
     end_and_member_of_path: dict[str, tuple[int, int]] = {}

@@ -34,12 +34,14 @@ from checkpoints_zoo.sources.member_requests import requests_of_rows
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A folder or repo with collections: manifests, members' bytes, and stored predictions.
+    """A folder on this machine or on the web, or a repo, with collections: manifests, members' bytes, and stored
+    predictions.
 
     Args:
-        root: the folder of the source; for a repo, the folder of its commit in the cache of the Hub's client.
-        label: name of the source in citations: "embedded", a file URI, or an address on the Hub.
-        repo: the repo on the Hub, at its commit; None for a local source.
+        root: the folder of the source; for a repo, the folder of its commit in the cache of the Hub's client; for a
+            folder on the web, the folder of its files in our cache.
+        label: name of the source in citations: "embedded", a file URI, or an address on the Hub or the web.
+        repo: the repo on the Hub, at its commit; None for a folder on this machine or on the web.
         check: whether each member is hashed when its location is found.
     """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """The permutation and scaling symmetries of a network.
+    """The symmetries of a network: permutations, scales, signs, and for networks with attention matrices and shifts.
 
     Args:
         network: name of the module's class, or of the collection.

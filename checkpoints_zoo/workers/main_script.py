@@ -31,8 +31,9 @@ def refers_to_main(pickled: bytes) -> bool:
     return b"__main__" in pickled or b"__mp_main__" in pickled
 
 
-def needs_unsafe_main(pickled: bytes) -> bool:
-    """Say whether a pickle refers to a main script that other processes can't import without running its calls."""
+def needs_unguarded_main(pickled: bytes) -> bool:
+    """Say whether a pickle refers to a main script whose calls would run when another process imports it, since no
+    `if __name__ == "__main__":` stands around them; or to one that is no file."""
     if not refers_to_main(pickled):
         return False
     script = main_file()

@@ -27,7 +27,7 @@ from checkpoints_zoo.workers.main_script import (
     is_importing_main,
     main_file,
     main_import_arguments,
-    needs_unsafe_main,
+    needs_unguarded_main,
 )
 
 A = TypeVar("A")
@@ -97,12 +97,12 @@ class Processes:
             pool.stop_all()
 
     def _start_jobs(self, pool: _WorkerPool, queue: JobQueue[A], work: Work[A, R]) -> Iterator[tuple[Job[A], R]]:
-        """Send jobs to free workers. Jobs that need an unsafe main script are run in this process: yield (job, result)
+        """Send jobs to free workers. Jobs that need an unguarded main script run in this process: yield (job, result)
         of these jobs."""
         while pool.can_take_job() and (job_and_start_count := queue.next_job()):
             job, start_count = job_and_start_count
             pickled_argument = pickle_for_worker(job.argument)
-            if not (pool.runs_in_this_process or (self.start != "fork" and needs_unsafe_main(pickled_argument))):
+            if not (pool.runs_in_this_process or (self.start != "fork" and needs_unguarded_main(pickled_argument))):
                 pool.assign(job, start_count, pickled_argument)
                 continue
             found = "no file that workers could import" if main_file() is None else "calls without this line"
@@ -122,7 +122,7 @@ class _WorkerPool:
 
     def __init__(self, engine: Processes, pickled_work: bytes) -> None:
         self.engine, self.pickled_work = engine, pickled_work
-        self.runs_in_this_process = engine.start != "fork" and needs_unsafe_main(
+        self.runs_in_this_process = engine.start != "fork" and needs_unguarded_main(
             pickled_work
         )  # If true, all jobs run in this process.
         self.workers: list[_Worker] = []

@@ -58,7 +58,7 @@ def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
         require(type(args[1]) is int)
         return TracedValue("extent", source_value=first_argument.source_value, dim=args[1])
     if first_argument.kind == "extent" and node.target in _COMPARISONS:
-        # A program is tried on inputs of each shape, whatever the batch: there the module checks its conditions itself.
+        # Before a program runs inputs of a new shape, the module runs them too, and checks such conditions itself.
         source = _require_activation(first_argument.source_value)
         require(type(args[1]) is int and first_argument.dim % source.rank != (source.batch_axis or 0))
         return TracedValue("condition")

@@ -56,7 +56,7 @@ def canonicalize(
         permute: sort by the "first" weight, the "max" weight or the "norm" of the row of each unit, see
             `permutation.sort_units`; None: no sorting. "norm" is refused if scaling makes all norms 1.
         streams: whether to sort the units of residual streams as well, or to rotate them, see
-            `matrices.balance_matrices`.
+            `head_balancing.balance_matrices`.
         approximate: whether to change approximate scales as well.
         heads: "balanced" for networks with attention: remove shifts (`shifts.remove_shifts`), and balance the matrices
             inside heads, in float64; None: neither. Two members that differ by these symmetries get the same tensors up
