@@ -25,10 +25,13 @@ import pytest
 from checkpoints_zoo.workers import Processes, engine_choice
 from tests.hub import WRITER, Hub
 from tests.hub.log import Exchange
-from tests.support.tiny import PRELOADED
 
-# With the functions that are killed. Imported by each child, they would take most of its time.
-CHILDREN = [
+# What children import, which would take most of their time, and the modules of the functions that are killed.
+PRELOADED = [
+    "torch",
+    "torch._dynamo",  # torch.vmap imports it on first use
+    "sklearn.datasets",
+    "checkpoints_zoo.training.merge",
     "tests.sources.test_copying",
     "tests.sources.test_download_kill",
     "tests.interop.test_ingest_resume",
@@ -46,7 +49,7 @@ STEPS = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlin
 def forks() -> Any:
     """Return what starts children, forked from a server that has imported all they need and run nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *CHILDREN])
+    context.set_forkserver_preload(PRELOADED)
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # of another test: it has imported less
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))  # where it finds the tests

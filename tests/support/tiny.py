@@ -23,14 +23,6 @@ from checkpoints_zoo.training.state import training_lock
 
 TINY = dataclasses.replace(convnet_digits(), name="tiny", epochs=1, batch_size=250, stack_width=3, save_every=1)
 MEMBERS = tuple(range(9))
-# What children import before they are forked: torch's vmap and the figures import the second and the last on first use.
-PRELOADED = [
-    "torch",
-    "torch._dynamo",
-    "sklearn.datasets",
-    "timm.models.resnet",
-    "checkpoints_zoo.training.merge",
-]
 # Code of another process that trains into a folder, as far as others notice; it imports nothing that takes long.
 LOCK = """
 import fcntl, pathlib, sys

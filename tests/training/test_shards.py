@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from checkpoints_zoo.training.shards import MemberLog, Staging
 from checkpoints_zoo.training.state import divide_into_stacks, state_file_name, training_lock
 from checkpoints_zoo.workers import InProcess, Processes
 from tests.support import tiny
+from tests.support.kills import forks
 from tests.support.tiny import (  # noqa: F401 (fixtures)
     MEMBERS,
-    PRELOADED,
     TINY,
     add_finished,
     contents,
@@ -214,7 +213,7 @@ def test_workers_give_the_same_bytes_as_one_process(tmp_path: Path) -> None:
     """A recipe of the user's own file, with a snapshot a member; one worker is killed."""
     (tmp_path / "mine.py").write_text(FILE)
     recipe = recipe_files.read_recipe(str(tmp_path / "mine.py"))
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    forks()
     said: list[str] = []
     logged: list[str] = []
     train_into(recipe, [0, 1, 2, 3, 4], tmp_path / "one")
