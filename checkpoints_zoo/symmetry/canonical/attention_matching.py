@@ -138,7 +138,7 @@ def match_to_means(table: Table, params: Params, most: int, generator: np.random
             total = {name: tensor + matches[i].tensors[name][0] for name, tensor in others.items()}
         if not has_improved:
             break
-    return _join(matches)._replace(converged=torch.full((member_count,), not has_improved))
+    return _join(matches)._replace(converged=torch.full((member_count,), not has_improved, device=device))
 
 
 def _improve(table: Table, matches: Matches, mean: Params, most: int, is_matched: bool = True) -> tuple[Matches, bool]:
