@@ -12,7 +12,7 @@ import pytest
 
 from checkpoints_zoo.sources import finding
 from tests.support.commands import run, two_collections, values
-from tests.support.reports import measure_few
+from tests.support.reports import draw_nothing, measure_few
 from tests.support.scenarios import Built, build, digest_of
 
 
@@ -155,6 +155,7 @@ def test_demo_says_what_it_does_and_writes_one_picture(
     import torch
 
     measure_few(monkeypatch)
+    draw_nothing(monkeypatch)
     population = populate(64)
     monkeypatch.chdir(tmp_path)
     threads, before = torch.get_num_threads(), digest_of(population.root)
@@ -184,6 +185,7 @@ def test_demo_says_what_it_does_and_writes_one_picture(
 @pytest.mark.slow
 def test_demo_in_json(populate: Callable[[int], Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_few(monkeypatch)
+    draw_nothing(monkeypatch)
     populate(9)
     found = values(run("demo", "--format", "json", "--out", tmp_path / "there"))
     assert found["picture"] == f"{tmp_path}/there/zoo-demo.png"

@@ -12,7 +12,7 @@ from docs.make import json_output
 from docs.make.json_output import TYPES, page
 from tests.support.commands import run, values
 from tests.support.report_pages import draw_only
-from tests.support.reports import measure_few
+from tests.support.reports import draw_nothing, measure_few
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 
@@ -33,5 +33,6 @@ def test_the_page_has_the_keys_of_a_command() -> None:
 @pytest.mark.slow
 def test_the_types_are_those_that_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_few(monkeypatch)
+    draw_nothing(monkeypatch)
     draw_only(monkeypatch)
     assert json_output.types_of_commands() == json.loads(TYPES.read_text(encoding="utf-8"))

@@ -21,6 +21,14 @@ def measure_few(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(function.__kwdefaults__, "subsets", 5)
 
 
+def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save pictures without content, where others test what is drawn: one takes half a second."""
+    from checkpoints_zoo.evaluation import drawing
+
+    monkeypatch.setattr(drawing, "_lay_out", lambda figure: figure)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: None)
+
+
 @dataclass
 class Bounds:
     """A figure with bounds, as `metrics.Interval` is one."""

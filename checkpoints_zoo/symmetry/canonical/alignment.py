@@ -239,14 +239,8 @@ def _match_mean_with_matrices(
     with torch.no_grad():
         matches = attention_matching.match_to_means(table, stacked, most, np.random.default_rng(seed))
         mean = {name: tensor[0] for name, tensor in params.items() if name not in stacked}
-        for name in stacked:
-            wide = torch.stack([match.tensors[name][0] for match in matches]).mean(0)
-            mean[name] = wide.to(compute_dtype(params[name].dtype))
-    parts = {
-        part: torch.cat([getattr(match, part) for match in matches])
-        for part in ("objective", "sweeps", "visits", "converged")
-    }
-    return Matching(Element.concatenate([match.element for match in matches]), **parts), mean
+        mean |= {name: t.mean(0).to(compute_dtype(params[name].dtype)) for name, t in matches.tensors.items()}
+    return Matching(*matches[1:]), mean
 
 
 def _match_to_means(

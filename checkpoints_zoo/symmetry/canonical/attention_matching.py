@@ -13,7 +13,7 @@ This is one file, because most of it is the visits of one search.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -96,46 +96,80 @@ def match(table: Table, params: Params, reference: Params, most: int, is_matched
     return _Search(table, params, reference).run(most, is_matched)
 
 
-def match_to_means(table: Table, params: Params, most: int, generator: np.random.Generator) -> list[Matches]:
-    """Match each member to the mean of the others, in normal form, until nothing changes; return a match a member.
+def match_to_means(table: Table, params: Params, most: int, generator: np.random.Generator) -> Matches:
+    """Match each member to the mean of the others, in normal form, until nothing changes; return the matches.
+
+    The first pass matches each member to the mean of the members before it. Then all members are matched to their mean
+    at once, which takes little longer than one member. That mean has a part of each member itself, so the last passes
+    match one member after the other to the mean of the others.
 
     Args:
         table: the network's symmetry table.
         params: parameters of the members, name -> (member, *shape).
-        most: largest number of passes over the members.
+        most: largest number of passes over the members, of those one after the other.
         generator: source of the random order of the members.
     """
-    normal, element = normal_form(table, params)
-    member_count = len(next(iter(normal.values())))
-    matches: dict[int, Matches] = {}
-    total = {name: torch.zeros_like(tensor[0]) for name, tensor in normal.items()}
-    for pass_number in range(most):
-        has_changed = pass_number == 0
-        for i in generator.permutation(member_count).tolist():
-            present = matches.get(i)
-            if present is None:
-                start = {name: tensor[i : i + 1] for name, tensor in normal.items()}
-                zero = torch.zeros(1)
-                present = Matches(start, element.select(slice(i, i + 1)), zero.double(), zero.long(), zero.long(),
-                                  zero == 0)  # fmt: skip
-            others = {n: tensor - present.tensors[n][0] if i in matches else tensor for n, tensor in total.items()}
-            other_count = len(matches) - (i in matches)
-            if other_count:
-                mean = {name: tensor / other_count for name, tensor in others.items()}
-                sweeps = min(most, _SWEEPS_OF_A_PASS) if i in matches else most
-                found = match(table, present.tensors, mean, sweeps, is_matched=i in matches)
-                before = sum(float(_inner(mean[n][None], present.tensors[n])) for n in mean)
-                has_changed |= float(found.objective) - before > _LEAST_PASS * abs(before)
-                present = found._replace(
-                    element=compose(table, present.element, found.element),
-                    sweeps=present.sweeps + found.sweeps, visits=present.visits + found.visits,
-                )  # fmt: skip
-            matches[i] = present
-            total = {name: tensor + present.tensors[name][0] for name, tensor in others.items()}
-        if not has_changed:
+    tensors, element = normal_form(table, params)
+    member_count = len(next(iter(tensors.values())))
+    device = next(iter(tensors.values())).device
+    element = compose(table, element, identity_element(table, member_count, device))
+    zeros = torch.zeros(member_count, dtype=torch.int64, device=device)
+    matches = _split(Matches(tensors, element, zeros.double(), zeros, zeros, zeros == 0))
+    first, *rest = generator.permutation(member_count).tolist()
+    total = {name: tensor[0] for name, tensor in matches[first].tensors.items()}
+    for count, i in enumerate(rest, 1):
+        matches[i], _ = _improve(table, matches[i], {n: t / count for n, t in total.items()}, most, is_matched=False)
+        total = {name: tensor + matches[i].tensors[name][0] for name, tensor in total.items()}
+    together, has_improved = _join(matches), True
+    for _ in range(most):
+        mean = {name: tensor.mean(0) for name, tensor in together.tensors.items()}
+        together, has_improved = _improve(table, together, mean, _SWEEPS_OF_A_PASS)
+        if not has_improved:
             break
-    is_done = torch.tensor([not has_changed])
-    return [matches[i]._replace(converged=is_done) for i in range(member_count)]
+    matches, has_improved = _split(together), True
+    total = {name: tensor.sum(0) for name, tensor in together.tensors.items()}
+    for _ in range(most - 1):
+        has_improved = False
+        for i in generator.permutation(member_count).tolist() if member_count > 1 else []:
+            others = {name: tensor - matches[i].tensors[name][0] for name, tensor in total.items()}
+            mean = {name: tensor / (member_count - 1) for name, tensor in others.items()}
+            matches[i], is_better = _improve(table, matches[i], mean, min(most, _SWEEPS_OF_A_PASS))
+            has_improved |= is_better
+            total = {name: tensor + matches[i].tensors[name][0] for name, tensor in others.items()}
+        if not has_improved:
+            break
+    return _join(matches)._replace(converged=torch.full((member_count,), not has_improved, device=device))
+
+
+def _improve(table: Table, matches: Matches, mean: Params, most: int, is_matched: bool = True) -> tuple[Matches, bool]:
+    """Match members anew; return the matches, and whether the objective of a member rose by a share that counts."""
+    before = sum((_inner(mean[n][None], t) for n, t in matches.tensors.items()), torch.zeros(()))
+    found = match(table, matches.tensors, mean, most, is_matched)
+    anew = found._replace(
+        element=compose(table, matches.element, found.element), sweeps=matches.sweeps + found.sweeps,
+        visits=matches.visits + found.visits,
+    )  # fmt: skip
+    return anew, bool((found.objective - before > _LEAST_PASS * before.abs()).any())
+
+
+def _split(matches: Matches) -> list[Matches]:
+    """Return the matches of each member apart."""
+    tensors, element, *numbers = matches
+    return [
+        Matches(
+            {n: t[i : i + 1] for n, t in tensors.items()},
+            element.select(slice(i, i + 1)),
+            *(x[i : i + 1] for x in numbers),
+        )
+        for i in range(len(matches.sweeps))
+    ]
+
+
+def _join(matches: Sequence[Matches]) -> Matches:
+    """Return the matches of several groups of members as one."""
+    all_tensors, elements, *numbers = zip(*matches, strict=True)
+    tensors = {name: torch.cat([one[name] for one in all_tensors]) for name in all_tensors[0]}
+    return Matches(tensors, Element.concatenate(elements), *map(torch.cat, numbers))
 
 
 @dataclass(frozen=True)
