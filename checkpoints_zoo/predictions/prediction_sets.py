@@ -179,7 +179,7 @@ def source_of_predictions(source: str | Path | Source) -> Source:
     """Find a source that may have only predictions, without weights; return the source.
 
     Raises:
-        SourceNotFound, AccessError, NetworkError: for the same reasons as in `source.open_source`.
+        SourceNotFound, AccessError, NetworkError: for the same reasons as in `finding.open_source`.
     """
     if isinstance(source, Source):
         return source

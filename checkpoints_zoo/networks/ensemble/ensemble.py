@@ -246,7 +246,7 @@ class Ensemble(nn.Module):
                 self._runner = Runner(self._skeleton[0], self.stacked, **self._options, graphs=self._graphs)
             logits = self._runner(inputs)
             if not torch.isfinite(logits).all() and torch.isfinite(inputs).all():
-                self._raise_not_finite(self._runner.run_apart(inputs))
+                self._raise_not_finite(self._runner.run_one_by_one(inputs))
             yield logits
         else:
             yield from self._stream.map_chunks(

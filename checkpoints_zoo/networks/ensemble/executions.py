@@ -151,8 +151,8 @@ class Runner:
                 self._cached_groups.clear()
                 self.max_at_once = halve_members(choice.members_at_once, self.device)
 
-    def run_apart(self, inputs: Tensor) -> Tensor:
-        """Run members one after another, so that a value of one that is not finite reaches no other; return logits
+    def run_one_by_one(self, inputs: Tensor) -> Tensor:
+        """Run members one after another, so that a value that is not finite reaches no other member; return logits
         (member, batch, …)."""
         with one_thread(is_single_threaded(self.device.type, self.weights)):
             return self.run(Choice("loop"), self.program(inputs), inputs)

@@ -2,8 +2,8 @@
 
 Laurent et al. 2024 (arXiv 2310.08287) call this minimisation the minimum scaled network mass problem. Monomials that
 scales can make arbitrarily small are removed from the mass first. Inside a head the minimum has a closed form, see
-`matrices.balancing_matrices`. Scales and heads are minimised in turn: every critical point of the mass on an orbit is
-a minimum (Kempf and Ness 1979).
+`head_balancing.balancing_matrices`. Scales and heads are minimised in turn: every critical point of the mass on an
+orbit is a minimum (Kempf and Ness 1979).
 
 This is one file, because it is one problem and its result.
 """
