@@ -98,7 +98,7 @@ def contract(operation: Callable[[Path], OnFiles], folder: Path) -> Contract:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "kills"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize(("workers", "kills"), [(1, 8), (2, 2)])
 def test_training_killed_at_random_moments(workers: int, kills: int, tmp_path: Path) -> None:
     """Statistics of batch norm are in a state that is cut short: tests/training/test_population.py."""
     context = forks()
