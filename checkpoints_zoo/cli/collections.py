@@ -43,8 +43,8 @@ def command(out: Output, source: str | None) -> None:
 def _catalog_rows() -> Iterator[dict[str, Any]]:
     for listing in catalog.collections().values():
         yield _row(
-            listing.name, listing.members, listing.architecture, listing.dataset, listing.bytes or None, listing.licence,
-            listing.sources[0],
+            listing.name, listing.members, listing.architecture, listing.dataset, listing.bytes or None,
+            listing.licence, listing.sources[0],
         )  # fmt: skip
 
 
