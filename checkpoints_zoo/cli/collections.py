@@ -26,7 +26,7 @@ def command(out: Output, source: str | None) -> None:
     out.data(
         rows,
         table(
-            [{**row, "bytes": format_bytes(row["bytes"]) if row["bytes"] else None} for row in rows],
+            [{**row, "bytes": None if row["bytes"] is None else format_bytes(row["bytes"])} for row in rows],
             right_aligned=["bytes"],
         ),
     )
@@ -43,8 +43,8 @@ def command(out: Output, source: str | None) -> None:
 def _catalog_rows() -> Iterator[dict[str, Any]]:
     for listing in catalog.collections().values():
         yield _row(
-            listing.name, listing.members, listing.architecture, listing.dataset, listing.bytes, listing.licence,
-            listing.sources[0],
+            listing.name, listing.members, listing.architecture, listing.dataset, listing.bytes or None,
+            listing.licence, listing.sources[0],
         )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def _source_rows(place: str, errors: list[ZooError]) -> Iterator[dict[str, Any]]
 
 
 def _row(
-    collection: str, member_count: int, architecture: str, dataset: str, nbytes: int, licence: str, source: str
+    collection: str, member_count: int, architecture: str, dataset: str, nbytes: int | None, licence: str, source: str
 ) -> dict[str, Any]:
     return {
         "name": collection, "members": member_count, "architecture": architecture, "dataset": dataset, "bytes": nbytes,

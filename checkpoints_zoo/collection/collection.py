@@ -922,7 +922,7 @@ def _join(collections: Sequence[Collection]) -> Collection:
 def collections() -> pd.DataFrame:
     """Return the catalog as a DataFrame: name, title, architecture, dataset, members, bytes, licence, source.
 
-    Printing the DataFrame shows all its columns.
+    The bytes are those of all members, <NA> if they are unknown. Printing the DataFrame shows all its columns.
     """
     import pandas as pd
 
@@ -937,4 +937,6 @@ def collections() -> pd.DataFrame:
 
     listings = catalog.collections().values()
     columns = ("name", "title", "architecture", "dataset", "members", "bytes", "licence")
-    return Catalog([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])
+    found = Catalog([{c: getattr(x, c) for c in columns} | {"source": x.sources[0]} for x in listings])
+    found["bytes"] = pd.array([x.bytes or None for x in listings], dtype="Int64")
+    return found

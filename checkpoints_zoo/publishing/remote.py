@@ -13,12 +13,12 @@ from checkpoints_zoo.publishing.folder import File
 from checkpoints_zoo.sources.hub import RETRIED_STATUSES, client_info, retry_patiently
 from checkpoints_zoo.sources.hub_addresses import ADDRESS_SCHEME, Repo, host
 from checkpoints_zoo.sources.hub_errors import (
-    LOGIN_ADVICE,
     TRY_AGAIN_ADVICE,
     malformed_answers,
     translate_error,
     translated_errors,
 )
+from checkpoints_zoo.sources.hub_token import LOGIN_ADVICE, has_token
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -199,10 +199,8 @@ def check_login(label: str) -> None:
         NetworkError: offline mode is on.
         AccessError: nobody is logged in.
     """
-    from huggingface_hub import get_token
-
     check_online(label)
-    if get_token() is None:
+    if not has_token():
         raise AccessError(
             f"publishing to {label}", expected="a login that may write", found="none", do=f"L{LOGIN_ADVICE[1:]}"
         )

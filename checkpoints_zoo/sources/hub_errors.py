@@ -26,11 +26,11 @@ from checkpoints_zoo.formats import disk
 from checkpoints_zoo.sources import hosts
 from checkpoints_zoo.sources.hub_addresses import endpoint, host, repo_label
 from checkpoints_zoo.sources.hub_cache import cache_root
+from checkpoints_zoo.sources.hub_token import LOGIN_ADVICE, check_token, has_token
 
 CONNECTION_SECONDS = 10
 TRY_AGAIN_ADVICE = "Try again: what has arrived is kept"
 PROXY_ADVICE = "Check HF_ENDPOINT, and proxies on the way"
-LOGIN_ADVICE = "log in with `hf auth login` or set HF_TOKEN"
 COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile('(?:W/)?"?[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}"?')
 _reached_addresses: set[str] = set()
@@ -71,7 +71,7 @@ def translated_errors(label: str, subject: str, permission: str = "read") -> Ite
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
     check_endpoint()
-    _check_token()
+    check_token()
     try:
         check_connection()
         _guard_client()
@@ -123,25 +123,6 @@ def _check_answer(response: Any) -> None:
     limit = large_nbytes.get() if response.request.method == "HEAD" and response.status_code < 400 else None
     if limit is not None and size_text.isascii() and size_text.isdigit() and int(size_text[:20]) >= limit:
         raise LargeFile
-
-
-def _check_token() -> None:
-    """Check that the token of the login can be sent in a header.
-
-    Raises:
-        AccessError: the token has characters that a header can't contain.
-    """
-    from huggingface_hub import get_token
-
-    try:
-        token = get_token() or ""
-    except UnicodeDecodeError:
-        token = "\0"
-    if not (token.isascii() and token.isprintable()):
-        raise AccessError(
-            "HF_TOKEN, or the stored login", expected="a token of plain letters and digits", found="other characters",
-            do="Copy the token again, or unset it: public repos need none",
-        )  # fmt: skip
 
 
 def translate_error(error: BaseException, label: str, subject: str, permission: str = "read") -> BaseException:
@@ -205,13 +186,11 @@ def translate_error(error: BaseException, label: str, subject: str, permission: 
 
 
 def _status_error(response: Any, subject: str, permission: str) -> ZooError:
-    from huggingface_hub import get_token
-
     status_code = response.status_code
     status_text = (
         f"{status_code} {HTTPStatus(status_code).phrase}" if status_code in iter(HTTPStatus) else str(status_code)
     )
-    if status_code == 401 and get_token():
+    if status_code == 401 and has_token():
         unset_advice = ", or unset it: public repos need none" if permission == "read" else ""
         do = f"Replace it (HF_TOKEN, or `hf auth login`){unset_advice}"
         return AccessError(

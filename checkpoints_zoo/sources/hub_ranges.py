@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from checkpoints_zoo.errors import AccessError, DamagedError, NetworkError
 from checkpoints_zoo.formats.shard_files import guess_kind
-from checkpoints_zoo.sources import hub, hub_addresses, hub_errors
+from checkpoints_zoo.sources import hub, hub_addresses, hub_errors, hub_token
 from checkpoints_zoo.sources.hub_addresses import Repo
 from checkpoints_zoo.sources.ranges import Cursor, RangedFile
 
@@ -134,22 +134,18 @@ class RemoteFile(RangedFile):
         from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import (  # type: ignore[attr-defined]
-            build_hf_headers,
             hf_raise_for_status,
             http_stream_backoff,
         )  # fmt: skip
 
-        link_is_on_hub = hub_addresses.is_hub_link(
-            link
-        )  # A token is sent only to the Hub, never to the storage behind the link.
-        headers = build_hf_headers(token=None if link_is_on_hub else False, **hub.client_info())
+        headers = hub_token.headers_for(link, **hub.client_info())
         headers |= {"range": f"bytes={cursor.position}-{cursor.end - 1}", "accept-encoding": "identity"}
         try:
             with http_stream_backoff(
                 "GET", link, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
                 retry_on_status_codes=hub.RETRIED_STATUSES, retry_on_exceptions=(),
             ) as response:  # fmt: skip
-                if response.status_code in (401, 403) and not link_is_on_hub:
+                if response.status_code in (401, 403) and not hub_addresses.is_hub_link(link):
                     return False
                 hf_raise_for_status(response)
                 # Read piece by piece, so that bytes that arrive before the connection breaks are used.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checkpoints_zoo.formats import disk
-from checkpoints_zoo.sources import hub_addresses, hub_cache
+from checkpoints_zoo.sources import hub_addresses, hub_cache, hub_token
 
 WINDOW_SECONDS = 300.0
 # Kind of requests -> how many the Hub answers in a window, without and with a login (its documentation, August 2026).
@@ -25,9 +25,7 @@ USED_SHARE = 0.9  # Share of the window that we use: other programs of the user 
 
 def requests_in_window(kind: str) -> int:
     """Return how many requests of a kind ("api" or "resolvers") we make in a window."""
-    from huggingface_hub import get_token
-
-    return int(USED_SHARE * REQUESTS_IN_WINDOW[kind][get_token() is not None])
+    return int(USED_SHARE * REQUESTS_IN_WINDOW[kind][hub_token.has_token()])
 
 
 def expected_seconds(request_count: int, kind: str) -> float:

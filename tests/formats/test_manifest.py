@@ -254,6 +254,8 @@ def test_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {n: listing[n] for n in ("name", "title", "architecture", "dataset", "members", "bytes", "licence")}
         | {"source": str(tmp_path)}
     ]
+    catalog.write_json(listing | {"bytes": 0}, tmp_path / "catalog" / "tiny.json")
+    assert zoo.collections().bytes.isna().all()  # Nobody counted them.
     with pytest.raises(CollectionNotFound) as caught:
         zoo.load("tinny")
     assert str(caught.value) == (
