@@ -58,9 +58,10 @@ settings.load_profile("zoo")
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite on all cores, with a Hub for each process; files that the caller names run in this process,
     unless the caller gives `-n`."""
-    option = config.option
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and getattr(option, "numprocesses", 0) is None:
-        option.numprocesses, option.dist = "logical", "worksteal"
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ  # Its own workers would start workers, and so on.
+    if is_whole and not is_worker and getattr(config.option, "numprocesses", 0) is None:
+        config.option.numprocesses, config.option.dist = "logical", "worksteal"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
