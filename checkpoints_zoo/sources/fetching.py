@@ -44,10 +44,11 @@ from checkpoints_zoo.sources.member_requests import (
 )
 from checkpoints_zoo.sources.web import WebFile
 
-# Largest number of unwanted bytes between two ranges that are fetched by one request: a second one would take longer.
+# Largest number of unwanted bytes between two ranges that one request fetches: a second request would take longer.
 LARGEST_READ_GAP_NBYTES = 256 * 2**10
 LARGEST_RANGE_NBYTES = 32 * 2**20  # Number of bytes from which a range is split over several connections.
 CONNECTION_COUNT = 8
+LARGEST_LOCK_COUNT = 256  # Largest number of files that are locked at a time: each lock is an open file.
 WHOLE_FILE_SHARE = 0.4  # A file is fetched whole if the requested members take a larger share of its bytes.
 WHOLE_MODEL_SHARE = 0.98  # The same for a file of a model repo, which may hold buffers that no network needs.
 
@@ -411,10 +412,38 @@ def _fetch_missing(
     header_of_layout: Mapping[int, bytes],
     partly_cached_files: set[RepoFile],
 ) -> set[str]:
-    """Fetch members, as whole files or by ranges; return the paths of irregular archives.
+    """Fetch members, as whole files or by ranges; return the paths of irregular archives. After the first irregular
+    archive nothing more is fetched.
 
     A file is fetched whole if most of its bytes are needed and it is not in `partly_cached_files`.
     """
+    for batch in _batches_of_few_files(missing_requests):
+        if irregular_paths := _fetch_batch(collection, batch, header_of_layout, partly_cached_files):
+            return irregular_paths
+    return set()
+
+
+def _batches_of_few_files(requests: Iterable[MemberRequest]) -> Iterator[list[MemberRequest]]:
+    """Yield requests in batches, in order; the ranges of a batch are in few files, unless one member is in more."""
+    batch, files = list[MemberRequest](), set[FetchedFile]()
+    for request in requests:
+        files_of_request = {file_range.file for file_range in request.ranges}
+        if batch and len(files | files_of_request) > LARGEST_LOCK_COUNT:
+            yield batch
+            batch, files = [], set()
+        batch.append(request)
+        files |= files_of_request
+    if batch:
+        yield batch
+
+
+def _fetch_batch(
+    collection: str,
+    missing_requests: Sequence[MemberRequest],
+    header_of_layout: Mapping[int, bytes],
+    partly_cached_files: set[RepoFile],
+) -> set[str]:
+    """Fetch members of few files; return the paths of irregular archives. A lock is held for each file meanwhile."""
     ranges_of_file: dict[RepoFile, list[FileRange]] = {}
     for request in missing_requests:
         for file_range in request.ranges:
@@ -538,7 +567,10 @@ def _plan_ranges(downloads: Sequence[Download]) -> Iterator[tuple[list[_Wanted],
     groups: list[list[_Wanted]] = []
     group_end = 0
     wanted_ranges = [
-        _Wanted(download, *position_and_range) for download in downloads for position_and_range in download.positions
+        _Wanted(download, position, file_range)
+        for download in downloads
+        for position, file_range in download.positions
+        if file_range.nbytes
     ]
     for wanted in sorted(wanted_ranges, key=lambda w: (w.range.file[0].cache_name, w.range.file[1], w.range.start)):
         if (

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,6 +110,40 @@ def test_snapshots_move_their_bytes_alone(hub: Hub, tmp_path: Path) -> None:
     assert [(c.repo, c.members) for c in cache.cached_repos()] == [("models/org/net", 4)]
     assert cache.delete_members("models/org/net") > 0
     assert cache.cached_repos() == []
+
+
+def test_files_are_locked_a_few_at_a_time(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lock is an open file, of which a process may have 1,024."""
+    publish(hub, "org/net", FEW)
+    index(tmp_path, "hf://org/net")
+    held, most, hold = set[str](), list[int](), cache.hold_key_lock
+
+    @contextmanager
+    def counted(folder: Path, key: str) -> Iterator[None]:
+        with hold(folder, key):
+            held.add(key)
+            most.append(len(held))
+            yield
+            held.remove(key)
+
+    monkeypatch.setattr(cache, "hold_key_lock", counted)
+    monkeypatch.setattr(fetching, "LARGEST_LOCK_COUNT", 4)
+    members = zoo.load("net", source=tmp_path, snapshots=True)
+    embedding = members.stack(names=[EMBEDDING])[EMBEDDING]
+    assert embedding.equal(members.stack()[EMBEDDING])
+    assert most[:6] == [1, 2, 3, 4, 1, 2]
+
+
+def test_a_part_without_bytes_is_not_read(hub: Hub, tmp_path: Path) -> None:
+    publish(hub, "org/net", FEW[:1])
+    index(tmp_path, "hf://org/net")
+    path = tmp_path / "manifests" / "net.parquet"
+    table = pq.read_table(path)
+    (row,) = table.to_pylist()
+    config = row["path"].replace("model.safetensors", "config.json")
+    row["parts"].append({"path": config, "offset": 0, "nbytes": 0, "etag": None})
+    pq.write_table(table.from_pylist([row], schema=table.schema), path)
+    assert zoo.load("net", source=tmp_path).stack()[EMBEDDING].shape == (1, 256, 32)
 
 
 def test_a_file_without_buffers_is_shared_with_the_clients_cache(hub: Hub, tmp_path: Path) -> None:
