@@ -122,6 +122,75 @@ def test_operations_that_keep_inputs_apart_have_one(operation: Callable[[Tensor]
         torch.testing.assert_close(logits, torch.stack([net(x) for net in others]), rtol=0, atol=1e-6)
 
 
+class Token(nn.Module):
+    """A learned token before those of the input."""
+
+    def __init__(self, expand: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.token, self.last, self.expand = nn.Parameter(torch.randn(1, 1, 6)), nn.Linear(6, 3), expand
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([self.expand(self.token, x), x], 1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        *(
+            Net(operation)
+            for operation in (
+                lambda x: x[()],
+                lambda x: x[...],
+                lambda x: x[:, None],
+                lambda x: x[:, 0, ...],
+                lambda x: x.view(size=(5, 6, 6)),
+                lambda x: x.view(x.size(0), 6, -1),
+                lambda x: x.view(x.shape[1], -1),
+                lambda x: x.reshape(shape=(x.size(0), -1)).unflatten(1, (6, 6)),
+                lambda x: x.flatten().view(-1, 6),
+                lambda x: x.transpose(dim0=1, dim1=2).transpose(1, 2),
+                lambda x: x.permute(dims=(0, 2, 1)),
+                lambda x: x.mean(),
+                lambda x: x.mean(dim=(1, 2), keepdim=True) + x,
+                lambda x: x.max(),
+                lambda x: x.sum(1, True) + x,
+                lambda x: x.split(3)[0],
+                lambda x: x.chunk(2, dim=-1)[-1] @ torch.ones(3, 6),
+                lambda x: torch.relu(input=x),
+                lambda x: torch.add(input=x, other=x),
+                lambda x: torch.add(x, x, alpha=2),
+                lambda x: torch.cat(tensors=[x, x], dim=1),
+                lambda x: torch.cat((x,), -2),
+                lambda x: F.softmax(input=x, dim=-1),
+                lambda x: F.layer_norm(input=x, normalized_shape=(6,)),
+                lambda x: F.layer_norm(x, [6]),
+                lambda x: F.scaled_dot_product_attention(query=x, key=x, value=x),
+                lambda x: x.to(torch.float64).to(dtype=torch.float32),
+                lambda x: x.to("cpu"),
+                lambda x: x.size(dim=1) * x,
+                lambda x: x.matmul(x.mT),
+            )
+        ),
+        Token(lambda token, x: token.expand(size=(len(x), -1, -1))),
+        Token(lambda token, x: token.expand(x.shape[0], -1, -1)),
+        Token(lambda token, x: token.expand((x.size(0), 1, 6))),
+        Token(lambda token, x: token.repeat(x.shape[0], 1, 1)),
+        Token(lambda token, x: token.expand_as(x[:, :1])),
+        Token(lambda token, x: token + torch.zeros_like(x[:, :1])),
+    ],
+)
+def test_any_form_of_a_call_has_a_right_program_or_none(net: nn.Module) -> None:
+    program = derive_program(net.eval(), 3)
+    if program is not None:
+        x = torch.randn(5, 6, 6)
+        with torch.no_grad():
+            logits = program.run(program.prepare({n: t[None] for n, t in net.state_dict().items()}), x, 1, True)
+            torch.testing.assert_close(logits[0], net(x), rtol=0, atol=1e-6)
+            two = {n: torch.stack([t, t]) for n, t in net.state_dict().items()}
+            logits = program.run(program.prepare(two), x, 2, can_overwrite=True)
+            torch.testing.assert_close(logits, net(x).expand(2, *logits.shape[1:]), rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_vision_transformer_of_timm_runs_side_by_side() -> None:
     from timm.models.vision_transformer import VisionTransformer

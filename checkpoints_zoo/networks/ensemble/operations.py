@@ -69,7 +69,7 @@ def add_call(builder: ProgramBuilder, node: fx.Node) -> Any:
         return _add_layer_norm(builder, _require_activation(first_argument), args[1:], options)
     if first_argument.kind == "parts" and function_name == "getitem":
         return _add_part(builder, first_argument, args[1])
-    if first_argument.kind == "parameter" and function_name == "expand":
+    if first_argument.kind == "parameter" and function_name == "expand" and not options:
         return _expand_parameter(builder, first_argument, _sizes(args[1:]))
     if first_argument.kind == "parameter":
         return _reshape_parameter(function_name, first_argument, args[1:], options)
@@ -235,7 +235,11 @@ def _add_part(builder: ProgramBuilder, parts: TracedValue, index: Any) -> Traced
 def _add_selection(builder: ProgramBuilder, x: TracedValue, index: Any) -> TracedValue:
     """Add a step that selects the same values of each input, as `x[:, 0]` does."""
     indices = index if isinstance(index, tuple) else (index,)
-    require(indices[0] in (slice(None), ...) and all(type(i) is int or isinstance(i, slice) for i in indices[1:]))
+    require(
+        indices
+        and indices[0] in (slice(None), ...)
+        and all(type(i) is int or isinstance(i, slice) for i in indices[1:])
+    )
     require(len(indices) <= x.rank)
     if len(indices) == 2 and type(indices[1]) is int and indices[0] == slice(None):
         x = builder.add_step(Narrow(1, indices[1]), (x,), x.rank, batch_axis=0, shares_memory_with=x)
@@ -280,6 +284,7 @@ def _add_concatenation(builder: ProgramBuilder, parts: Sequence[Any], arguments:
 
 def _expand_parameter(builder: ProgramBuilder, parameter: TracedValue, sizes: Sequence[Any]) -> TracedValue:
     """Add a step that repeats a parameter (1, …) for each input."""
+    require(sizes)
     first, *others = sizes
     require(isinstance(first, TracedValue) and first.kind == "extent" and all(type(n) is int for n in others))
     target = _require_activation(first.source_value)
@@ -448,6 +453,7 @@ def _add_flatten(
         require(len(sizes) == 2 and not options)
         if isinstance(sizes[0], TracedValue):
             require(sizes[0].kind == "extent" and sizes[0].dim == 0 and sizes[1] == -1)
+            require(not _require_activation(sizes[0].source_value).batch_axis)
         else:
             require(sizes[0] == -1 and type(sizes[1]) is int and sizes[1] > 0)
             flat_width = sizes[1]
