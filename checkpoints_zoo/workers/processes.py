@@ -34,6 +34,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 SECONDS_BEFORE_KILL = 5.0  # Number of seconds after which a worker that was asked to end is killed.
 _READY_MESSAGE = b""  # First message of a worker, which says that it is ready.
+_END_MESSAGE = b""  # Last message to an idle worker. A forked one would not see that its connection is closed.
 
 
 @dataclass(frozen=True)
@@ -171,14 +172,17 @@ class _WorkerPool:
         return f"signal {-exit_code}" if exit_code is not None and exit_code < 0 else f"exit code {exit_code}"
 
     def stop_all(self) -> None:
-        """Stop all workers: idle workers end by themselves; busy workers are terminated, and killed if they do not
+        """Stop all workers: idle workers are told to end; busy workers are terminated, and killed if they do not
         end."""
         for worker in self.workers:
-            worker.connection.close()
-            if worker.job is not None:
+            if worker.job is None:
+                with suppress(OSError):  # The worker is dead already.
+                    worker.connection.send_bytes(_END_MESSAGE)
+            else:
                 worker.process.terminate()
+            worker.connection.close()
         for worker in self.workers:
-            if worker.job is None:  # An idle worker sees the closed connection and exits normally.
+            if worker.job is None:
                 worker.process.join(SECONDS_BEFORE_KILL)
                 worker.process.terminate()
             worker.process.join(SECONDS_BEFORE_KILL)
@@ -255,7 +259,7 @@ def usable_cores() -> int:
 def _serve_jobs(
     connection: Connection[Any, Any], main_arguments: dict[str, Any], device: str, thread_count: int
 ) -> None:
-    """Run jobs in a worker process until the connection closes.
+    """Run jobs in a worker process until the parent process says to end, or the connection closes.
 
     Args:
         connection: connection to the parent process.
@@ -275,8 +279,8 @@ def _serve_jobs(
     with suppress(EOFError, OSError):
         connection.send_bytes(_READY_MESSAGE)
         pickled_work = connection.recv_bytes()
-        while True:
-            connection.send_bytes(run_job(pickled_work, connection.recv_bytes(), device, thread_count, main_arguments))
+        while (pickled_argument := connection.recv_bytes()) != _END_MESSAGE:
+            connection.send_bytes(run_job(pickled_work, pickled_argument, device, thread_count, main_arguments))
 
 
 def _exit_when_parent_ends() -> None:

@@ -21,7 +21,7 @@ from checkpoints_zoo.training.export import train_into
 from checkpoints_zoo.training.merge import merge
 from checkpoints_zoo.training.packing import device_name
 from checkpoints_zoo.training.recipes import RECIPES
-from checkpoints_zoo.workers import InProcess, Processes, processes
+from checkpoints_zoo.workers import InProcess, Processes
 from tests.support.few_digits import noise
 from tests.support.kills import Contract, OnFiles, forks
 
@@ -42,7 +42,6 @@ def two_a_shard() -> None:
 def train_all(out: str, count: int) -> None:
     """What each child does: train what is missing, as the command does."""
     two_a_shard()
-    processes.SECONDS_BEFORE_KILL = 0.05  # forked ones hold both ends of their connections, and see neither close
     engine = InProcess() if count == 1 else Processes(count, start="fork")  # of what is loaded
     train_into(SHORT, MEMBERS, Path(out), engine)
 
