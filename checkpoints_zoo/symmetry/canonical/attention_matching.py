@@ -106,7 +106,8 @@ def match_to_means(table: Table, params: Params, most: int, generator: np.random
     Args:
         table: the network's symmetry table.
         params: parameters of the members, name -> (member, *shape).
-        most: largest number of passes over the members, of those one after the other.
+        most: largest number of passes over the members: of those one after the other, the first one included, and of
+            those at once. With 1, no pass shows that nothing changes, so no member has converged.
         generator: source of the random order of the members.
     """
     tensors, element = normal_form(table, params)
