@@ -417,13 +417,13 @@ def _fetch_missing(
 
     A file is fetched whole if most of its bytes are needed and it is not in `partly_cached_files`.
     """
-    for batch in _batches_of_few_files(missing_requests):
+    for batch in batches_of_few_files(missing_requests):
         if irregular_paths := _fetch_batch(collection, batch, header_of_layout, partly_cached_files):
             return irregular_paths
     return set()
 
 
-def _batches_of_few_files(requests: Iterable[MemberRequest]) -> Iterator[list[MemberRequest]]:
+def batches_of_few_files(requests: Iterable[MemberRequest]) -> Iterator[list[MemberRequest]]:
     """Yield requests in batches, in order; the ranges of a batch are in few files, unless one member is in more."""
     batch, files = list[MemberRequest](), set[FetchedFile]()
     for request in requests:

@@ -97,8 +97,15 @@ def fetch_members(
             do="Load them once online",
             collection=collection,
         )
+    cache.delete_stale(cache.writable_folder(folder.cache_name))
+    for batch in fetching.batches_of_few_files(missing):
+        _fetch_batch(folder, collection, batch, check)
+    return [location for request in requests if (location := _cached_location(folder, request, False)) is not None]
+
+
+def _fetch_batch(folder: WebFolder, collection: str, missing: Sequence[MemberRequest], check: bool) -> None:
+    """Fetch members of few files into the cache; a lock is held for each file meanwhile."""
     cache_folder = cache.writable_folder(folder.cache_name)
-    cache.delete_stale(cache_folder)
     paths = list(dict.fromkeys(request.path for request in missing))
     with ThreadPoolExecutor(fetching.CONNECTION_COUNT, thread_name_prefix="zoo-fetch") as pool, ExitStack() as locks:
         file_of_path = dict(zip(paths, pool.map(folder.file, paths), strict=True))
@@ -118,7 +125,6 @@ def fetch_members(
         if downloads:
             cache.check_room(cache_folder, sum(download.draft.size for download in downloads))
             fetching.read_ranges(downloads, collection, pool)
-    return [location for request in requests if (location := _cached_location(folder, request, False)) is not None]
 
 
 def _pin(folder: WebFolder, path: str, file: WebFile) -> None:
