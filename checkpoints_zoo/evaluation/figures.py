@@ -1,7 +1,8 @@
 """The table of a report's figures: how each is computed, its title, unit, direction, meaning and definition.
 
-A new metric needs a function in `evaluation.metrics`, and a row of the same name in this table. This file does not
-import torch, so that the command line starts quickly.
+A new metric needs a function in `evaluation.metrics`, and a row of the same name in this table (but for figures on
+members' differences, which `subsets.Population` computes). This file does not import torch, so that the command line
+starts quickly.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ SCALED_FIGURES: dict[str, Figure] = {
     TEMPERATURE: Figure(
         "0.05..20",  # The bounds of `metrics.temperature`.
         "",
-        "of the least NLL on the inputs held out; above 1 the ensemble was too confident",
+        "temperature of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         growth=SMOOTH,
         title="temperature",
         definition="Mean probabilities p become softmax(log p / T), with the T of the least NLL on inputs that are in "
@@ -256,11 +257,13 @@ SCALED_FIGURES: dict[str, Figure] = {
 }
 """The figures after temperature scaling, which changes neither accuracy nor the differences between members."""
 KNOWN_FIGURES: dict[str, Figure] = {**FIGURES, **SCALED_FIGURES}
+# Figures that a single member has, so that reports have their means over members.
 MEANS_OVER_MEMBERS = tuple(name for name, figure in KNOWN_FIGURES.items() if figure.input_kind != MEMBER_DIFFERENCES)
 CONSTANT_FIGURES = tuple(name for name, figure in FIGURES.items() if figure.growth == CONSTANT)
-# Figures that a few members decide, if these few are much worse than all other members.
+# Figures that a few members decide, if these few are much worse than all other members: all but those that only count
+# or sort inputs.
 SENSITIVE_FIGURES = tuple(name for name, figure in KNOWN_FIGURES.items() if figure.growth != ROUGH)
-# Figures that grow or fall with the ensemble size; calibration errors may do neither.
+# Figures that only grow, or only fall, with the ensemble size; calibration errors may do both.
 MONOTONE_FIGURES = tuple(
     name for name, figure in FIGURES.items() if figure.group != CALIBRATION and name not in CONSTANT_FIGURES
 )

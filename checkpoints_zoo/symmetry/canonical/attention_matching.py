@@ -193,14 +193,14 @@ class _Search:
 
     def __init__(self, table: Table, params: Params, reference: Params) -> None:
         self.table = table
-        self.x = {name: tensor[None] for name, tensor in reference.items()}
-        self.y = dict(params)
+        self.reference = {name: tensor[None] for name, tensor in reference.items()}
+        self.members = dict(params)
         self.member_count, self.device = len(next(iter(params.values()))), next(iter(params.values())).device
         self.is_moving = torch.ones(self.member_count, dtype=torch.bool, device=self.device)
         self.visits = torch.zeros(self.member_count, dtype=torch.int64, device=self.device)
         self.identity = identity_element(table, self.member_count, self.device)
         self.element = Element(self.identity.permutations, matrices=self.identity.matrices)
-        norms = (_norms(self.x)[0] * _norms(self.y)).clamp(min=1e-300)
+        norms = (_norms(self.reference)[0] * _norms(self.members)).clamp(min=1e-300)
         self.least_gain, self.least_sweep = _LEAST_GAIN * norms, _LEAST_SWEEP * norms
         self.streams = [matrix for matrix in table.matrices.values() if is_stream(matrix)]
         self.attentions = attentions(table)
@@ -229,20 +229,24 @@ class _Search:
             self.is_moving &= gains > self.least_sweep
             if not bool(self.is_moving.any()):
                 break
-        objective = sum((_inner(self.x[name], self.y[name]) for name in self.y), self._zeros(self.member_count))
-        return Matches(self.y, self.element, objective, sweep_counts, self.visits, ~self.is_moving)
+        objective = sum(
+            (_inner(self.reference[name], self.members[name]) for name in self.members), self._zeros(self.member_count)
+        )
+        return Matches(self.members, self.element, objective, sweep_counts, self.visits, ~self.is_moving)
 
     def _take(self, proposal: Element, always: bool = False) -> Tensor:
         """Apply a proposal to the members whose objective it raises; return the gains (member)."""
-        moved = apply(self.table, self.y, proposal)
-        changed = [name for name in self.y if moved[name] is not self.y[name]]
-        gains = sum((_inner(self.x[n], moved[n] - self.y[n]) for n in changed), torch.zeros_like(self.least_gain))
+        moved = apply(self.table, self.members, proposal)
+        changed = [name for name in self.members if moved[name] is not self.members[name]]
+        gains = sum(
+            (_inner(self.reference[n], moved[n] - self.members[n]) for n in changed), torch.zeros_like(self.least_gain)
+        )
         is_better = self.is_moving if always else self.is_moving & (gains > self.least_gain)
         self.visits += self.is_moving
         if not bool(is_better.any()):
             return torch.zeros_like(gains)
         for name in changed:
-            self.y[name] = torch.where(_as_rank(is_better, moved[name].ndim), moved[name], self.y[name])
+            self.members[name] = torch.where(_as_rank(is_better, moved[name].ndim), moved[name], self.members[name])
         self.element = compose(self.table, self.element, self._only_for(is_better, proposal))
         return torch.where(is_better, gains, 0.0)
 
@@ -263,7 +267,9 @@ class _Search:
             fixed_only: whether only weights count that nothing else moves.
         """
         products = self._zeros(self.member_count, 1, matrix.size, matrix.size)
-        for (axes, one, x), (_, _, y) in zip(self._rows(matrix, self.x), self._rows(matrix, self.y), strict=True):
+        for (axes, one, x), (_, _, y) in zip(
+            self._rows(matrix, self.reference), self._rows(matrix, self.members), strict=True
+        ):
             if not fixed_only or keeps_other_axes(axes, one):
                 products = products + y @ x.mT
         return Element(matrices={matrix.name: best_rotations(matrix, products)[1]})
@@ -278,7 +284,7 @@ class _Search:
         products = self._zeros(2, self.member_count, one.size, one.size)
         for name, axes in self.table.tensors.items():
             for move in axes.moves:
-                if move.group == group and name in self.y and not (fixed_only and _moves_elsewhere(axes, move)):
+                if move.group == group and name in self.members and not (fixed_only and _moves_elsewhere(axes, move)):
                     same = [p for p in axes.signs if sign is not None and (p.scale, p.axis) == (sign.name, move.axis)]
                     is_odd = sum(p.offset <= move.offset < p.offset + p.length for p in same) % 2
                     products[is_odd] += self._products(name, move, one.size)
@@ -293,7 +299,7 @@ class _Search:
 
     def _products(self, name: str, move: Move, count: int) -> Tensor:
         """Return the inner products of the units of the reference and of the members, (member, unit, unit)."""
-        x, y = (_units(tensors[name], move, count) for tensors in (self.x, self.y))
+        x, y = (_units(tensors[name], move, count) for tensors in (self.reference, self.members))
         return torch.einsum("uc,mvc->muv", x[0], y)
 
     def _heads(self, one: _Attention) -> Element:
@@ -306,7 +312,7 @@ class _Search:
         single = {f.name: self._zeros(m, count, count, inner, inner, f.count // count, f.size, f.size)
                   for f in one.families if inner > 1}  # fmt: skip
         for f in one.families:
-            for (_, turn, x), (_, _, y) in zip(self._rows(f, self.x), self._rows(f, self.y), strict=True):
+            for (_, turn, x), (_, _, y) in zip(self._rows(f, self.reference), self._rows(f, self.members), strict=True):
                 blocks_of_copies = set(Counter(turn.copies).values())
                 blocks = blocks_of_copies.pop() if len(blocks_of_copies) == 1 else 1
                 xs, ys = (rows.reshape(len(rows), count, -1, f.size, blocks, rows.shape[-1] // blocks)
@@ -355,7 +361,11 @@ class _Search:
         families = {f.name for f in one.families}
         for name, axes in self.table.tensors.items():
             for move in axes.moves:
-                if name not in self.y or move.group not in (one.outer, one.inner) or _is_turned(axes, move, families):
+                if (
+                    name not in self.members
+                    or move.group not in (one.outer, one.inner)
+                    or _is_turned(axes, move, families)
+                ):
                     continue
                 if move.group == one.outer:
                     plain += self._products(name, move, count)
