@@ -1,4 +1,4 @@
-"""The table of a report's figures: how each is computed, its title, unit, direction, meaning and definition.
+"""The table of a report's figures: how each is computed, its title, unit, direction and definition.
 
 A new metric needs a function in `evaluation.metrics`, and a row of the same name in this table (but for figures on
 members' differences, which `subsets.Population` computes). This file does not import torch, so that the command line
@@ -47,7 +47,6 @@ class Figure:
     Args:
         unit: unit of the figure ("nats"), or its range ("0..1").
         better: which direction is better, "higher" or "lower"; "" for neither.
-        meaning: meaning of the figure in one line.
         input_kind: kind of input from which the figure is computed: `PROBABILITIES` or another kind of this file; "" if
             no metric computes the figure.
         group: group of figures that it belongs to: `CALIBRATION` or another group of this file.
@@ -60,7 +59,6 @@ class Figure:
 
     unit: str
     better: str
-    meaning: str
     input_kind: str = ""
     group: str = ""
     growth: str = ROUGH
@@ -107,7 +105,6 @@ FIGURES: dict[str, Figure] = {
     "accuracy": Figure(
         "0..1",
         "higher",
-        "share of inputs classified correctly",
         input_kind=PROBABILITIES,
         group=LIKELIHOOD,
         title="accuracy",
@@ -118,7 +115,6 @@ FIGURES: dict[str, Figure] = {
     "nll": Figure(
         "nats",
         "lower",
-        "mean negative log-likelihood of the label",
         input_kind=LOG_PROBABILITIES,
         group=LIKELIHOOD,
         growth=SMOOTH,
@@ -128,7 +124,6 @@ FIGURES: dict[str, Figure] = {
     "brier": Figure(
         "0..2",
         "lower",
-        "mean squared error of the probabilities, summed over classes",
         input_kind=PROBABILITIES,
         group=LIKELIHOOD,
         growth=EXACT,
@@ -139,7 +134,6 @@ FIGURES: dict[str, Figure] = {
     "ece": Figure(
         "0..1",
         "lower",
-        "calibration error of the top label, 15 equal-width bins",
         input_kind=PROBABILITIES,
         group=CALIBRATION,
         title="ECE",
@@ -149,7 +143,6 @@ FIGURES: dict[str, Figure] = {
     "adaptive_ece": Figure(
         "0..1",
         "lower",
-        "calibration error of the top label, 15 equal-mass bins",
         input_kind=PROBABILITIES,
         group=CALIBRATION,
         title="adaptive ECE",
@@ -158,7 +151,6 @@ FIGURES: dict[str, Figure] = {
     "ace": Figure(
         "0..1",
         "lower",
-        "calibration error of each class, 15 equal-mass bins, mean over classes",
         input_kind=PROBABILITIES,
         group=CALIBRATION,
         title="ACE",
@@ -168,7 +160,6 @@ FIGURES: dict[str, Figure] = {
     "aurc": Figure(
         "0..1",
         "lower",
-        "area under the risk-coverage curve",
         input_kind=UNCERTAINTY,
         group=LIKELIHOOD,
         title="AURC",
@@ -178,7 +169,6 @@ FIGURES: dict[str, Figure] = {
     "mi_id": Figure(
         "nats",
         "",
-        "mutual information of label and member, mean over the test inputs",
         input_kind=MEMBER_DIFFERENCES,
         group=DIVERSITY,
         growth=SMOOTH,
@@ -189,7 +179,6 @@ FIGURES: dict[str, Figure] = {
     "disagreement": Figure(
         "0..1",
         "",
-        "share of inputs on which two members' classes differ, mean over pairs",
         input_kind=MEMBER_DIFFERENCES,
         group=DIVERSITY,
         growth=CONSTANT,
@@ -199,7 +188,6 @@ FIGURES: dict[str, Figure] = {
     "mi_ood": Figure(
         "nats",
         "higher",
-        "mutual information, mean over the out-of-distribution inputs",
         input_kind=MEMBER_DIFFERENCES,
         group=OOD_DETECTION,
         growth=SMOOTH,
@@ -209,7 +197,6 @@ FIGURES: dict[str, Figure] = {
     "auroc": Figure(
         "0..1",
         "higher",
-        "area under the ROC curve, out-of-distribution inputs positive",
         input_kind=SCORES,
         group=OOD_DETECTION,
         title="AUROC",
@@ -219,7 +206,6 @@ FIGURES: dict[str, Figure] = {
     "aupr": Figure(
         "0..1",
         "higher",
-        "area under the precision-recall curve, the same",
         input_kind=SCORES,
         group=OOD_DETECTION,
         title="AUPR",
@@ -229,7 +215,6 @@ FIGURES: dict[str, Figure] = {
     "fpr95": Figure(
         "0..1",
         "lower",
-        "false positives where 95 % of the out-of-distribution inputs are found",
         input_kind=SCORES,
         group=OOD_DETECTION,
         title="FPR95",
@@ -243,7 +228,6 @@ SCALED_FIGURES: dict[str, Figure] = {
     TEMPERATURE: Figure(
         "0.05..20",  # The bounds of `metrics.temperature`.
         "",
-        "temperature of the least NLL on the inputs held out; above 1 the ensemble was too confident",
         growth=SMOOTH,
         title="temperature",
         definition="Mean probabilities p become softmax(log p / T), with the T of the least NLL on inputs that are in "

@@ -131,7 +131,6 @@ NEW_LINES = {
     ("evaluation/figures.py", '    "accuracy": Figure('): """    "margin": Figure(
         "0..1",
         "",
-        "mean difference of the two largest probabilities",
         input_kind=PROBABILITIES,
         group=CALIBRATION,
         title="margin",

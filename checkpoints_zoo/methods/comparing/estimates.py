@@ -12,17 +12,17 @@ from checkpoints_zoo.evaluation.metrics import Interval
 from checkpoints_zoo.formats.text import finite_or_null
 
 MMD_FIGURES: dict[str, Figure] = {
-    "mmd": Figure("", "lower", "MMD² of the weights to the reference's, unbiased, mean over kernels"),
-    "ns": Figure("", "lower", "the same after removing symmetries: scale unit-norm, then permute first"),
+    "mmd": Figure("", "lower", definition="MMD² of the weights to the reference's, unbiased, mean over kernels."),
+    "ns": Figure("", "lower", definition="The same after removing symmetries: scale unit-norm, then permute first."),
 }
 PREDICTIVE_FIGURES: dict[str, Figure] = {
     "agreement": Figure(
-        "0..1", "higher", "share of inputs that get the reference's class", title="agreement with the reference",
-        scale=100,
+        "0..1", "higher", title="agreement with the reference",
+        definition="Share of inputs that get the reference's class.", scale=100,
     ),
     "total_variation": Figure(
-        "0..1", "lower", "half the summed differences of probabilities from the reference's, mean over inputs",
-        title="total variation to the reference", scale=100,
+        "0..1", "lower", title="total variation to the reference",
+        definition="Half the summed differences of probabilities from the reference's, mean over inputs.", scale=100,
     ),
 }  # fmt: skip
 ALL_FIGURES: dict[str, Figure] = {**MMD_FIGURES, **PREDICTIVE_FIGURES, **FIGURES}
