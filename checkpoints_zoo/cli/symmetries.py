@@ -116,7 +116,7 @@ def _open_table_and_members(selection: Selection, member_options: list[str]) -> 
                 do="Leave these options out, or name a collection",
             )
         return symmetries(name), None
-    listing = catalog.collections().get(name)
+    listing = catalog.listing_of(name)
     if listing is not None and listing.stated is not None and not given_options and not member_options:
         return symmetries(name), None
     try:

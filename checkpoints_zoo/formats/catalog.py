@@ -310,28 +310,40 @@ def collections() -> dict[str, Listing]:
     >>> sorted(collections())[0]
     'convnet-digits'
     """
-    path_stats = ((path, path.stat()) for path in sorted(CATALOG_FOLDER.glob("*.json"), key=lambda path: path.stem))
-    return dict(_read_catalog(tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in path_stats)))
+    paths = sorted(CATALOG_FOLDER.glob("*.json"), key=lambda path: path.stem)
+    return {listing.name: listing for path in paths if (listing := _read_listing(path)) is not None}
 
 
-@lru_cache(maxsize=4)
-def _read_catalog(path_stamps: tuple[tuple[Path, int, int], ...]) -> dict[str, Listing]:
-    """Read the catalog again only if one of its files has changed."""
+def listing_of(collection: object) -> Listing | None:
+    """Return a collection's listing in the catalog; None if the catalog has no such name. Only the file of that name is
+    read."""
+    if not isinstance(collection, str) or not _COLLECTION_NAME.fullmatch(collection):
+        return None
+    return _read_listing(CATALOG_FOLDER / f"{collection}.json")
+
+
+def _read_listing(path: Path) -> Listing | None:
+    """Read a listing, unless this version of its file was read before; return None if there is no such file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return _read_listing_once(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=256)
+def _read_listing_once(path: Path, mtime_ns: int, nbytes: int) -> Listing:
     required_types = {
         f.name: {"int": int, "str": str}.get(str(f.type), list)
         for f in fields(Listing)
         if f.name not in ("archives", "draws")
     }
-    listings = {}
-    for path, _, _ in path_stamps:
-        values = read_json(path)
-        checked_values = check_keys(values, required_types, path)
-        archives = Archives.from_json(values["archives"], path) if "archives" in values else None
-        draws = PickledDraws.from_json(values["draws"], path) if "draws" in values else None
-        sources = tuple(checked_values["sources"])
-        listing = Listing(**{**checked_values, "sources": sources, "archives": archives, "draws": draws})
-        listings[listing.name] = listing
-    return listings
+    values = read_json(path)
+    checked_values = check_keys(values, required_types, path)
+    archives = Archives.from_json(values["archives"], path) if "archives" in values else None
+    draws = PickledDraws.from_json(values["draws"], path) if "draws" in values else None
+    sources = tuple(checked_values["sources"])
+    return Listing(**{**checked_values, "sources": sources, "archives": archives, "draws": draws})
 
 
 def archived_listings() -> list[tuple[Listing, Archives]]:
@@ -345,10 +357,10 @@ def find_listing(collection: str) -> Listing:
     Raises:
         CollectionNotFound: the catalog has no collection of this name; the error suggests the most similar names.
     """
-    listings = collections()
-    if collection not in listings:
-        raise collection_not_found(collection, listings, "the catalog")
-    return listings[collection]
+    listing = listing_of(collection)
+    if listing is None:
+        raise collection_not_found(collection, collections(), "the catalog")
+    return listing
 
 
 def collection_not_found(

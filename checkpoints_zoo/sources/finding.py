@@ -74,7 +74,7 @@ def collection_source(collection: str, base_source: Source) -> Source:
         base_source: the folder or repo; it is returned unchanged if it has a manifest of the collection, or no
             archives.
     """
-    listing = catalog.collections().get(collection)
+    listing = catalog.listing_of(collection)
     if listing is not None and listing.draws is not None and isinstance(base_source, FolderSource | WebSource):
         has_manifest = isinstance(base_source, FolderSource) and base_source.has_manifest(collection)
         return base_source if has_manifest else DrawsSource.of(base_source, listing, listing.draws)
@@ -124,7 +124,7 @@ def _open_folder(path: str, collection: str) -> FolderSource:
     try:
         root = root.expanduser()
         has_archives = any((root / archive_facts.folder).is_dir() for _, archive_facts in catalog.archived_listings())
-        listing = catalog.collections().get(collection)
+        listing = catalog.listing_of(collection)
         draws_paths = listing.draws.paths if listing is not None and listing.draws is not None else ()
         has_draws = any((root / path).is_file() for path in draws_paths)
         if not (root / "manifests").is_dir() and not has_archives and not has_draws:

@@ -88,6 +88,12 @@ def test_a_key_that_is_missing(built: Built) -> None:
         refused(built, lambda: load(built), DESCRIPTION + (VERSION + "…" if key == "format_version" else text))
 
 
+def test_one_listing_is_the_one_of_all() -> None:
+    listings = catalog.collections()
+    assert {name: catalog.listing_of(name) for name in listings} == listings
+    assert [catalog.listing_of(name) for name in ("convnet", "../catalog/convnet-digits", "", None, 3)] == [None] * 5
+
+
 @pytest.mark.parametrize("name", [n for n, x in catalog.collections().items() if x.archives])
 def test_what_the_catalog_says_of_archives(name: str) -> None:
     listing = catalog.find_listing(name)

@@ -206,7 +206,7 @@ def _files_in_folder(
     folder: Path, collection: str, excluded_folder: Path | None, say: Say, file_filter: FileFilter
 ) -> list[Path]:
     """List the files of a folder that may hold members: archives in it, or safetensors files or pickles below it."""
-    listing = catalog.collections().get(collection)
+    listing = catalog.listing_of(collection)
     if listing and listing.archives and (folder / listing.archives.folder).is_dir():
         return [folder / p for p in indexing.list_in_folder(folder, listing.archives)]
     candidates = [
@@ -317,7 +317,7 @@ def _origin_on_hub(address: str, collection: str, say: Say) -> Origin:
     repo_address, path = hub_addresses.split_address(address, "source")
     repo = hub.resolve_address(repo_address)
     label = f"{repo}/{path}" if path else str(repo)
-    listing = catalog.collections().get(collection)
+    listing = catalog.listing_of(collection)
     if not path and listing and listing.archives:
         path = listing.archives.folder
     paths = hub.list_files(repo, path) if path else []

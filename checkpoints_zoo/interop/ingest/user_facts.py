@@ -54,7 +54,7 @@ def make_description(
     if unknown := sorted(set(user_facts) - set(EMPTY_FACTS)):
         raise UsageError("facts of a collection", expected=f"{', '.join(EMPTY_FACTS)}", found=", ".join(unknown))
     facts = dict(EMPTY_FACTS)
-    listing = catalog.collections().get(name)
+    listing = catalog.listing_of(name)
     if listing:
         facts |= _facts_of_listing(listing)
         if listing.architecture != net_facts["architecture"]:

@@ -105,7 +105,7 @@ def _image_shape(collection: str, preprocessing: Mapping[str, Any]) -> tuple[int
 def _table_of_named_network(network_name: str) -> Table:
     if network_name in ARCHITECTURES:
         return _table_of_architecture(network_name, network_name, {}, IMAGE_SHAPES[network_name])
-    listing = catalog.collections().get(network_name)
+    listing = catalog.listing_of(network_name)
     if listing is not None and listing.stated is not None:
         # The catalog knows the network of members without a manifest: nothing is fetched.
         architecture, preprocessing = listing.architecture, listing.stated.preprocessing
