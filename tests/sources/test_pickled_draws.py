@@ -32,6 +32,7 @@ def few_files(monkeypatch: pytest.MonkeyPatch, web: WebHost) -> None:
     assert listing.draws is not None
     few = dataclasses.replace(listing, draws=dataclasses.replace(listing.draws, count=COUNT))
     monkeypatch.setattr(catalog, "collections", lambda: listings | {NAME: few})
+    monkeypatch.setattr(catalog, "listing_of", (listings | {NAME: few}).get)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
     web.files.update(FILES)
 
